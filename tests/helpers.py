@@ -1,0 +1,116 @@
+"""What several test files need."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"  # reference material beside the checkout; optional
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="reference material (../shared) is not here")
+
+
+# ---------------------------------------------------------------------------------- tiny models and data
+
+
+def tiny_model(seed=0, **fields):
+    """A MiniMindForCausalLM of two layers of width 32 over 97 tokens, in train mode; `fields` override its config."""
+    from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    torch.manual_seed(seed)
+    return MiniMindForCausalLM(MiniMindConfig(**{**sizes, **fields})).train()
+
+
+def token_store(lengths, vocab_size=97, seed=0):
+    """An object with `tokens` and `offsets` as the token store has them: documents of the given numbers of tokens."""
+    generator = np.random.default_rng(seed)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    return SimpleNamespace(tokens=generator.integers(3, vocab_size, offsets[-1]).astype(np.uint16), offsets=offsets)
+
+
+def write_corpus(path, n_documents=40, seed=0):
+    """A jsonl file of documents of 1 to 30 made-up words; returns its path."""
+    generator = random.Random(seed)
+    words = "the cat sat on a mat while dogs ran over far hills and rain fell".split()
+    with open(path, "w", encoding="utf-8") as file:
+        for _ in range(n_documents):
+            text = " ".join(generator.choices(words, k=generator.randint(1, 30)))
+            file.write(json.dumps({"text": text}) + "\n")
+    return path
+
+
+# ------------------------------------------------------------------------------------ runs of the trainer
+
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_seq_len": 24,
+    "batch_size": 2,
+    "accumulation_steps": 2,
+    "log_interval": 1,
+    "num_workers": 0,
+    "device": "cpu",
+    "dtype": "float32",
+}
+
+
+def flags(**changes):
+    """The argument list of a run that takes a fraction of a second, with these flags changed; None drops a flag."""
+    settings = {name: value for name, value in {**SMALL, **changes}.items() if value is not None}
+    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+
+
+def train(**changes):
+    """Call the trainer's main in this process; returns its Run (engine, progress, ...) after it has finished."""
+    from trainer import train_pretrain
+
+    runs, fit = [], train_pretrain.fit
+    with mock.patch.object(train_pretrain, "fit", lambda run: runs.append(run) or fit(run)):
+        assert train_pretrain.main(flags(**changes)) == 0
+    return runs[0]
+
+
+def records(run, key="loss"):
+    """The lines of a run's metrics file that have `key`: "loss" for log lines, "val_loss" for evaluations."""
+    with open(run.reporter.file.name, encoding="utf-8") as file:
+        return [record for record in map(json.loads, file) if key in record]
+
+
+def command_line(arguments, launcher=(), cwd=None, **environment):
+    """Run trainer/train_pretrain.py in a process of its own, as a user does; returns the CompletedProcess."""
+    command = [sys.executable, *launcher, str(ROOT / "trainer" / "train_pretrain.py"), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+# ------------------------------------------------------------------------------------------- several ranks
+
+
+def run_ranks(function, *args, world_size=2):
+    """function(*args) on `world_size` Gloo processes as torchrun would start them; returns what each returned."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_rank, (function, args, world_size, port, folder), nprocs=world_size)
+        return [torch.load(Path(folder, str(rank)), weights_only=True) for rank in range(world_size)]
+
+
+def _rank(rank, function, args, world_size, port, folder):
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    torch.save(function(*args), Path(folder, str(rank)))

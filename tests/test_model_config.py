@@ -1,0 +1,145 @@
+"""MiniMindConfig against the table of the two public generations, and its way through JSON."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+
+
+@pytest.mark.parametrize(
+    "generation, expected",
+    [
+        (
+            "minimind2",
+            {
+                "hidden_size": 512,
+                "num_hidden_layers": 8,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 2,
+                "intermediate_size": 1408,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1e6,
+                "max_position_embeddings": 32768,
+                "vocab_size": 6400,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "n_shared_experts": 1,
+                "router_aux_loss_coef": 0.1,
+                "seq_aux": True,
+                "norm_topk_prob": True,
+            },
+        ),
+        (
+            "minimind3",
+            {
+                "hidden_size": 768,
+                "num_hidden_layers": 8,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "intermediate_size": 2432,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 1e6,
+                "max_position_embeddings": 32768,
+                "vocab_size": 6400,
+                "num_experts": 4,
+                "num_experts_per_tok": 1,
+                "n_shared_experts": 0,
+                "router_aux_loss_coef": 5e-4,
+                "seq_aux": False,
+                "norm_topk_prob": True,
+            },
+        ),
+    ],
+)
+def test_defaults_are_those_of_the_public_generation(generation, expected):
+    config = MiniMindConfig(generation=generation)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "fields, millions",
+    [({}, 25.83), ({"hidden_size": 768, "num_hidden_layers": 16}, 104.03), ({"generation": "minimind3"}, 63.91)],
+)
+def test_parameter_counts_are_the_published_ones(fields, millions):
+    with torch.device("meta"):
+        model = MiniMindForCausalLM(MiniMindConfig(**fields))
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+def test_moe_fields_go_by_both_names():
+    old = MiniMindConfig(use_moe=True, n_routed_experts=6, aux_loss_alpha=0.2)
+    new = MiniMindConfig(use_moe=True, num_experts=6, router_aux_loss_coef=0.2)
+    assert old == new and old.n_routed_experts == old.num_experts == 6 and new.aux_loss_alpha == 0.2
+    assert MiniMindConfig(num_experts=6, n_routed_experts=6).num_experts == 6
+    saved = new.to_dict()  # the public code of either generation finds its own name in our file
+    assert saved["n_routed_experts"] == saved["num_experts"] == 6
+    with pytest.raises(ValueError, match="n_routed_experts=4 and num_experts=6"):
+        MiniMindConfig(num_experts=6, n_routed_experts=4)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"generation": "minimind9"}, "generation='minimind9'"),
+        ({"hidden_size": 100}, "hidden_size=100 is not divisible by num_attention_heads=8"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=8 is not divisible by num_key_value_heads=3"),
+        ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok=3 exceeds num_experts=2"),
+        ({"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"head_dim": 15}, "head_dim=15 is odd"),
+        ({"hidden_size": 0}, "hidden_size=0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers=-1"),
+        ({"vocab_size": 1.5}, "vocab_size=1.5"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"n_shared_experts": -1}, "n_shared_experts=-1"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling="),
+    ],
+)
+def test_config_errors_are_one_line_and_name_the_fields(fields, message):
+    with pytest.raises(ValueError) as error:
+        MiniMindConfig(**fields)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {
+            "generation": "minimind3",
+            "use_moe": True,
+            "hidden_size": 96,
+            "head_dim": 32,
+            "num_experts": 3,
+            "dropout": 0.1,
+        },
+        {"n_shared_experts": 0, "seq_aux": False, "norm_topk_prob": False, "rms_norm_eps": 1e-3, "pad_token_id": None},
+        {"generation": "minimind3", "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 16, "beta_slow": 2}},
+    ],
+)
+def test_config_round_trips_through_json_exactly(fields, tmp_path):
+    config = MiniMindConfig(**fields)
+    assert MiniMindConfig(**json.loads(json.dumps(config.to_dict()))).to_dict() == config.to_dict()
+    config.save_pretrained(tmp_path)
+    for loaded in (MiniMindConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        assert type(loaded) is MiniMindConfig and loaded.to_diff_dict() == config.to_diff_dict()
+
+
+def test_public_spelling_of_yarn():
+    config = MiniMindConfig(generation="minimind3", inference_rope_scaling=True)
+    assert (config.yarn_factor, config.yarn_beta_fast, config.yarn_beta_slow) == (16, 32, 1)
+    assert config.yarn_original_positions == 2048
+    config = MiniMindConfig(rope_scaling={"type": "yarn", "factor": 4, "original_max_position_embeddings": 512})
+    assert config.inference_rope_scaling and (config.yarn_factor, config.yarn_original_positions) == (4, 512)
+
+
+def test_pitfall_14_layers_do_not_change_the_config():
+    config = MiniMindConfig(hidden_size=32, num_hidden_layers=2, use_moe=True, vocab_size=50)
+    before = config.to_dict()
+    model = MiniMindForCausalLM(config)
+    model(torch.arange(4).unsqueeze(0))
+    after = {name: value for name, value in config.to_dict().items() if name not in ("dtype", "architectures")}
+    assert after == {name: before[name] for name in after}

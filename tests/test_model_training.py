@@ -1,0 +1,292 @@
+"""training_losses, packing, precision and the other promises to the trainers, against plain PyTorch and padded rows."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import loss as loss_module
+from model.loss import chunked_cross_entropy
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+
+KINDS = {
+    "minimind2": {},
+    "minimind3": {"generation": "minimind3"},
+    "minimind2_moe": {"use_moe": True},
+    "minimind2_top1": {"use_moe": True, "num_experts_per_tok": 1},
+    "minimind3_moe": {"generation": "minimind3", "use_moe": True},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def tiny(kind="minimind2", **fields):
+    torch.manual_seed(0)
+    size = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    return MiniMindForCausalLM(MiniMindConfig(**{**size, **KINDS[kind], **fields})).train()
+
+
+def gradients(model):
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    return grads
+
+
+def batches():
+    """Documents of 9, 14, 5, 20, 3 tokens: (packed rows of 24 positions, a padded row per document)."""
+    torch.manual_seed(1)
+    documents = [torch.randint(3, 61, (n,)) for n in (9, 14, 5, 20, 3)]
+
+    def rows(plan, width):
+        ids, targets = torch.zeros(len(plan), width, dtype=torch.long), torch.full((len(plan), width), -100)
+        document_ids, position_ids = torch.full((len(plan), width), -1), torch.zeros(len(plan), width, dtype=torch.long)
+        for row, members in enumerate(plan):
+            at = 0
+            for number, index in enumerate(members):
+                document = documents[index]
+                span = slice(at, at + len(document) - 1)
+                ids[row, span], targets[row, span] = document[:-1], document[1:]
+                document_ids[row, span], position_ids[row, span] = number, torch.arange(len(document) - 1)
+                at = span.stop
+        return ids, targets, document_ids, position_ids
+
+    return rows([[0, 1], [2, 3]], 24), rows([[4]], 24), rows([[0], [1], [2], [3], [4]], 19)
+
+
+@every_kind
+def test_packed_rows_give_the_losses_and_gradients_of_padded_rows(kind):
+    """Summed losses and gradients at 1e-5; the auxiliary loss counts no padding (pitfall 16)."""
+    first, second, padded = batches()
+    model = tiny(kind, router_aux_loss_coef=0.1)
+    packed = tuple(torch.cat(pair) for pair in zip(first, second, strict=True))
+    ids, targets, document_ids, position_ids = packed
+    loss, aux_loss = model.training_losses(ids, targets, document_ids, position_ids)
+    (loss + aux_loss).backward()
+    got = gradients(model)
+    padded_loss, padded_aux = model.training_losses(*padded)
+    (padded_loss + padded_aux).backward()
+    torch.testing.assert_close((loss, aux_loss), (padded_loss, padded_aux), atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(got, gradients(model), atol=1e-5, rtol=1e-5)
+    assert (aux_loss > 0) == ("moe" in kind or "top1" in kind)
+
+
+@every_kind
+def test_packed_rows_give_the_losses_of_each_document_alone(kind):
+    """Brute force: no padding, no packing, one document a call; for seq_aux the mean of the documents' auxiliary losses."""
+    first, second, padded = batches()
+    model = tiny(kind)
+    packed = [model.training_losses(*batch) for batch in (first, second)]
+    singles = []
+    for ids, targets, document_ids, _ in zip(*padded, strict=True):
+        n = int((document_ids == 0).sum())
+        singles.append(model.training_losses(ids[None, :n], targets[None, :n]))
+    torch.testing.assert_close(sum(p[0] for p in packed), sum(s[0] for s in singles), atol=1e-5, rtol=1e-6)
+    if model.config.seq_aux:  # the batch-wise losses take all tokens together, so cutting changes them
+        torch.testing.assert_close(4 * packed[0][1] + packed[1][1], sum(s[1] for s in singles), atol=1e-5, rtol=1e-6)
+
+
+@every_kind
+def test_token_losses_of_a_packed_row_are_those_of_its_documents(kind):
+    """Per token: each target alone in a packed row against the same target in its own row."""
+    first, _, padded = batches()
+    model = tiny(kind)
+
+    def token_losses(ids, targets, document_ids, position_ids):
+        losses = []
+        for row, column in (targets != -100).nonzero().tolist():
+            one = torch.full_like(targets, -100)
+            one[row, column] = targets[row, column]
+            losses.append(model.training_losses(ids, one, document_ids, position_ids)[0])
+        return torch.stack(losses)
+
+    with torch.no_grad():
+        both = token_losses(*first), token_losses(*(t[:4] for t in padded))
+    torch.testing.assert_close(*both, atol=1e-5, rtol=0)
+
+
+@every_kind
+def test_pitfall_9_a_batch_of_padding_only_is_harmless(kind):
+    model = tiny(kind)
+    ids = torch.zeros(2, 6, dtype=torch.long)
+    nothing = torch.full_like(ids, -100)
+    loss, aux_loss = model.training_losses(ids, nothing, torch.full_like(ids, -1))
+    (loss + aux_loss).backward()
+    assert loss.item() == 0 and aux_loss.item() == 0
+    assert all(g.abs().max() == 0 for g in gradients(model).values())
+    assert model(ids, labels=nothing).loss.item() == 0
+
+
+@every_kind
+def test_training_losses_are_the_forward_pass_and_plain_cross_entropy(kind):
+    model = tiny(kind)
+    ids = torch.randint(3, 61, (3, 10))
+    loss, aux_loss = model.training_losses(ids[:, :-1], ids[:, 1:])
+    assert loss.dtype == aux_loss.dtype == torch.float32 and loss.dim() == aux_loss.dim() == 0
+    out = model(ids[:, :-1])
+    reference = F.cross_entropy(out.logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+    torch.testing.assert_close((loss, aux_loss), (reference, out.aux_loss), atol=1e-5, rtol=1e-6)
+    (loss + aux_loss).backward()
+    got = gradients(model)
+    (reference + out.aux_loss).backward()
+    torch.testing.assert_close(got, gradients(model), atol=1e-5, rtol=1e-5)
+
+
+def test_chunked_cross_entropy_is_the_plain_one(monkeypatch):
+    """Value and gradients against F.cross_entropy, with a ragged last chunk and ignored targets."""
+    monkeypatch.setattr(loss_module, "CHUNK_ROWS", 7)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(23, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
+    targets = torch.randint(0, 11, (23,))
+    targets[[0, 5, 22]] = -100
+    mine = chunked_cross_entropy(hidden, weight, targets)
+    plain = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")
+    torch.testing.assert_close(mine, plain)
+    torch.testing.assert_close(
+        torch.autograd.grad(0.3 * mine, (hidden, weight)), torch.autograd.grad(0.3 * plain, (hidden, weight))
+    )
+
+
+def test_no_whole_block_of_fp32_logits(monkeypatch):
+    """The largest tensor that training_losses allocates has CHUNK_ROWS rows of the vocabulary, not B*T."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    monkeypatch.setattr(loss_module, "CHUNK_ROWS", 16)
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(tensor, torch.Tensor):
+                    self.numel = max(self.numel, tensor.numel())
+            return out
+
+    net = tiny(vocab_size=1009)
+    ids = torch.randint(0, 1009, (8, 64))
+    with Largest() as largest:
+        sum(net.training_losses(ids, ids)).backward()
+    assert largest.numel < 8 * 64 * 1009 / 4
+
+
+@every_kind
+def test_pitfall_12_residual_stream_stays_fp32_under_autocast(kind):
+    model = tiny(kind)
+    seen = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda module, args, out: seen.extend([args[0].dtype, out[0].dtype]))
+        layer.self_attn.o_proj.register_forward_hook(lambda module, args, out: seen.append((out.dtype,)))
+    ids = torch.randint(3, 61, (2, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, aux_loss = model.training_losses(ids, ids)
+    (loss + aux_loss).backward()
+    assert {d for d in seen if not isinstance(d, tuple)} == {torch.float32}
+    assert {d for d in seen if isinstance(d, tuple)} == {(torch.bfloat16,)}  # while the products are half precision
+    assert loss.dtype == aux_loss.dtype == torch.float32
+    exact = model.training_losses(ids, ids)[0]
+    assert loss.item() == pytest.approx(exact.item(), rel=0.02)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_pitfall_13_each_forward_has_its_own_output():
+    model = tiny().eval()
+    one, two = torch.randint(3, 61, (2, 1, 8)).unbind()
+    first = model(one)
+    kept = first.logits.clone()
+    second = model(two)
+    assert first is not second and torch.equal(first.logits, kept)
+
+
+def test_pitfall_14_labels_give_a_loss_and_unknown_arguments_an_error():
+    """Hugging Face semantics: shifted inside, -100 ignored, mean; or the sum over num_items_in_batch."""
+    model = tiny().eval()
+    ids = torch.randint(3, 61, (2, 8))
+    labels = ids.clone()
+    labels[0, :4] = -100
+    logits = model(ids).logits
+    reference = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    torch.testing.assert_close(model(ids, labels=labels).loss, reference)
+    kept = (labels[:, 1:] != -100).sum()
+    torch.testing.assert_close(model(ids, labels=labels, num_items_in_batch=2 * kept).loss, reference / 2)
+    assert model(ids).loss is None and model(ids).aux_loss.dim() == 0
+    with pytest.raises(TypeError):
+        model(ids, label=labels)
+    with pytest.raises(ValueError, match="logits_to_keep"):
+        model(ids, labels=labels, logits_to_keep=1)
+
+
+def test_pitfall_17_lengths_beyond_the_positions_get_a_message():
+    model = tiny(max_position_embeddings=8)
+    ids = torch.randint(3, 61, (1, 9))
+    for call in (lambda: model(ids), lambda: model.training_losses(ids, ids)):
+        with pytest.raises(ValueError, match="^9 positions, but max_position_embeddings is 8") as error:
+            call()
+        assert "\n" not in str(error.value)
+    cache = model(ids[:, :6], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="9 positions"):
+        model(ids[:, 6:], past_key_values=cache)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")  # newer transformers: activation_checkpointing_enable
+@every_kind
+def test_gradient_checkpointing_gives_the_same_gradients(kind):
+    model = tiny(kind, dropout=0.1)
+    ids, targets, document_ids, position_ids = batches()[0]
+    results = []
+    for enable in (False, True):
+        if enable:
+            model.gradient_checkpointing_enable()
+            assert all(layer.gradient_checkpointing for layer in model.model.layers)
+        torch.manual_seed(5)
+        sum(model.training_losses(ids, targets, document_ids, position_ids)).backward()
+        results.append(gradients(model))
+    torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("generation, spread", [("minimind2", None), ("minimind3", 0.02)])
+def test_initialisation_is_that_of_the_generation(generation, spread):
+    """minimind2: uniform ±1/sqrt(fan_in) as nn.Linear draws it; minimind3: normal(0, 0.02). Norms are ones."""
+    model = tiny(generation, use_moe=True, vocab_size=500, hidden_size=128, num_attention_heads=4)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            assert (parameter == 1).all()
+            continue
+        bound = parameter.shape[1] ** -0.5
+        expected = spread if spread else bound / 3**0.5
+        assert parameter.std().item() == pytest.approx(expected, rel=0.1), name
+        assert spread or parameter.abs().max() <= bound
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@every_kind
+def test_overfits_one_batch(kind):
+    model = tiny(kind)
+    ids = torch.randint(3, 61, (2, 16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(120):
+        loss, aux_loss = model.training_losses(ids[:, :-1], ids[:, 1:])
+        (loss / 30 + aux_loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() / 30 < 0.05
+
+
+@every_kind
+def test_compiled_blocks_are_one_graph_and_equal_the_plain_ones(kind):
+    """No data-dependent shape and no graph break in a block (fullgraph); its parameters keep their names (pitfall 24)."""
+    torch._dynamo.reset()
+    model = tiny(kind)
+    batch = batches()[0]
+    keys = set(model.state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model.training_losses(*batch)
+        for layer in model.model.layers:
+            layer.compile(backend="aot_eager", fullgraph=True)
+        compiled = model.training_losses(*batch)
+    torch.testing.assert_close(plain, compiled, atol=1e-3, rtol=1e-3)
+    sum(compiled).backward()
+    assert all(p.grad is not None for p in model.parameters()) and set(model.state_dict()) == keys
