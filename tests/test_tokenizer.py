@@ -1,0 +1,295 @@
+"""The tokenizer and the script that trains it. References: the ids of the public tokenizers, plain UTF-8, and the texts themselves."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from tests.helpers import ROOT, SHARED, needs_shared
+from trainer import train_tokenizer
+from trainer.train_tokenizer import SPECIAL_TOKENS, Source, compare, load, main, train_bpe
+
+MODEL = ROOT / "model"
+ODD_TEXTS = [
+    "  two leading spaces, two trailing  ", "\ttab\r\nCRLF\rCR\n\n\n", "    def f(x):\n\n        return {\n            1: 2}\n", "\x00\x01\x1b[0m\x7f\x85",
+    "\u00a0nbsp\u2003em\u3000ideographic\u200bzero\u2028line\ufeffbom", "👩🏽‍🚀👨‍👩‍👧🇨🇳 ✈️", "e\u0301 n\u0303 \u0301alone क्षि ไทย العربية",
+    "你好，世界。Hello,世界!\n《三体》２０２５年12345678900元", "it's 'quoted' don't n't . , !", "\U0010ffff\ue000\ud7ff", "", " ", "\n",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(MODEL)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A jsonl of made-up words, Chinese, code and the literal text of special tokens."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 7))) for _ in range(300)]
+    words += ["".join(draw.choices("天地玄黄宇宙洪荒日月", k=2)) for _ in range(100)]
+    words += [":\n    ", "2025", "，", "<|im_end|>", "<think>"]
+    path = tmp_path_factory.mktemp("corpus") / "made_up.jsonl"
+    lines = [json.dumps({"text": " ".join(draw.choices(words, k=40))}) for _ in range(200)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+# ---------------------------------------------------------------------------------------------- the committed files
+
+
+def test_committed_entries_and_special_ids(tokenizer):
+    """Reference: the public tokenizers' first three ids. Every byte is there, so nothing is unknown."""
+    assert len(tokenizer) == tokenizer.vocab_size == 6400
+    assert sorted(tokenizer.get_vocab().values()) == list(range(6400))
+    assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id] == [
+        0,
+        0,
+        1,
+        2,
+    ]
+    assert tokenizer.convert_ids_to_tokens(list(range(len(SPECIAL_TOKENS)))) == SPECIAL_TOKENS
+    assert sorted(tokenizer.all_special_ids) == list(range(len(SPECIAL_TOKENS)))
+    for byte in range(256):
+        assert tokenizer.convert_tokens_to_ids(byte_symbol(byte)) >= len(SPECIAL_TOKENS)
+
+
+def byte_symbol(byte: int) -> str:
+    """GPT-2's printable stand-in of a byte: itself if printable, otherwise the next free code point from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return chr(byte) if byte in printable else chr(256 + [b for b in range(256) if b not in printable].index(byte))
+
+
+def test_committed_config_is_what_the_script_writes():
+    written = json.loads((MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert written == train_tokenizer.config()
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_round_trip_of_odd_texts(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.decode(tokenizer(text, split_special_tokens=True).input_ids, skip_special_tokens=True) == text
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8"))
+        | st.text(" \t\r\n\u00a0\u3000\u200d\u0301\x00'’，。.:_(\n", max_size=8)
+        | st.sampled_from(SPECIAL_TOKENS + ["def", "'s", "你好", "1234567", "👩🏽‍🚀"]),
+        max_size=12,
+    ).map("".join)
+)
+def test_any_text_round_trips_and_gives_no_special_token(tokenizer, text):
+    """Pitfall 21. Reference: the text itself."""
+    ids = tokenizer(text, split_special_tokens=True).input_ids
+    assert all(i >= len(SPECIAL_TOKENS) for i in ids)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_literal_special_tokens_are_text_for_the_data_path(tokenizer):
+    """Pitfall 21: encode_special_tokens holds for every added token; without it the literal text gives the id, as chat needs."""
+    rust = load(MODEL)
+    for i, token in enumerate(SPECIAL_TOKENS):
+        text = f"a{token}b {token}"
+        assert min(rust.encode(text).ids) >= len(SPECIAL_TOKENS)
+        assert min(tokenizer(text, split_special_tokens=True).input_ids) >= len(SPECIAL_TOKENS)
+        assert tokenizer(token).input_ids == [i]
+
+
+# ---------------------------------------------------------------------------------------------------- chat template
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "天气?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Look it up.",
+        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "北京"}}}],
+    },
+    {"role": "tool", "content": "sunny"},
+    {"role": "assistant", "content": "晴。"},
+]
+
+
+def test_chat_template_text(tokenizer):
+    """Reference: ChatML, written out by hand."""
+    plain = tokenizer.apply_chat_template(CHAT[:2], tokenize=False, add_generation_prompt=True)
+    assert (
+        plain == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n天气?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.apply_chat_template(CHAT[1:2], tokenize=False) == "<|im_start|>user\n天气?<|im_end|>\n"
+    full = tokenizer.apply_chat_template(CHAT, tools=TOOLS, tokenize=False)
+    assert full == (
+        "<|im_start|>system\nBe brief.\n\nFunctions that you may call, a JSON schema each:\n"
+        + json.dumps(TOOLS[0])
+        + '\nA call is a JSON object with "name" and "arguments" between <tool_call> and </tool_call>.<|im_end|>\n'
+        "<|im_start|>user\n天气?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nLook it up.\n</think>\n\n"
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "北京"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>tool\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n晴。<|im_end|>\n"
+    )
+
+
+def test_chat_template_ids(tokenizer):
+    """The markers come out as ids, decode gives the text back, and skip_special_tokens takes all of them away."""
+    ids = tokenizer.apply_chat_template(CHAT, tools=TOOLS, return_dict=False)
+    text = tokenizer.apply_chat_template(CHAT, tools=TOOLS, tokenize=False)
+    assert tokenizer.decode(ids) == text
+    assert ids.count(tokenizer.bos_token_id) == ids.count(tokenizer.eos_token_id) == 5
+    assert {SPECIAL_TOKENS[i] for i in ids if i < len(SPECIAL_TOKENS)} == set(SPECIAL_TOKENS[1:9])
+    assert not any(token in tokenizer.decode(ids, skip_special_tokens=True) for token in SPECIAL_TOKENS)
+
+
+def test_chat_template_thinking_switch(tokenizer):
+    def prompt(**kw):
+        return tokenizer.apply_chat_template(CHAT[1:2], tokenize=False, add_generation_prompt=True, **kw).split(
+            "assistant\n"
+        )[1]
+
+    assert prompt() == ""
+    assert prompt(enable_thinking=True) == "<think>\n"
+    assert prompt(enable_thinking=False) == "<think>\n\n</think>\n\n"
+
+
+def test_chat_template_marks_what_the_assistant_says(tokenizer):
+    """Reference: the assistant turns of the conversation, their <|im_end|> included."""
+    out = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
+    said = [i for i, mask in zip(out["input_ids"], out["assistant_masks"], strict=True) if mask]
+    text = tokenizer.decode(said)
+    assert text.startswith("<think>\nLook it up.") and text.endswith("</tool_call><|im_end|>晴。<|im_end|>")
+    assert "sunny" not in text
+
+
+def test_chat_template_refuses_an_unknown_role(tokenizer):
+    with pytest.raises(Exception, match="unknown role robot"):
+        tokenizer.apply_chat_template([{"role": "robot", "content": "x"}], tokenize=False)
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+def test_training_is_deterministic_to_the_byte(corpus, tmp_path, monkeypatch):
+    """Reference: a second run, without threads."""
+    for run, parallel in (("a", "true"), ("b", "false")):
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
+        assert main(["--data_path", str(corpus), "--vocab_size", "600", "--out_dir", str(tmp_path / run)]) == 0
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    trained = AutoTokenizer.from_pretrained(tmp_path / "a")
+    assert len(trained) == 600 and trained.convert_ids_to_tokens([0, 1, 2]) == SPECIAL_TOKENS[:3]
+    for text in ODD_TEXTS:
+        assert trained.decode(trained(text, split_special_tokens=True).input_ids) == text
+
+
+def test_special_tokens_in_the_training_text_make_no_entry(corpus):
+    """No second entry may spell a special token: its literal text must stay several tokens."""
+    tokenizer = train_bpe(["<|im_end|> <think>"] * 50 + list(Source(str(corpus), "text").documents()), 500)
+    tokenizer.encode_special_tokens = True
+    assert all(tokenizer.token_to_id(token) == i for i, token in enumerate(SPECIAL_TOKENS))
+    for token in SPECIAL_TOKENS:
+        assert min(tokenizer.encode(token).ids) >= len(SPECIAL_TOKENS)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.37, 1, 2.5])
+def test_sample_share(corpus, share):
+    """Reference: the bytes of the whole source. A share of 1 is the source itself."""
+    source = Source(str(corpus), "text")
+    whole, sample = list(source.documents()), list(source.sample(share))
+    assert len(sample) == -(-len(whole) * share // 1)
+    assert sum(map(len, sample)) == pytest.approx(share * sum(map(len, whole)), rel=0.1)
+    assert share != 1 or sample == whole
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--data_path", "nowhere.jsonl", "--out_dir", "o"], "nowhere.jsonl"),
+        (["--data_path", "CORPUS"], "--out_dir"),
+        (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "100"], "--vocab_size is 100"),
+        (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "90000"], "give more text"),
+        (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "1", "2"], "--weights has 2 values for 1 sources"),
+        (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "0"], "--weights"),
+        (["--data_path", "CORPUS", "--out_dir", "o", "--text_field", "body"], "made_up.jsonl:1"),
+        (["--data_path", "CORPUS", "--compare", "nowhere"], "no such file"),
+        (["--data_path", "BROKEN", "--out_dir", "o"], "broken.jsonl:2"),
+    ],
+)
+def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "good"}\n{"text": bad}\n')
+    try:
+        code = main([{"CORPUS": str(corpus), "BROKEN": str(broken)}.get(a, a) for a in arguments])
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2 and message in error and error.count("\n") == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_skip_bad_lines_reports_them(tmp_path, capsys):
+    """Pitfall 19. Reference: the same file without its bad line."""
+    good = [json.dumps({"text": "abc abd abe " * 20}), json.dumps({"text": "xyz " * 20})]
+    for name, lines in (("clean", good), ("dirty", [good[0], '{"text": null}', good[1]])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        arguments = ["--data_path", str(tmp_path / f"{name}.jsonl"), "--vocab_size", "274", "--skip_bad_lines"]
+        assert main([*arguments, "--out_dir", str(tmp_path / name)]) == 0
+    assert "dirty.jsonl:2" in capsys.readouterr().err
+    assert (tmp_path / "clean/tokenizer.json").read_bytes() == (tmp_path / "dirty/tokenizer.json").read_bytes()
+
+
+def test_the_script_runs_by_path_from_another_folder(corpus, tmp_path):
+    """Pitfall 27: nothing in trainer/ shadows a dependency."""
+    command = [
+        sys.executable,
+        str(ROOT / "trainer" / "train_tokenizer.py"),
+        "--data_path",
+        str(corpus),
+        "--compare",
+        str(MODEL),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("| tokenizer | made_up |")
+
+
+# -------------------------------------------------------------------------------------------- the public tokenizers
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["minimind2", "minimind3"])
+def test_public_tokenizers_load_and_round_trip(name):
+    public = AutoTokenizer.from_pretrained(SHARED / "tokenizers" / name)
+    assert len(public) == 6400
+    assert [public.pad_token_id, public.bos_token_id, public.eos_token_id] == [0, 1, 2]
+    assert all(public.decode(public(text).input_ids) == text for text in ODD_TEXTS)
+
+
+@needs_shared
+@pytest.mark.parametrize("corpus_name", ["en_wiki", "zh_wiki", "code_python"])
+def test_more_bytes_per_token_than_the_public_tokenizers(corpus_name):
+    """Reference: both public tokenizers on the same validation text."""
+    folders = [MODEL, SHARED / "tokenizers" / "minimind2", SHARED / "tokenizers" / "minimind3"]
+    table = compare([str(f) for f in folders], [Source(str(SHARED / "corpora" / f"{corpus_name}.valid.jsonl"), "text")])
+    ours, *public = [float(line.split("|")[2]) for line in table.splitlines()[2:]]
+    assert ours > 1.05 * max(public)
+
+
+def test_compare_counts_bytes_per_token(corpus):
+    """Reference: a count by hand."""
+    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    ratio = sum(len(t.encode()) for t in texts) / sum(len(tokenizer.encode(t).ids) for t in texts)
+    assert f"| {ratio:.3f} |" in compare([str(MODEL)], [Source(str(corpus), "text")])

@@ -1,0 +1,147 @@
+"""The flags of the main trainer."""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def boolean(text):
+    """`--flag`, `--flag true`, `--flag 0` ...: bool("False") would be true."""
+    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return values[text.lower()]
+
+
+def positive(kind):
+    def convert(text):
+        value = kind(text)
+        if not (value > 0 and math.isfinite(value)):
+            raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
+        return value
+
+    convert.__name__ = f"positive {kind.__name__}"  # what argparse calls it in its message
+    return convert
+
+
+def not_negative(kind):
+    def convert(text):
+        value = kind(text)
+        if not (value >= 0 and math.isfinite(value)):
+            raise argparse.ArgumentTypeError(f"{text} must be a number from 0 up")
+        return value
+
+    convert.__name__ = f"non-negative {kind.__name__}"
+    return convert
+
+
+def fraction(text):
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 1")
+    return value
+
+
+class Parser(argparse.ArgumentParser):
+    """One line for a wrong flag, and a bare form for booleans."""
+
+    def error(self, message):
+        print(f"error: {message} (--help lists the flags)", file=sys.stderr)
+        sys.exit(2)
+
+    def switch(self, group, name, default, help):
+        group.add_argument(name, type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=help)
+
+
+def parser():
+    p = Parser(
+        prog="train_pretrain.py",
+        description="Pretrain a MiniMind causal language model.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    count, size = positive(int), not_negative(int)
+
+    g = p.add_argument_group("output")
+    g.add_argument(
+        "--out_dir", "--save_dir", default=str(ROOT / "out"), help="folder for weights, checkpoints and metrics"
+    )
+    g.add_argument("--save_weight", default="pretrain", help="prefix of the weight file: {prefix}_{hidden}[_moe].pth")
+    g.add_argument("--save_interval", type=count, default=100, help="micro-batches between saves")
+    g.add_argument("--keep_checkpoints", type=count, default=2, help="resume checkpoints to keep")
+    g.add_argument("--log_interval", type=count, default=100, help="micro-batches between log lines")
+    p.switch(g, "--use_wandb", False, "log to Weights & Biases (WANDB_MODE=offline needs no network)")
+    g.add_argument("--wandb_project", default="MiniMind-Pretrain", help="W&B project")
+    g.add_argument(
+        "--sample_prompts", nargs="+", default=[], help="continue these at every evaluation and at the end; or a file"
+    )
+
+    g = p.add_argument_group("model")
+    g.add_argument("--generation", choices=("minimind2", "minimind3"), default="minimind2", help="whose architecture")
+    g.add_argument("--hidden_size", type=count, default=512, help="width")
+    g.add_argument("--num_hidden_layers", type=count, default=8, help="blocks")
+    g.add_argument("--num_attention_heads", type=count, default=8, help="query heads")
+    g.add_argument("--num_key_value_heads", type=count, help="key and value heads (default: the generation's)")
+    p.switch(g, "--use_moe", False, "mixture of experts in place of the dense MLP")
+    g.add_argument("--from_weight", default="none", help="start from out/{name}_{hidden}[_moe].pth, or from a path")
+    g.add_argument("--tokenizer_path", default=str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
+
+    g = p.add_argument_group("data")
+    g.add_argument(
+        "--data_path",
+        nargs="+",
+        help=".jsonl[.gz|.zst], .parquet, .txt, a folder or a glob; several with shares as a.jsonl:0.7 b.jsonl:0.3 "
+        "(default: dataset/pretrain_hq.jsonl, or the embedded corpus where that is absent)",
+    )
+    g.add_argument("--text_field", default="text", help="the field that holds the text")
+    g.add_argument("--max_seq_len", type=count, default=512, help="positions in a row, in tokens")
+    p.switch(g, "--pack", True, "documents share rows; 0: one padded document a row, as in MiniMind")
+    g.add_argument(
+        "--long_documents", choices=("split", "truncate"), default="split", help="what becomes of those beyond a row"
+    )
+    p.switch(g, "--skip_bad_lines", False, "skip and count faulty lines instead of stopping at the first")
+    p.switch(
+        g, "--parse_special_tokens", False, "<|im_start|> and the like inside a text become special tokens, not text"
+    )
+    g.add_argument("--cache_dir", help="folder for tokenised data (default: .token_store beside the data)")
+    g.add_argument("--num_workers", type=size, default=1, help="processes that load batches; 0: none")
+
+    g = p.add_argument_group("training")
+    g.add_argument("--epochs", type=count, default=1, help="passes over the data")
+    g.add_argument("--batch_size", type=count, default=32, help="rows per micro-batch and rank")
+    g.add_argument("--accumulation_steps", type=count, default=8, help="micro-batches per update")
+    g.add_argument("--learning_rate", type=positive(float), default=5e-4, help="scale of the cosine schedule")
+    g.add_argument("--warmup_iters", type=size, default=0, help="linear warm-up, in micro-batches")
+    g.add_argument("--weight_decay", type=not_negative(float), default=0.01, help="AdamW's, on matrices alone")
+    g.add_argument("--grad_clip", type=not_negative(float), default=1.0, help="largest global gradient norm; 0: off")
+    g.add_argument("--max_bad_updates", type=count, default=10, help="stop after so many non-finite updates in a row")
+    g.add_argument("--seed", type=size, default=42, help="of weights, data order and samples")
+    g.add_argument("--from_resume", type=int, choices=(0, 1), default=0, help="1: go on from the newest checkpoint")
+
+    g = p.add_argument_group("validation")
+    g.add_argument("--val_path", help="validation documents, as --data_path")
+    g.add_argument("--val_fraction", type=fraction, default=0.0, help="share of the documents held out, by their hash")
+    g.add_argument("--eval_interval", type=size, default=500, help="micro-batches between evaluations; 0: at the end")
+
+    g = p.add_argument_group("machine")
+    g.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")
+    g.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="of matrix products (autocast)"
+    )
+    g.add_argument("--use_compile", choices=("auto", "0", "1"), default="auto", help="torch.compile")
+    p.switch(g, "--gradient_checkpointing", False, "recompute activations in the backward pass: less memory, more time")
+    g.add_argument("--dist_timeout", type=count, default=600, help="seconds after which a silent rank ends the job")
+    p.switch(g, "--ddp", False, "for old launch lines; torchrun decides")
+    g.add_argument("--local_rank", type=int, default=-1, help="for old launch lines; torchrun decides")
+    return p
+
+
+def parse_args(argv=None):
+    p = parser()
+    args = p.parse_args(argv)
+    if args.val_path and args.val_fraction:
+        p.error("--val_path and --val_fraction exclude each other: drop one")
+    return args
