@@ -1,0 +1,208 @@
+"""From row numbers to tensors: who trains which rows when, and the batches themselves.
+
+Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
+"""
+
+import atexit
+import signal
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+IGNORE = -100  # the target of a position that has none
+
+
+class Batch(NamedTuple):
+    """int64 tensors [R, T] and two counts.
+
+    Positions without a token: input `pad_id`, target -100, document -1, position 0. In padded rows a document's last
+    token stands behind its pairs as in PretrainDataset; it is an input without a target and counts as padding
+    (document -1).
+    """
+
+    input_ids: torch.Tensor
+    targets: torch.Tensor
+    document_ids: torch.Tensor  # 0, 1, ... within a row
+    position_ids: torch.Tensor  # restart with each document
+    n_targets: int
+    n_documents: int
+
+    def _map(self, change):
+        return Batch(*(change(x) if isinstance(x, torch.Tensor) else x for x in self))
+
+    def to(self, device):
+        on_cuda = torch.device(device).type == "cuda"  # where a copy from pinned memory need not be waited for
+        return self._map(lambda x: x.to(device, non_blocking=on_cuda))
+
+    def pin_memory(self):
+        return self._map(torch.Tensor.pin_memory)
+
+
+class Recipe(NamedTuple):
+    """What it takes to build a batch, without its plan: some numbers per piece. Worker processes get only this."""
+
+    count: np.ndarray  # [R] pieces of each row
+    begin: np.ndarray  # [P] first token of each piece in the store
+    pairs: np.ndarray  # [P]
+    T: int
+    padded: bool
+
+
+def recipe(plan, rows):
+    """The Recipe of the given rows (a range or an int array) of a plan."""
+    count, document, start, pairs = plan.pieces(np.asarray(rows, dtype=np.int64))
+    return Recipe(count, np.asarray(plan.offsets[document]) + start, pairs, plan.T, not plan.pack)
+
+
+def gather(tokens, what, pad_id=0, n_rows=None):
+    """The Batch of a Recipe, from the array of all tokens.
+
+    n_rows: fill up with empty rows to that many, so that all batches have one shape (evaluation).
+    """
+    count, begin, pairs, T, padded = what
+    R = n_rows or len(count)
+    inputs = np.full((R, T), pad_id, dtype=np.int64)
+    targets = np.full((R, T), IGNORE, dtype=np.int64)
+    documents = np.full((R, T), -1, dtype=np.int64)
+    positions = np.zeros((R, T), dtype=np.int64)
+
+    row = np.repeat(np.arange(len(count)), count)  # of each piece
+    before = np.cumsum(pairs) - pairs  # pairs of all earlier pieces
+    first = np.cumsum(count) - count  # number of each row's first piece
+    row_before = np.append(before, pairs.sum())[first]  # the same of each row
+    place = row * T + before - row_before[row]  # where each piece begins in the flat batch
+    n = int(pairs.sum())
+    run = np.arange(n)
+    within = run - np.repeat(before, pairs)
+    to = run + np.repeat(place - before, pairs)
+    source = run + np.repeat(begin - before, pairs)
+    inputs.reshape(-1)[to] = tokens[source]
+    targets.reshape(-1)[to] = tokens[source + 1]
+    documents.reshape(-1)[to] = np.repeat(np.arange(len(pairs)) - first[row], pairs)
+    positions.reshape(-1)[to] = within
+    if padded:
+        short = pairs < T
+        inputs[row[short], pairs[short]] = tokens[(begin + pairs)[short]]
+    return Batch(*map(torch.from_numpy, (inputs, targets, documents, positions)), n, len(pairs))
+
+
+def assemble(store, plan, rows, pad_id=0):
+    """The Batch of the given rows of a plan; `store` has `.tokens`, the plan's documents end to end."""
+    return gather(store.tokens, recipe(plan, rows), pad_id)
+
+
+class UpdateSchedule(NamedTuple):
+    """How the rows of an epoch are dealt out to updates, micro-batches and ranks.
+
+    Update after update takes the next G = batch_size · accumulation_steps · world_size rows, beginning at
+    `start_row`, which is the end of an update, perhaps of one with another G. The last update of the epoch takes what
+    is left, in as few micro-batches as hold it; a rank may have a short or an empty slice there. Updates are numbered
+    within the epoch, those before start_row included.
+    """
+
+    n_rows: int
+    batch_size: int
+    accumulation_steps: int = 1
+    world_size: int = 1
+    start_row: int = 0
+
+    @property
+    def rows_per_update(self):
+        return self.batch_size * self.accumulation_steps * self.world_size
+
+    @property
+    def first_update(self):
+        return -(-self.start_row // self.rows_per_update)
+
+    @property
+    def n_updates(self):
+        """Updates of the epoch, those before start_row included."""
+        return self.first_update - (self.start_row - self.n_rows) // self.rows_per_update
+
+    @property
+    def n_steps(self):
+        """Micro-batches (of one rank) of the epoch, those before start_row included."""
+        full, rest = divmod(self.n_rows - self.start_row, self.rows_per_update)
+        return (self.first_update + full) * self.accumulation_steps - (-rest // (self.batch_size * self.world_size))
+
+    def rows(self, update):
+        """The global rows (lo, hi) of an update."""
+        lo = self.start_row + (update - self.first_update) * self.rows_per_update
+        return lo, min(lo + self.rows_per_update, self.n_rows)
+
+    def micro_batches(self, update):
+        """Micro-batches of an update, the same number on every rank."""
+        lo, hi = self.rows(update)
+        return -(-(hi - lo) // (self.batch_size * self.world_size))
+
+    def slices(self, update, rank):
+        """The rows (lo, hi) of each micro-batch of an update on one rank; empty where lo == hi."""
+        lo, hi = self.rows(update)
+        for micro in range(self.micro_batches(update)):
+            at = lo + (micro * self.world_size + rank) * self.batch_size
+            yield min(at, hi), min(at + self.batch_size, hi)
+
+    def steps(self, rank):
+        """(update, micro-batch within it, lo, hi) from start_row to the end of the epoch."""
+        for update in range(self.first_update, self.n_updates):
+            for micro, (lo, hi) in enumerate(self.slices(update, rank)):
+                yield update, micro, lo, hi
+
+
+class _Assembler(Dataset):
+    """Turns recipes into batches, in worker processes too. Holds the store alone: no plan is copied to the workers."""
+
+    def __init__(self, store, pad_id):
+        self.store, self.pad_id = store, pad_id
+
+    def __getitem__(self, what):
+        return gather(self.store.tokens, what, self.pad_id)
+
+
+class _Recipes:
+    """The recipes of the non-empty micro-batches in order, made when they are asked for."""
+
+    def __init__(self, plan, schedule, rank):
+        self.plan, self.schedule, self.rank = plan, schedule, rank
+
+    def __iter__(self):
+        return (recipe(self.plan, range(lo, hi)) for _, _, lo, hi in self.schedule.steps(self.rank) if lo < hi)
+
+
+def _ignore_stop_signals(_):
+    """Signals to the process group are for the main process: it saves first and ends its workers later."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def make_loader(store, plan, schedule, rank=0, num_workers=0, pin_memory=False, pad_id=0):
+    """Yields (update, micro-batch within it, Batch) for one rank from `schedule.start_row` on; None for an empty slice.
+
+    The batches do not depend on num_workers, and torch's global random numbers are left alone. Worker processes end
+    with the iterator.
+    """
+    batches = iter(
+        DataLoader(
+            _Assembler(store, pad_id),
+            sampler=_Recipes(plan, schedule, rank),
+            batch_size=None,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            prefetch_factor=4 if num_workers else None,
+            worker_init_fn=_ignore_stop_signals,
+            generator=torch.Generator(),
+        )
+    )
+    # The workers ignore SIGTERM, so at exit an iterator that a traceback keeps alive would be waited for in vain.
+    holder = [batches]
+    del batches
+    atexit.register(holder.clear)
+    try:
+        for update, micro, lo, hi in schedule.steps(rank):
+            yield update, micro, next(holder[0]) if lo < hi else None
+    finally:
+        atexit.unregister(holder.clear)
+        holder.clear()
