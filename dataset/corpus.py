@@ -1,0 +1,123 @@
+"""The data of a run: which documents are trained and which are held out, and the plan of every epoch."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dataset.documents import DataError
+from dataset.loader import gather, recipe
+from dataset.packing import EpochPlan
+from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
+from dataset.token_store import open_or_build
+
+EVAL_ROWS = 16  # rows of a validation batch: fixed, so that the figures do not depend on the training batch
+
+
+def split_weight(argument):
+    """("a.jsonl", 0.7) of "a.jsonl:0.7"; (argument, None) where no share is given or a file has that very name."""
+    path, colon, weight = argument.rpartition(":")
+    if not colon or Path(argument).exists():
+        return argument, None
+    try:
+        return path, float(weight)
+    except ValueError:
+        return argument, None
+
+
+class Corpus:
+    """Tokenises what is new, opens the token stores and plans epochs.
+
+    data_path: paths, each perhaps with a share (`a.jsonl:0.7`). val_path: validation documents of their own, or
+    val_fraction: share of the documents that is held out by hash. `store_options` go to `open_or_build`.
+    Errors: DataError for missing or faulty files and shares, and where nothing is left to train on.
+    """
+
+    def __init__(self, data_path, encoder, *, max_seq_len, seed, pack=True, long_documents="split",
+                 val_path=None, val_fraction=0.0, **store_options):  # fmt: skip
+        sources = [split_weight(argument) for argument in data_path]
+        stores = [open_or_build(path, encoder, **store_options) for path, _ in sources]
+        self.store = ConcatStore(stores) if len(stores) > 1 else stores[0]
+        self.bad_lines = [store.bad_lines for store in stores]
+        self.max_seq_len, self.seed, self.pack, self.long_documents = max_seq_len, seed, pack, long_documents
+        self.val_fraction = val_fraction
+        self.fingerprint, self.max_token_id = self.store.fingerprint, max(store.max_token_id for store in stores)
+        self.documents = self.val_documents = self.val_store = None
+        if val_path:
+            self.val_store = open_or_build(val_path, encoder, **store_options)
+            self.val_documents = np.arange(len(self.val_store), dtype=np.uint32)
+            self.max_token_id = max(self.max_token_id, self.val_store.max_token_id)
+        elif val_fraction:
+            self.val_store = self.store
+            self.documents, self.val_documents = split_by_hash(self.store, val_fraction)
+            if not len(self.val_documents):
+                raise DataError(
+                    f"--val_fraction {val_fraction} holds out none of {len(self.store)} documents: raise it"
+                )
+        weights = [weight for _, weight in sources]
+        self.sources, self.mixture = [path for path, _ in sources], None
+        if any(weight is not None for weight in weights):
+            if None in weights:
+                raise DataError(
+                    f"--data_path: give every source a share, or none; {self.sources[weights.index(None)]} has none"
+                )
+            joined = self.store if len(stores) > 1 else ConcatStore(stores)
+            limit = max_seq_len if not pack or long_documents == "truncate" else None
+            self.mixture = Mixture(joined, weights, seed, self.documents, max_tokens=limit)
+
+    def plan(self, epoch):
+        """The EpochPlan of `epoch`, the same on every rank. DataError if no document can be trained."""
+        documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
+        plan = self._plan(self.store, documents, epoch)
+        if not plan.n_rows:
+            raise DataError(f"{', '.join(self.sources)}: no document of two tokens or more to train on")
+        return plan
+
+    def _plan(self, store, documents, epoch, **options):
+        return EpochPlan(
+            store, self.max_seq_len, self.seed, epoch, self.pack, self.long_documents, documents, **options
+        )
+
+    def layout(self):
+        """What decides, beside the data, which document stands in which row: a resume must not change it."""
+        return {
+            "max_seq_len": self.max_seq_len,
+            "seed": self.seed,
+            "pack": self.pack,
+            "long_documents": self.long_documents,
+            "val_fraction": self.val_fraction,
+            "shares": [] if self.mixture is None else self.mixture.asked.tolist(),
+        }
+
+    def mixture_report(self, epoch):
+        """Lines that tell each source's share in an epoch."""
+        if self.mixture is None:
+            return []
+        shares = self.mixture.report(self.mixture.epoch_documents(epoch))
+        return [
+            f"{path}: {share.drawn:.2%} of the tokens (asked {share.asked:.2%}), {share.documents:,} documents, "
+            f"{share.used:.1%} of the source"
+            for path, share in zip(self.sources, shares, strict=True)
+        ]
+
+    def validation(self, pad_id=0):
+        """ValidationBatches over whole documents (long ones in pieces), or None."""
+        return None if self.val_store is None else ValidationBatches(self, pad_id)
+
+
+class ValidationBatches:
+    """A sequence of Batches of EVAL_ROWS rows in a fixed order, the last one filled up with padding.
+
+    n_bytes: UTF-8 bytes of the documents' texts; fingerprint of what is in them.
+    """
+
+    def __init__(self, corpus, pad_id):
+        self.store, self.pad_id = corpus.val_store, pad_id
+        self.plan = EpochPlan(self.store, corpus.max_seq_len, 0, 0, documents=corpus.val_documents, shuffle=False)
+        self.n_bytes = text_bytes(self.store, corpus.val_documents)
+
+    def __len__(self):
+        return -(-self.plan.n_rows // EVAL_ROWS)
+
+    def __getitem__(self, i):
+        rows = range(i * EVAL_ROWS, min((i + 1) * EVAL_ROWS, self.plan.n_rows))
+        return gather(self.store.tokens, recipe(self.plan, rows), self.pad_id, n_rows=EVAL_ROWS)

@@ -1,0 +1,165 @@
+"""A corpus that every machine has: the documentation inside the installed Python.
+
+The language reference (`pydoc_data.topics`) and the docstrings of the standard library and NumPy, read out of their
+source files without importing or running any of them. It is there so that training works at once; dataset/README.md
+says how to get a full corpus.
+"""
+
+import ast
+import importlib.util
+import inspect
+import json
+import os
+import re
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "distutils", "encodings", "pydoc_data", "antigravity"}
+SKIPPED |= {"this", "__phello__", "f2py", "msilib", "site-packages", "dist-packages", "__pycache__"}
+DOCUMENT_CHARACTERS = 2000  # entries of a module share a document until it has this many
+
+
+def build_embedded_corpus(path: str | Path) -> Path:
+    """Writes the corpus to `path` as jsonl, which takes some seconds, unless it is there; returns the path.
+
+    The same Python and NumPy give the same file.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8", newline="\n") as file:
+            for text in documents():
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temp, 0o644)
+        os.replace(temp, path)
+    finally:
+        Path(temp).unlink(missing_ok=True)
+    return path
+
+
+def documents() -> Iterator[str]:
+    """The texts, in a fixed order and without exact duplicates."""
+    library = Path(sysconfig.get_path("stdlib"))
+    numpy = Path(importlib.util.find_spec("numpy").origin).parent
+    seen = set()
+    for text in [*_topics(library / "pydoc_data" / "topics.py"), *_packages(library, ""), *_packages(numpy, "numpy")]:
+        if text not in seen:
+            seen.add(text)
+            yield text
+
+
+def _topics(path: Path) -> Iterator[str]:
+    """One document for each topic of the language reference."""
+    if not path.is_file():  # some distributions leave it out
+        return
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Dict):
+            topics = ast.literal_eval(node)
+            yield from (_clean(topics[name]) for name in sorted(topics))
+            return
+
+
+def _packages(root: Path, package: str) -> Iterator[str]:
+    """The documents of all modules under `root`, in the order of their files."""
+    seen = set()
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        if SKIPPED.isdisjoint(parts):
+            yield from _group(_new_entries(_module(file, _public_name(package, parts)), seen))
+
+
+def _public_name(package: str, parts: tuple[str, ...]) -> str:
+    """The dotted name that users know: numpy/linalg/_linalg.py is numpy.linalg, _pydecimal.py is decimal."""
+    parts = [part[3:] if part.startswith("_py") else part for part in parts]
+    public = [part for part in parts if not part.startswith("_")] or parts[-1:]
+    return ".".join([package, *public] if package else public)
+
+
+def _new_entries(entries: Iterator[str], seen: set) -> Iterator[str]:
+    for entry in entries:
+        body = entry.partition("\n")[2]  # aliases and overrides repeat a docstring under another name
+        if body not in seen:
+            seen.add(body)
+            yield entry
+
+
+def _group(entries: Iterator[str]) -> Iterator[str]:
+    """Joins neighbouring entries so that a document is worth its BOS and EOS."""
+    group, size = [], 0
+    for entry in entries:
+        group.append(entry)
+        size += len(entry)
+        if size >= DOCUMENT_CHARACTERS:
+            yield "\n\n\n".join(group)
+            group, size = [], 0
+    if group:
+        yield "\n\n\n".join(group)
+
+
+def _module(file: Path, name: str) -> Iterator[str]:
+    """The entries of a module: itself, functions, classes with their methods, each after its name and signature."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # templates and deliberately broken examples
+        return
+    # a private module is named after its package, whose own text it would seem to be
+    if name.endswith(file.stem.removeprefix("__init__")) and (doc := _docstring(tree)):
+        yield f"module {name}\n\n{doc}"
+    yield from _definitions(tree.body, name)
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and (entry := _added_doc(node.value)):
+            yield entry
+
+
+def _definitions(body: list, prefix: str) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _public(node.name):
+            if doc := _docstring(node):
+                yield f"{prefix}.{node.name}({ast.unparse(node.args)})\n\n{_indent(doc)}"
+        elif isinstance(node, ast.ClassDef) and _public(node.name):
+            if doc := _docstring(node):
+                bases = ", ".join(ast.unparse(base) for base in node.bases)
+                yield f"class {prefix}.{node.name}({bases})\n\n{_indent(doc)}"
+            yield from _definitions(node.body, f"{prefix}.{node.name}")
+        elif isinstance(node, ast.If | ast.Try):
+            yield from _definitions(node.body, prefix)
+
+
+def _docstring(node) -> str:
+    return _clean(ast.get_docstring(node) or "")
+
+
+def _added_doc(call) -> str | None:
+    """NumPy documents what is written in C by add_newdoc(module, name, text or (method, text))."""
+    if not (isinstance(call, ast.Call) and getattr(call.func, "id", "") == "add_newdoc" and len(call.args) == 3):
+        return None
+    try:
+        module, name, doc = (ast.literal_eval(argument) for argument in call.args)
+    except ValueError:  # a text put together at run time
+        return None
+    if isinstance(doc, tuple):
+        name, doc = f"{name}.{doc[0]}", doc[1]
+    module = module.replace("._core.multiarray", "").replace("._core.umath", "")
+    return f"{module}.{name}\n\n{_indent(_clean(inspect.cleandoc(doc)))}"
+
+
+def _public(name: str) -> bool:
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def _clean(text: str) -> str:
+    """No trailing blanks, no control characters, at most one empty line in a row."""
+    text = re.sub(r"[^\S\n]+\n", "\n", text.expandtabs().replace("\r\n", "\n"))
+    text = re.sub(r"[\x00-\x09\x0b-\x1f\x7f]", "", text)
+    return re.sub(r"\n{3,}", "\n\n", text).lstrip("\n").rstrip()
+
+
+def _indent(text: str) -> str:
+    return "\n".join("    " + line if line else line for line in text.split("\n"))

@@ -1,0 +1,192 @@
+"""Blocks of documents to token ids, in this process or in several.
+
+The worker processes run this very file and speak over their pipes: they import neither the caller's script nor torch,
+end by themselves when the caller is gone (end of file on standard input), and get no signal of the terminal.
+"""
+
+import contextlib
+import hashlib
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+if __name__ == "__main__":  # started by path: this folder must not shadow packages
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from dataset.documents import Block
+from dataset.faults import BadLines, DataError, Fault
+
+BATCH_CHARACTERS = 1 << 18  # the tokenizer holds about 100 bytes a token until a batch is done
+
+
+@dataclass
+class EncodedBlock:
+    """The documents of a block, one after the other."""
+
+    tokens: array  # 'H' (uint16) or 'I' (uint32)
+    lengths: array  # 'q': tokens of each document
+    text_bytes: array  # 'I': UTF-8 bytes of each document
+    hashes: array  # 'Q': 64-bit hash of each document's text
+    bad: BadLines  # line numbers count from the start of the block
+    max_token_id: int = -1
+
+
+@dataclass
+class BlockEncoder:
+    """Turns blocks into EncodedBlocks; picklable."""
+
+    encoder: object  # a DocumentEncoder
+    text_field: str
+    skip_bad_lines: bool
+
+    def __call__(self, block: Block) -> EncodedBlock:
+        typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"
+        out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), BadLines())
+        for texts in self._batches(block, out.bad):
+            for text, ids in zip(texts, self.encoder.encode(texts), strict=True):
+                if not ids:  # a tokenizer without BOS and EOS for which the text is nothing
+                    continue
+                raw = self.encoder.body(text).encode("utf-8")
+                out.tokens.extend(ids)
+                out.lengths.append(len(ids))
+                out.text_bytes.append(len(raw))
+                out.hashes.append(int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little"))
+        out.max_token_id = max(out.tokens, default=-1)
+        return out
+
+    def _batches(self, block: Block, bad: BadLines) -> Iterator[list[str]]:
+        texts, characters = [], 0
+        for line, text in block.documents(self.text_field):
+            if not isinstance(text, str):
+                bad.add(Fault(str(block.path), line, *text))
+                if not self.skip_bad_lines:
+                    return  # the caller raises it: the rest of the block is not wanted
+                continue
+            texts.append(text)
+            characters += len(text)
+            if characters >= BATCH_CHARACTERS:
+                yield texts
+                texts, characters = [], 0
+        if texts:
+            yield texts
+
+
+def encode_blocks(
+    blocks: Iterable[Block], encode: BlockEncoder, num_procs: int
+) -> Iterator[tuple[Block, EncodedBlock]]:
+    """Yields (block, its tokens) in the order of the blocks. num_procs=1: no process is started."""
+    if num_procs == 1:
+        with _one_thread():
+            for block in blocks:
+                yield block, encode(block)
+        return
+    blocks, setup = iter(blocks), pickle.dumps(encode)
+    workers = [_Worker(setup) for _ in range(num_procs)]
+    idle = queue.SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def run(block):
+        worker = idle.get()
+        try:
+            return worker(block)
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(num_procs)
+    try:
+        waiting = deque((block, pool.submit(run, block)) for block in islice(blocks, 2 * num_procs))
+        while waiting:
+            block, future = waiting.popleft()
+            yield block, future.result()
+            waiting.extend((block, pool.submit(run, block)) for block in islice(blocks, 1))
+    finally:
+        for worker in workers:
+            worker.process.kill()
+        pool.shutdown(wait=True, cancel_futures=True)
+        for worker in workers:
+            worker.close()
+
+
+class _Worker:
+    """One process; a call sends a block and waits for its tokens."""
+
+    def __init__(self, setup: bytes):
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.abspath(__file__)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        self.setup = setup
+
+    def __call__(self, block: Block) -> EncodedBlock:
+        try:
+            if self.setup:
+                self.process.stdin.write(self.setup)
+                self.setup = b""
+            pickle.dump(block, self.process.stdin)
+            self.process.stdin.flush()
+            result = pickle.load(self.process.stdout)  # from our own process over a private pipe
+        except (EOFError, OSError, pickle.UnpicklingError):
+            code = self.process.wait()
+            raise DataError(
+                f"a tokenising process ended with code {code} (out of memory?); try fewer processes"
+            ) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what was not sent does not matter any more
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def _one_thread():
+    """Keeps the tokenizer to this thread: a later fork (of a data loader) would have to warn about its threads."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def _serve() -> None:
+    """The worker: blocks come on standard input, tokens go out on what was standard output."""
+    source = sys.stdin.buffer
+    sink = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print must not get into the stream
+    try:
+        encode = pickle.load(source)
+        while True:
+            block = pickle.load(source)
+            try:
+                result = encode(block)
+            except Exception as error:
+                result = error
+            pickle.dump(result, sink)
+            sink.flush()
+    except (EOFError, BrokenPipeError):  # the caller is done or gone
+        os._exit(0)  # at once: what is left in the buffer has no reader
+
+
+if __name__ == "__main__":
+    _serve()

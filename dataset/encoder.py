@@ -1,0 +1,114 @@
+"""Text to token ids, the same way for every trainer and every tokenizer."""
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+
+def load_tokenizer(path):
+    """A Hugging Face tokenizer from a local folder, whose code is never run; ValueError where there is none."""
+    from transformers import AutoTokenizer  # here, because worker processes do without this slow import
+
+    if not Path(path).is_dir():
+        raise ValueError(
+            f"{path}: no such tokenizer folder; --tokenizer_path wants one with tokenizer.json and its config"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # every backend raises its own kinds
+        reason = " ".join(str(error).split())[:160]
+        raise ValueError(f"{path}: no tokenizer can be loaded from there ({type(error).__name__}: {reason})") from None
+
+
+class DocumentEncoder:
+    """Encodes whole documents: BOS, the text's ids, EOS, never truncated.
+
+    A text that begins with the literal BOS string or ends with the literal EOS string carries them already
+    (MiniMind's files are like that), so none is doubled. Elsewhere the literal spelling of a special token is
+    ordinary text, unless `parse_special_tokens` is set. A tokenizer without BOS or EOS adds none, and what its own
+    post-processor would add is left out.
+    """
+
+    def __init__(self, tokenizer, parse_special_tokens: bool = False):
+        self.parse_special_tokens = parse_special_tokens
+        self.bos_id, self.eos_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self._bos = str(tokenizer.bos_token) if self.bos_id is not None else None
+        self._eos = str(tokenizer.eos_token) if self.eos_id is not None else None
+        self._slow = None if getattr(tokenizer, "is_fast", False) else tokenizer
+        self._backend = None if self._slow else self._own_backend(tokenizer.backend_tokenizer.to_str())
+        # whether another process can load it: a class of the caller's own script it cannot
+        self.portable = self._slow is None or type(self._slow).__module__.startswith("transformers.")
+        vocabulary = tokenizer.get_vocab()
+        specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
+        self.vocab_size = max([*vocabulary.values(), *specials], default=-1) + 1  # the largest id + 1
+        self.fingerprint = self._fingerprint(tokenizer, vocabulary)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, BOS and EOS included."""
+        bodies = [self.body(text) for text in texts]
+        head = [] if self.bos_id is None else [self.bos_id]
+        tail = [] if self.eos_id is None else [self.eos_id]
+        return [[*head, *ids, *tail] for ids in self._encode_bodies(bodies)]
+
+    def body(self, text: str) -> str:
+        """The text without the BOS and EOS strings that it carries."""
+        if self._bos:
+            text = text.removeprefix(self._bos)
+        return text.removesuffix(self._eos) if self._eos else text
+
+    def _encode_bodies(self, bodies: list[str]) -> list[list[int]]:
+        if self._backend is None:
+            split = not self.parse_special_tokens
+            return [self._slow.encode(body, add_special_tokens=False, split_special_tokens=split) for body in bodies]
+        if (
+            len(bodies) == 1
+        ):  # this call never starts the tokenizer's threads, which a later fork would have to warn about
+            return [self._backend.encode(bodies[0], add_special_tokens=False).ids]
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(bodies, add_special_tokens=False)]
+
+    def _own_backend(self, content: str):
+        """A copy of the Rust tokenizer, so that settings made here and there do not meet."""
+        from tokenizers import Tokenizer
+
+        backend = Tokenizer.from_str(content)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = not self.parse_special_tokens
+        return backend
+
+    def _fingerprint(self, tokenizer, vocabulary: dict) -> str:
+        """SHA-256 of all that decides which ids a text becomes."""
+        added = sorted((i, str(token), token.special) for i, token in tokenizer.added_tokens_decoder.items())
+        options = [self.bos_id, self.eos_id, self._bos, self._eos, self.parse_special_tokens, added]
+        digest = hashlib.sha256(json.dumps(options).encode())
+        if self._backend is not None:
+            digest.update(self._backend.to_str().encode())
+        else:
+            digest.update(json.dumps([type(tokenizer).__qualname__, sorted(vocabulary.items())]).encode())
+            digest.update(_vocabulary_files(tokenizer))
+        return digest.hexdigest()
+
+    def __getstate__(self) -> dict:
+        # A worker process gets the Rust tokenizer as text: `encode_special_tokens` would not survive its own pickling.
+        state = self.__dict__.copy()
+        state["_backend"] = None if self._backend is None else self._backend.to_str()
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        if state["_backend"] is not None:
+            self._backend = self._own_backend(state["_backend"])
+
+
+def _vocabulary_files(tokenizer) -> bytes:
+    """The digest of the files that a slow tokenizer writes: merges, a sentencepiece model, not in its vocabulary."""
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            files = tokenizer.save_vocabulary(folder) or ()
+        except NotImplementedError:  # it has none beside its vocabulary
+            files = ()
+        for file in sorted(files):
+            digest.update(Path(file).read_bytes())
+    return digest.digest()

@@ -1,0 +1,81 @@
+"""PretrainDataset: `{"text": ...}` lines as padded (input, target, mask) triples, MiniMind's own interface to its data.
+
+The trainers read token stores (dataset/token_store.py); this class serves code that expects a plain map-style
+dataset. It keeps the places of the lines, not their text.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from dataset.documents import BOM, DataError, parse_line
+from dataset.encoder import DocumentEncoder
+
+SCAN_BYTES = 16 << 20
+BLANK = b" \t\r\n\v\f"
+
+
+class PretrainDataset(Dataset):
+    """Item i is (X, Y, loss_mask), int64 [max_length - 1]: inputs, targets one to the right, 1 where these are text.
+
+    BOS and EOS are put around a text that does not carry them; a text that is cut at max_length ids has no EOS. Any
+    Hugging Face tokenizer serves; padding is its pad token, or else its EOS, or else id 0. Blank lines are no items.
+    A faulty line raises DataError with file and line when it is asked for. Items may be asked for in any process.
+    """
+
+    def __init__(self, data_path, tokenizer, max_length: int = 512):
+        if max_length < 2:
+            raise ValueError(f"max_length {max_length}: an input and its target take at least 2 ids")
+        self.path, self.max_length = Path(data_path), max_length
+        if not self.path.is_file():
+            raise DataError(f"{data_path}: no such file")
+        if self.path.suffix != ".jsonl":
+            raise DataError(f"{data_path}: PretrainDataset reads plain .jsonl files; the trainers read other kinds too")
+        self.encoder = DocumentEncoder(tokenizer)
+        candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        self.pad_id = next(token_id for token_id in candidates if token_id is not None)
+        self.starts, self.ends, self.lines = _find_lines(self.path)
+        if not len(self.starts):
+            raise DataError(f"{data_path}: the file has no line with text")
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        ids = self.encoder.encode([self.text(index)])[0][: self.max_length]
+        row = torch.full((self.max_length,), self.pad_id, dtype=torch.int64)
+        row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
+        # From the length: comparing with the pad id would drop every real token that happens to be the same.
+        mask = (torch.arange(1, self.max_length) < len(ids)).long()
+        return row[:-1].clone(), row[1:].clone(), mask
+
+    def text(self, index: int) -> str:
+        """The text of item `index`."""
+        with open(self.path, "rb") as file:  # opened here: a handle shared by forked workers would share its position
+            file.seek(self.starts[index])
+            raw = file.read(self.ends[index] - self.starts[index])
+        text = parse_line(raw, f"{self.path}:{self.lines[index]}")
+        if text is None:
+            raise DataError(f"{self.path}:{self.lines[index]}: the file has changed since it was opened; start again")
+        return text
+
+
+def _find_lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(start, end, line number from 1), each int64 [lines], of all lines that are not blank."""
+    size = path.stat().st_size
+    if not size:
+        return (np.empty(0, np.int64),) * 3
+    data = np.memmap(path, np.uint8, "r")
+    newlines = [np.flatnonzero(data[at : at + SCAN_BYTES] == ord("\n")) + at for at in range(0, size, SCAN_BYTES)]
+    ends = np.concatenate([*newlines, [size]])
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    filled = starts < ends
+    # A line of blanks alone is no item either; few lines begin in a way that asks for a closer look.
+    suspects = np.flatnonzero(filled)
+    for i in suspects[np.isin(data[starts[suspects]], list(BLANK + BOM[:1]))]:
+        filled[i] = bool(data[starts[i] : ends[i]].tobytes().removeprefix(BOM).strip(BLANK))
+    return starts[filled], ends[filled], np.flatnonzero(filled) + 1

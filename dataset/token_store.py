@@ -1,0 +1,328 @@
+"""A corpus as token ids on disk: tokenised once, memory-mapped ever after.
+
+A store is a folder of plain binary files and a meta.json. Its name carries a digest of the data's content, of the
+tokenizer and of the options, so that an edit or another tokenizer never meets an old store. It appears by one rename
+when it is complete.
+"""
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from dataset.documents import BLOCK_BYTES, LineCounter, find_files, split_into_blocks
+from dataset.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
+from dataset.faults import BadLines, DataError
+from dataset.store_format import DamagedStore, StoreWriter, TokenStore, remove
+
+FORMAT = 1  # raised when the same input would give another store
+BYTES_PER_PROCESS = 4 << 20  # less text than this does not pay for a process
+
+
+def open_or_build(
+    data_path: str | list[str],
+    encoder,
+    cache_dir: str | None = None,
+    text_field: str = "text",
+    skip_bad_lines: bool = False,
+    num_procs: int | None = None,
+    progress: bool = True,
+    shard: tuple[int, int] | None = None,
+) -> TokenStore | None:
+    """The store of the files of `data_path` (several: one after the other), tokenised now if it is not there yet.
+
+    The store lies in `.token_store/` beside the data, in the user's cache folder where that is read-only, or in
+    `cache_dir`. Of processes that start together one builds and the others wait. num_procs: default all cores.
+    shard=(k, n): only part k of n (from 1) is made; the last part to finish puts the store together, and None is
+    returned while parts are missing. Raises DataError.
+    """
+    paths = [data_path] if isinstance(data_path, str | Path) else list(data_path)
+    files = [file for path in paths for file in find_files(str(path))]
+    beside = Path(paths[0]).expanduser() if Path(paths[0]).expanduser().is_dir() else files[0].parent
+    places = [Path(cache_dir).expanduser()] if cache_dir else [beside / ".token_store", _user_cache()]
+    stats = _stats(files)
+    hashed_at = time.time()
+    data, unknown = _hash_files(files, stats, places)
+    options = [FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]
+    meta = {
+        "key": hashlib.sha256(json.dumps(options).encode()).hexdigest(),
+        "source_name": _source_name(Path(paths[0])),
+        "data": hashlib.sha256(json.dumps(data).encode()).hexdigest(),
+        "tokenizer": encoder.fingerprint,
+        "text_field": text_field,
+        "skip_bad_lines": skip_bad_lines,
+        "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
+    }
+    name = f"{meta['source_name']}-{meta['key'][:16]}"
+    store = None
+    for place in places:
+        if store := _open(place / name, meta["key"]):
+            break
+    else:
+        place = _first_writable(places)
+        encode = BlockEncoder(encoder, text_field, skip_bad_lines)
+        builder = _Builder(place, name, meta, files, stats, encode, num_procs, progress)
+        try:
+            store = builder.whole() if shard is None else builder.shard(*shard)
+        except OSError as error:
+            where, reason = error.filename or place, error.strerror or error
+            raise DataError(f"{where}: {reason}; --cache_dir names another folder for the token store") from error
+    if unknown:
+        _remember_hashes(stats, data, place, hashed_at)
+    return store
+
+
+def _source_name(path: Path) -> str:
+    """The name of the data as the first part of a folder's name."""
+    name = re.sub(r"[^\w.-]+", "_", path.resolve().name).strip("._")
+    return re.sub(r"\.jsonl.*$|\.parquet$|\.txt$", "", name)[:80] or "data"
+
+
+@dataclass
+class _Builder:
+    """Makes one store, or one part of it, in `place`; `.tmp-*` there belongs to the holder of the lock of its name."""
+
+    place: Path
+    name: str
+    meta: dict  # what is known before the first document is read
+    files: list[Path]
+    stats: list[tuple]  # of the files when they were hashed
+    encode: BlockEncoder
+    num_procs: int | None
+    progress: bool
+
+    def whole(self) -> TokenStore:
+        with _lock(self.place, self.name):
+            return self._open(self.name) or self._assemble() or self._build(self.name)
+
+    def shard(self, k: int, n: int) -> TokenStore | None:
+        if not 1 <= k <= n:
+            raise DataError(f"shard {k}/{n}: the first number runs from 1 to the second")
+        part = self._part(k, n)
+        with _lock(self.place, part):
+            if self._open(part) is None:
+                self._build(part, k, n)
+        with _lock(self.place, self.name):  # of two last parts that finish together, one assembles
+            return self._open(self.name) or self._assemble()
+
+    def _open(self, name: str) -> TokenStore | None:
+        return _open(self.place / name, self.meta["key"], tell=True)
+
+    def _part(self, k: int, n: int) -> str:
+        return f"{self.name}.part-{k}-of-{n}"
+
+    def _build(self, target: str, k: int = 1, n: int = 1) -> TokenStore:
+        """Tokenises every n-th block, beginning with the k-th, into the folder `target`."""
+        blocks = (
+            block for path in self.files for block in split_into_blocks(path, self.encode.text_field, BLOCK_BYTES)
+        )
+        source_bytes = sum(size for _, size, *_ in self.stats) // n
+        num_procs = self.num_procs or min(_cores(), max(1, source_bytes // BYTES_PER_PROCESS))
+        if not self.encode.encoder.portable:
+            num_procs = 1
+        counter, bad = LineCounter(), BadLines()
+        progress = _Progress(self.meta["source_name"], source_bytes, num_procs, self.progress)
+        with (
+            StoreWriter(self.place, target, keep_blocks=n > 1) as writer,
+            closing(encode_blocks(islice(blocks, k - 1, None, n), self.encode, num_procs)) as results,
+            closing(progress),
+        ):
+            for block, encoded in results:
+                if encoded.bad.total:
+                    bad.merge(encoded.bad, counter.lines_before(block))
+                    if not self.encode.skip_bad_lines:
+                        raise bad.first().error()
+                writer.add(encoded)
+                progress.advance(block.source_bytes, writer)
+            if _stats(self.files) != self.stats:
+                raise DataError(f"{self.files[0].parent}: the data changed while it was being tokenised; start again")
+            self._want_documents(writer, n, bad)
+            return TokenStore(writer.commit(self.meta, bad))
+
+    def _assemble(self) -> TokenStore | None:
+        """The whole store out of its parts, if some number n of parts is complete."""
+        for n in {
+            int(path.name.rsplit("-", 1)[1]) for path in self.place.glob(f"{glob.escape(self.name)}.part-*-of-*")
+        }:
+            parts = [self._open(self._part(k, n)) for k in range(1, n + 1)]
+            if None not in parts:
+                break
+        else:
+            return None
+        bad = BadLines.in_document_order([part.bad_lines for part in parts], self.files)
+        with StoreWriter(self.place, self.name) as writer:
+            for block in _interleave(parts):
+                writer.add(block)
+            self._want_documents(writer, 1, bad)
+            store = TokenStore(writer.commit(self.meta, bad))
+        for part in parts:
+            remove(part.folder)
+        return store
+
+    def _want_documents(self, writer: StoreWriter, parts: int, bad: BadLines) -> None:
+        if parts == 1 and not writer.documents:
+            skipped = f"all {bad.total:,} lines are bad" if bad.total else "the files are empty"
+            raise DataError(f"{self.files[0]}: no document to train on; {skipped}")
+
+
+def _interleave(parts: list[TokenStore]):
+    """The blocks of all parts in the order of the data: block j is the (j // n)-th of part j % n."""
+    counts = [np.fromfile(part.folder / "blocks.bin", np.int64).reshape(-1, 2) for part in parts]
+    at = np.zeros((len(parts), 2), np.int64)  # documents and tokens taken from each part
+    for j in range(sum(len(count) for count in counts)):
+        i, part = j % len(parts), parts[j % len(parts)]
+        (document, token), (documents, tokens) = at[i], counts[i][j // len(parts)]
+        chosen = slice(document, document + documents)
+        yield EncodedBlock(
+            tokens=part.tokens[token : token + tokens],
+            lengths=np.diff(part.offsets[document : document + documents + 1]),
+            text_bytes=part.text_bytes[chosen],
+            hashes=part.doc_hash[chosen],
+            bad=BadLines(),
+            max_token_id=part.max_token_id,
+        )
+        at[i] += documents, tokens
+
+
+def _open(folder: Path, key: str, tell: bool = False) -> TokenStore | None:
+    """The store in the folder; None where there is none or a damaged one, of which it can tell."""
+    if not folder.is_dir():
+        return None
+    try:
+        store = TokenStore(folder)
+        if store.fingerprint != key:
+            raise DamagedStore("it belongs to other data")
+        return store
+    except (DamagedStore, OSError) as error:
+        if tell:
+            print(f"{folder} is damaged ({error}); it is made anew", flush=True)
+        return None
+
+
+@contextlib.contextmanager
+def _lock(place: Path, name: str):
+    """One process at a time works on the name, the others say that they wait. Clears up after killed builds."""
+    lock = FileLock(place / f".{name}.lock")
+    try:
+        held = lock.acquire(timeout=1)
+    except Timeout:
+        print(f"waiting for another process that makes {place / name}", flush=True)
+        held = lock.acquire()
+    with held:
+        for temp in place.glob(".tmp-*"):
+            owner = temp.name.removeprefix(".tmp-")
+            if owner == name:
+                remove(temp)
+                continue
+            with (
+                contextlib.suppress(Timeout),
+                FileLock(place / f".{owner}.lock").acquire(timeout=0),
+            ):  # nobody works on it
+                remove(temp)
+        yield
+
+
+def _stats(files: list[Path]) -> list[tuple]:
+    """What changes when a file does, as far as the file system tells."""
+    stats = [(str(file.resolve()), file.stat()) for file in files]
+    return [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stats]
+
+
+def _hash_files(files: list[Path], stats: list[tuple], places: list[Path]) -> tuple[list[tuple[str, str]], bool]:
+    """(suffix, SHA-256 of the content) of each file, remembered or read, and whether any was read."""
+    known = {}
+    for place in places:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            known |= {tuple(stat): digest for *stat, digest in json.loads((place / "hashes.json").read_text())}
+    data = [(file.suffix.lower(), known.get(stat) or _sha256(file)) for file, stat in zip(files, stats, strict=True)]
+    return data, any(stat not in known for stat in stats)
+
+
+def _remember_hashes(stats: list[tuple], data: list[tuple[str, str]], place: Path, hashed_at: float) -> None:
+    """Adds to hashes.json, if it can. Not files touched just before: one more write could keep the time stamp."""
+    old, settled = [], (hashed_at - 3) * 1e9
+    paths = {stat[0] for stat in stats}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        old = [entry for entry in json.loads((place / "hashes.json").read_text()) if entry[0] not in paths]
+    new = [[*stat, digest] for stat, (_, digest) in zip(stats, data, strict=True) if max(stat[2], stat[3]) < settled]
+    with contextlib.suppress(OSError):
+        handle, temp = tempfile.mkstemp(dir=place, prefix=".hashes.")
+        with open(handle, "w") as file:
+            json.dump(old + new, file)
+        os.replace(temp, place / "hashes.json")
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(file, "rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from None
+    return digest.hexdigest()
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minimind" / "token_store"
+
+
+def _first_writable(places: list[Path]) -> Path:
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                pass
+            if place != places[0]:
+                print(f"{places[0]} cannot be written: the token store goes to {place}", flush=True)
+            return place
+    raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the token store")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Progress:
+    """A bar on a terminal, otherwise one plain line a minute and one at the end."""
+
+    def __init__(self, name: str, total: int, num_procs: int, shown: bool):
+        self.name, self.total, self.shown = name, total, shown
+        self.start = self.last = time.monotonic()
+        self.done, self.state = 0, ""
+        self.bar = None
+        if shown and sys.stderr.isatty():
+            self.bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"tokenising {name}", dynamic_ncols=True)
+        elif shown:
+            print(f"tokenising {name}: {total / 1e6:.1f} MB, {num_procs} process{'es' * (num_procs > 1)}", flush=True)
+
+    def advance(self, source_bytes: int, writer: StoreWriter) -> None:
+        self.done += source_bytes
+        seconds = max(time.monotonic() - self.start, 1e-9)
+        self.state = f"{writer.documents:,} documents, {writer.tokens:,} tokens, {self.done / 1e6 / seconds:.1f} MB/s"
+        if self.bar is not None:
+            self.bar.update(source_bytes)
+            self.bar.set_postfix_str(f"{writer.documents:,} documents, {writer.tokens:,} tokens", refresh=False)
+        elif self.shown and time.monotonic() - self.last > 60:
+            self.last = time.monotonic()
+            left = seconds * max(self.total - self.done, 0) / max(self.done, 1)
+            print(f"tokenising {self.name}: {self.state}, {left / 60:.0f} min left", flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+        if self.shown and self.state:
+            print(f"tokenised {self.name}: {self.state}, {time.monotonic() - self.start:.1f} s", flush=True)

@@ -1,0 +1,85 @@
+"""Tokenise a corpus ahead of training, on one machine or in shards on many.
+
+    python dataset/tokenize_corpus.py --data_path dataset/pretrain_hq.jsonl
+    python dataset/tokenize_corpus.py --data_path /data/corpus --cache_dir /shared/tokens --shard 3/16
+
+The trainers do the same on their first start and find what was made here. With --shard k/n (k from 1 to n) this
+process tokenises its part of the work; the runs share the folder of the token store, in any order and at any time,
+and the last to finish puts the store together, byte for byte that of a single run. Then train with the same
+--data_path, --tokenizer_path, --text_field, --cache_dir and switches.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # run by path: dataset/ would come first and could shadow a dependency
+    sys.path[0] = str(ROOT)
+
+from dataset.corpus import split_weight
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.token_store import open_or_build
+
+
+def parse_args(argv=None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--data_path", nargs="+", required=True, help="as the trainer's; each source gets a store")
+    p.add_argument("--tokenizer_path", default=str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
+    p.add_argument("--text_field", default="text", help="the field that holds the text")
+    p.add_argument("--cache_dir", help="folder for tokenised data (default: .token_store beside the data)")
+    p.add_argument("--shard", type=shard, help="k/n: do part k (from 1) of n")
+    p.add_argument("--num_procs", type=positive, help="processes (default: one a core)")
+    switch = {"nargs": "?", "const": True, "default": False, "type": boolean, "metavar": "true|false"}
+    p.add_argument("--skip_bad_lines", **switch, help="skip and count faulty lines instead of stopping at the first")
+    p.add_argument(
+        "--parse_special_tokens", **switch, help="special tokens spelt out inside a text become those tokens"
+    )
+    return p.parse_args(argv)
+
+
+def shard(value: str) -> tuple[int, int]:
+    k, slash, n = value.partition("/")
+    if not (slash and k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n)):
+        raise argparse.ArgumentTypeError(f"{value!r} is not k/n with k from 1 to n, such as 3/16")
+    return int(k), int(n)
+
+
+def positive(value: str) -> int:
+    if not value.isdigit() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 1 on")
+    return int(value)
+
+
+def boolean(value: str) -> bool:
+    if value.lower() not in ("true", "false", "1", "0"):
+        raise argparse.ArgumentTypeError(f"{value!r} is neither true nor false")
+    return value.lower() in ("true", "1")
+
+
+def main(argv=None) -> int:
+    args = parse_args(argv)
+    encoder = DocumentEncoder(load_tokenizer(args.tokenizer_path), args.parse_special_tokens)
+    for source in args.data_path:
+        path = split_weight(source)[0]
+        options = (args.cache_dir, args.text_field, args.skip_bad_lines, args.num_procs)
+        store = open_or_build(path, encoder, *options, shard=args.shard)
+        if store is None:
+            print(f"{path}: part {args.shard[0]} of {args.shard[1]} is done; the last one puts the store together")
+            continue
+        print(
+            "\n".join(
+                store.bad_lines.report() + [f"{store.folder}: {len(store):,} documents, {len(store.tokens):,} tokens"]
+            )
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ValueError as error:  # what the user can mend: DataError, no tokenizer there
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

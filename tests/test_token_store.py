@@ -1,0 +1,385 @@
+"""The token store. Reference: read_documents and DocumentEncoder, one document after the other, in this process."""
+
+import gzip
+import hashlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from dataset import token_store, tokenize_corpus
+from dataset.documents import DataError, read_documents
+from dataset.encoder import DocumentEncoder
+from dataset.token_store import TokenStore, open_or_build
+from tests.helpers import ROOT
+from tests.test_encoder import LetterTokenizer, small_tokenizer
+
+TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "二三" * (i % 3) for i in range(300)]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return DocumentEncoder(small_tokenizer())
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(token_store, "BLOCK_BYTES", 1000)
+
+
+def write(path, texts=TEXTS):
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
+    return str(path)
+
+
+def content(store):
+    return {file.name: file.read_bytes() for file in store.folder.iterdir()}
+
+
+def check(store, texts, encoder):
+    assert len(store) == len(texts)
+    expected = [encoder.encode([text])[0] for text in texts]
+    assert [store.document(i).tolist() for i in range(len(store))] == expected
+    assert store.lengths().tolist() == [len(ids) for ids in expected]
+    assert store.text_bytes.tolist() == [len(text.encode()) for text in texts]
+    hashes = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") for text in texts]
+    assert store.doc_hash.tolist() == hashes
+    assert store.max_token_id == max(max(ids) for ids in expected) == store.tokens.max()
+    assert store.tokens.dtype == np.uint16 and store.offsets.dtype == np.int64
+
+
+@pytest.mark.parametrize("num_procs", [1, 3])
+def test_every_format_gives_the_same_documents(tmp_path, encoder, small_blocks, num_procs):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    zstandard = pytest.importorskip("zstandard")
+
+    plain = write(tmp_path / "a.jsonl")
+    raw = (tmp_path / "a.jsonl").read_bytes()
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(raw))
+    (tmp_path / "c.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(raw))
+    parquet.write_table(arrow.table({"text": TEXTS}), tmp_path / "d.parquet")
+    (tmp_path / "txt").mkdir()
+    for i, text in enumerate(TEXTS[:20]):
+        (tmp_path / "txt" / f"{i:02}.txt").write_text(text, encoding="utf-8")
+    for path in (plain, *(str(tmp_path / name) for name in ("b.jsonl.gz", "c.jsonl.zst", "d.parquet"))):
+        check(open_or_build(path, encoder, num_procs=num_procs), TEXTS, encoder)
+    check(open_or_build(str(tmp_path / "txt"), encoder, num_procs=num_procs), TEXTS[:20], encoder)
+    check(
+        open_or_build([plain, str(tmp_path / "txt" / "0*.txt")], encoder, num_procs=num_procs),
+        TEXTS + TEXTS[:10],
+        encoder,
+    )
+
+
+def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, encoder, small_blocks):
+    path = write(tmp_path / "a.jsonl", [*TEXTS, "x" * 5000, "end"])
+    stores = [open_or_build(path, encoder, cache_dir=str(tmp_path / str(n)), num_procs=n) for n in (1, 2, 4)]
+    assert content(stores[0]) == content(stores[1]) == content(stores[2])
+
+
+def test_carried_bos_and_eos_count_as_no_text(tmp_path, encoder):
+    store = open_or_build(write(tmp_path / "a.jsonl", ["<s>the cat</s>", "the cat"]), encoder)
+    assert store.document(0).tolist() == store.document(1).tolist()
+    assert store.text_bytes.tolist() == [7, 7] and store.doc_hash[0] == store.doc_hash[1]
+
+
+def test_second_start_reads_nothing_anew(tmp_path, encoder, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    old = time.time() - 60
+    os.utime(path, (old, old))
+    first = open_or_build(path, encoder)
+    monkeypatch.setattr(token_store, "encode_blocks", None)
+    second = open_or_build(path, encoder)
+    assert second.folder == first.folder and second.folder.parent == tmp_path / ".token_store"
+    copy = pickle.loads(pickle.dumps(second))  # as a loader's worker gets it
+    assert copy.document(5).tolist() == first.document(5).tolist()
+
+
+def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encoder, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    monkeypatch.setattr(token_store.time, "time", lambda: time.time_ns() / 1e9 + 60)  # the file is no longer fresh
+    open_or_build(path, encoder)
+    read, hashed = token_store._sha256, []
+    monkeypatch.setattr(token_store, "_sha256", lambda file: hashed.append(file) or read(file))
+    open_or_build(path, encoder)
+    assert hashed == []
+    stat = os.stat(path)
+    changed = (tmp_path / "a.jsonl").read_bytes().replace(b"the cat 7 ", b"the dog 7 ")
+    (tmp_path / "a.jsonl").write_bytes(changed)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # same size, same time: only the ctime tells
+    assert "dog" in small_tokenizer().decode(open_or_build(path, encoder).document(7))
+    assert len(hashed) == 1
+
+
+def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder):
+    """Pitfall 18, issue 3: nothing stale is ever reused; the same content in another place is."""
+    path, cache = write(tmp_path / "a.jsonl"), str(tmp_path / "cache")
+    first = open_or_build(path, encoder, cache_dir=cache)
+    others = [
+        open_or_build(path, DocumentEncoder(small_tokenizer(pad="<pad>")), cache_dir=cache),
+        open_or_build(path, DocumentEncoder(small_tokenizer(), parse_special_tokens=True), cache_dir=cache),
+        open_or_build(path, encoder, cache_dir=cache, skip_bad_lines=True),
+        open_or_build([path, path], encoder, cache_dir=cache),
+    ]
+    write(tmp_path / "a.jsonl", [*TEXTS, "more"])
+    others.append(open_or_build(path, encoder, cache_dir=cache))
+    assert len({store.fingerprint for store in [first, *others]}) == 6
+    (tmp_path / "other").mkdir()
+    again = open_or_build(write(tmp_path / "other" / "a.jsonl"), encoder, cache_dir=cache)
+    assert again.folder == first.folder
+
+
+def test_large_vocabulary_takes_uint32(tmp_path):
+    letters = "".join(chr(i) for i in range(0x20, 0x11000) if not 0xD800 <= i < 0xE000)
+    tokenizer = LetterTokenizer(letters, bos_token="<s>", eos_token="</s>")
+    big = DocumentEncoder(tokenizer)
+    store = open_or_build(write(tmp_path / "a.jsonl", ["a\U00010ff0b"]), big)
+    assert store.tokens.dtype == np.uint32 and store.document(0).tolist() == big.encode(["a\U00010ff0b"])[0]
+    assert store.max_token_id > 65535
+
+
+def test_document_without_tokens_is_not_stored(tmp_path):
+    bare = DocumentEncoder(LetterTokenizer("ab"))
+    bare._slow._tokenize = lambda text, **kwargs: [letter for letter in text if letter in "ab"]
+    store = open_or_build(write(tmp_path / "a.jsonl", ["ab", "??", "b"]), bare)
+    assert [store.document(i).tolist() for i in range(len(store))] == [[0, 1], [1]]
+
+
+@pytest.mark.parametrize("num_procs", [1, 3])
+def test_faulty_line_is_named_rightly(tmp_path, encoder, small_blocks, num_procs):
+    """Pitfall 19: the first fault of the file is raised, with its line in the file, whichever process met it."""
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    lines[211] = '{"text": null}'
+    lines[260] = "nonsense"
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError) as caught:
+        open_or_build(str(path), encoder, num_procs=num_procs)
+    assert str(caught.value).startswith(f"{path}:212: 'text' is a null") and "\n" not in str(caught.value)
+    assert not list((tmp_path / ".token_store").glob("*a-*/")), "no store and no temporary folder is left"
+    store = open_or_build(str(path), encoder, num_procs=num_procs, skip_bad_lines=True)
+    check(store, [text for i, text in enumerate(TEXTS) if i not in (211, 260)], encoder)
+    assert store.bad_lines.counts == {"text is null": 1, "not JSON": 1}
+    assert any(f"{path}:261: " in line for line in store.bad_lines.report())
+
+
+def test_all_16_kinds_are_skipped_and_counted(tmp_path, encoder, small_blocks):
+    """Row 17: the exact count by kind, after any number of processes and on a second start."""
+    from tests.test_documents import FAULTS, HARMLESS
+    from tests.test_documents import TEXTS as GOOD_TEXTS
+
+    path, kinds = tmp_path / "a.jsonl", {}
+    path.write_bytes(b"\n".join([b"\n".join(HARMLESS.values()), *(line for line, _ in FAULTS.values())]))
+    for _, kind in FAULTS.values():
+        kinds[kind] = kinds.get(kind, 0) + 1
+    for num_procs in (1, 2, 1):
+        store = open_or_build(str(path), encoder, skip_bad_lines=True, num_procs=num_procs)
+        check(store, GOOD_TEXTS * len(HARMLESS), encoder)
+        assert store.bad_lines.counts == kinds
+    documents = list(read_documents(path, bad_lines=store.bad_lines))
+    assert len(documents) == len(store)
+
+
+def test_nothing_to_train_on(tmp_path, encoder):
+    for name, data in {"empty.jsonl": "", "blank.jsonl": "\n\n", "void.jsonl": '{"text": ""}'}.items():
+        (tmp_path / name).write_text(data)
+        with pytest.raises(DataError, match=f"{name}: no document to train on; the files are empty"):
+            open_or_build(str(tmp_path / name), encoder)
+    (tmp_path / "bad.jsonl").write_text("a\nb\n")
+    with pytest.raises(DataError, match="no document to train on; all 2 lines are bad"):
+        open_or_build(str(tmp_path / "bad.jsonl"), encoder, skip_bad_lines=True)
+
+
+@pytest.mark.parametrize("num_procs", [1, 2])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+def test_shards_together_are_one_run(tmp_path, encoder, small_blocks, num_procs, suffix):
+    """Any order of the shards gives the bytes of a single run, counts of bad lines included."""
+    path = tmp_path / f"a.{suffix}"
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    for i in range(0, 300, 17):
+        lines[i] = "nonsense"
+    data = "\n".join(lines).encode()
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    whole = open_or_build(str(path), encoder, str(tmp_path / "whole"), skip_bad_lines=True)
+    for n in (3, 40) if num_procs == 1 else (2,):  # 40: more parts than blocks
+        cache = str(tmp_path / f"parts{n}")
+        order = np.random.default_rng(0).permutation(n) + 1
+        results = [
+            open_or_build(str(path), encoder, cache, skip_bad_lines=True, shard=(int(k), n), num_procs=num_procs)
+            for k in order
+        ]
+        assert results[:-1] == [None] * (n - 1)
+        assert content(results[-1]) == content(whole)
+        assert [folder.name for folder in results[-1].folder.parent.glob("*/")] == [whole.folder.name], (
+            "the parts are gone"
+        )
+
+
+def test_run_without_shard_puts_finished_parts_together(tmp_path, encoder, small_blocks, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    with monkeypatch.context() as patch:  # as if every part had been killed before it could assemble
+        patch.setattr(token_store._Builder, "_assemble", lambda self: None)
+        assert [open_or_build(path, encoder, shard=(k, 2)) for k in (1, 2)] == [None, None]
+    monkeypatch.setattr(token_store, "encode_blocks", None)
+    check(open_or_build(path, encoder), TEXTS, encoder)
+
+
+@pytest.mark.parametrize("file", ["tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin", "meta.json"])
+def test_truncated_store_is_made_anew(tmp_path, encoder, capsys, file):
+    path = write(tmp_path / "a.jsonl")
+    folder = open_or_build(path, encoder).folder
+    os.truncate(folder / file, (folder / file).stat().st_size // 2)
+    with pytest.raises(ValueError):
+        TokenStore(folder)
+    check(open_or_build(path, encoder), TEXTS, encoder)
+    assert capsys.readouterr().out.count("is damaged") == 1
+
+
+def test_pickle_payload_is_never_run(tmp_path, encoder):
+    """Row 19, pitfall 26: whatever file of a store is replaced by a pickle, opening it runs nothing."""
+
+    class Payload:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    path = write(tmp_path / "a.jsonl")
+    for file in open_or_build(path, encoder).folder.iterdir():
+        file.write_bytes(pickle.dumps(Payload()))
+        check(open_or_build(path, encoder), TEXTS, encoder)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_read_only_data_folder(tmp_path, encoder, capsys, monkeypatch):
+    """The fall-back is named; a store that lies beside read-only data is found."""
+    path = write(tmp_path / "a.jsonl")
+    (
+        tmp_path / ".token_store"
+    ).touch()  # a file in the way: root may write anywhere, so permissions would prove nothing
+    store = open_or_build(path, encoder)
+    assert store.folder.parent == tmp_path / "xdg" / "minimind" / "token_store"
+    assert f"goes to {store.folder.parent}" in capsys.readouterr().out
+    assert open_or_build(path, encoder).folder == store.folder
+    with pytest.raises(DataError, match="--cache_dir"):
+        open_or_build(write(tmp_path / "b.jsonl", ["b"]), encoder, cache_dir=str(tmp_path / ".token_store"))
+
+
+def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    real = token_store.encode_blocks
+
+    def edit_first(*args):
+        write(tmp_path / "a.jsonl", ["other"])
+        return real(*args)
+
+    monkeypatch.setattr(token_store, "encode_blocks", edit_first)
+    with pytest.raises(DataError, match="changed while"):
+        open_or_build(path, encoder)
+    assert not list((tmp_path / ".token_store").glob("*a-*/"))
+
+
+SCRIPT = """
+import pickle, sys
+sys.path.insert(0, {root!r})
+from dataset import token_store, tokenize_corpus
+token_store.BLOCK_BYTES = 5000
+encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
+store = token_store.open_or_build({path!r}, encoder, num_procs={procs})
+print(store.folder, len(store))
+"""
+
+
+def start(path, encoder, procs=1, before=""):
+    pickled = f"{path}.encoder"
+    with open(pickled, "wb") as file:
+        pickle.dump(encoder, file)
+    code = before + SCRIPT.format(root=str(ROOT), encoder=pickled, path=str(path), procs=procs)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_processes_that_start_together_build_once(tmp_path, encoder):
+    path = write(tmp_path / "a.jsonl", TEXTS * 100)
+    runs = [start(path, encoder) for _ in range(3)]
+    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert sum("tokenised a:" in output for output in outputs) == 1
+    assert len({output.splitlines()[-1] for output in outputs}) == 1
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig):
+    """Issue 3: no half store is readable, the next start clears up, the workers end with their parent."""
+    psutil = pytest.importorskip("psutil")
+    path = write(tmp_path / "a.jsonl", TEXTS * 400)
+    run = start(path, encoder, procs=2)
+    store = tmp_path / ".token_store"
+    deadline = time.time() + 60
+    while not (list(store.glob(".tmp-*/tokens.bin")) and len(psutil.Process(run.pid).children()) == 2):
+        assert time.time() < deadline and run.poll() is None
+        time.sleep(0.01)
+    children = psutil.Process(run.pid).children()
+    run.send_signal(sig)
+    run.communicate(timeout=20)
+    assert run.returncode != 0
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert not list(store.glob("a-*/"))
+    other = write(tmp_path / "b.jsonl")  # another store's build clears up as well
+    open_or_build(other, encoder)
+    assert not list(store.glob(".tmp-*"))
+
+
+def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
+    """A limit on the size of files stands for the full disk."""
+    path = write(tmp_path / "a.jsonl", TEXTS * 20)
+    run = start(path, encoder, before="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))")
+    _, errors = run.communicate(timeout=60)
+    assert "DataError" in errors and "--cache_dir names another folder" in errors
+    assert not list((tmp_path / ".token_store").glob("*a-*/"))
+
+
+def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
+    from dataset import encode_worker
+
+    real = encode_worker._Worker.__call__
+
+    def call(self, block):
+        self.process.kill()
+        self.process.wait()
+        return real(self, block)
+
+    monkeypatch.setattr(encode_worker._Worker, "__call__", call)
+    with pytest.raises(DataError, match="ended with code -9"):
+        open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=2)
+
+
+def test_command_line(tmp_path, capsys):
+    """`tokenize_corpus.py` from another folder: two shards, then user errors with one line and exit code 2."""
+    path = write(tmp_path / "a.jsonl")
+
+    def run(*flags):
+        script = [sys.executable, str(ROOT / "dataset" / "tokenize_corpus.py"), "--data_path", *flags]
+        return subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    first = run("a.jsonl", "--shard", "2/2")
+    assert first.returncode == 0 and "part 2 of 2" in first.stdout, first.stderr
+    assert tokenize_corpus.main(["--data_path", path, "--shard", "1/2"]) == 0
+    assert "300 documents" in capsys.readouterr().out
+    missing = run("missing.jsonl")
+    assert (
+        missing.returncode == 2
+        and missing.stderr.startswith("error: missing.jsonl")
+        and missing.stderr.count("\n") == 1
+    )
+    with pytest.raises(SystemExit, match="2"):
+        tokenize_corpus.main(["--data_path", path, "--shard", "3/2"])
