@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LR_SCHEDULES = ("minimind", "cosine", "wsd", "linear", "constant")  # optim.py has their formulas
 
 
 def boolean(text):
@@ -86,6 +87,12 @@ def parser():
     g.add_argument("--num_attention_heads", type=count, default=8, help="query heads")
     g.add_argument("--num_key_value_heads", type=count, help="key and value heads (default: the generation's)")
     p.switch(g, "--use_moe", False, "mixture of experts in place of the dense MLP")
+    g.add_argument(
+        "--init_scheme",
+        choices=("default", "zero_out"),
+        default="default",
+        help="zero_out: o_proj and down_proj begin at 0",
+    )
     g.add_argument("--from_weight", default="none", help="start from out/{name}_{hidden}[_moe].pth, or from a path")
     g.add_argument("--tokenizer_path", default=str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
 
@@ -113,9 +120,17 @@ def parser():
     g.add_argument("--epochs", type=count, default=1, help="passes over the data")
     g.add_argument("--batch_size", type=count, default=32, help="rows per micro-batch and rank")
     g.add_argument("--accumulation_steps", type=count, default=8, help="micro-batches per update")
-    g.add_argument("--learning_rate", type=positive(float), default=5e-4, help="scale of the cosine schedule")
+    g.add_argument("--learning_rate", type=positive(float), default=5e-4, help="what the schedule multiplies")
+    g.add_argument("--lr_schedule", choices=LR_SCHEDULES, default="minimind", help="of the rate over the run")
     g.add_argument("--warmup_iters", type=size, default=0, help="linear warm-up, in micro-batches")
-    g.add_argument("--weight_decay", type=not_negative(float), default=0.01, help="AdamW's, on matrices alone")
+    g.add_argument(
+        "--optimizer",
+        choices=("adamw", "muon"),
+        default="adamw",
+        help="muon: for the blocks' matrices, AdamW elsewhere",
+    )
+    g.add_argument("--muon_lr", type=positive(float), default=0.02, help="Muon's learning rate, on the same schedule")
+    g.add_argument("--weight_decay", type=not_negative(float), default=0.01, help="on matrices alone")
     g.add_argument("--grad_clip", type=not_negative(float), default=1.0, help="largest global gradient norm; 0: off")
     g.add_argument("--max_bad_updates", type=count, default=10, help="stop after so many non-finite updates in a row")
     g.add_argument("--seed", type=size, default=42, help="of weights, data order and samples")

@@ -1,0 +1,85 @@
+"""The plain MiniMind loop, the reference that speed and learning are compared with: tokenise each item when it is asked
+for, pad it to the full length, fp32 on the CPU, eager, AdamW, one forward with all logits.
+
+    python benchmarks/plain_loop.py --data_path train.jsonl --val_path valid.jsonl --updates 300 --learning_rate 1e-3
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+
+import argparse
+import contextlib
+import itertools
+import time
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+from dataset.corpus import Corpus
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.lm_dataset import PretrainDataset
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from trainer.evaluation import evaluate
+from trainer.optim import get_lr
+from trainer.runtime import Ranks
+
+
+def plain_steps(model, dataset, batch_size, updates, lr, seed=42):
+    """Train `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=False, foreach=False)
+    generator = torch.Generator().manual_seed(seed)
+    loader = DataLoader(dataset, batch_size, shuffle=True, drop_last=True, generator=generator)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # as many epochs as it takes
+    for step, (inputs, targets, mask) in zip(range(updates), batches, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = get_lr(step, updates, lr)
+        output = model(inputs)
+        losses = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="none")
+        loss = (losses * mask.flatten()).sum() / mask.sum() + output.aux_loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield loss.item(), int(mask.sum())
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--data_path", required=True)
+    p.add_argument("--val_path", required=True)
+    p.add_argument("--updates", type=int, default=300)
+    p.add_argument("--batch_size", type=int, default=8)
+    p.add_argument("--max_seq_len", type=int, default=512)
+    p.add_argument("--learning_rate", type=float, default=1e-3)
+    p.add_argument("--hidden_size", type=int, default=512)
+    p.add_argument("--seed", type=int, default=42)
+    args = p.parse_args()
+
+    torch.manual_seed(args.seed)
+    tokenizer = load_tokenizer(ROOT / "model")
+    encoder = DocumentEncoder(tokenizer)
+    model = MiniMindForCausalLM(MiniMindConfig(hidden_size=args.hidden_size, vocab_size=encoder.vocab_size)).train()
+    dataset = PretrainDataset(args.data_path, tokenizer, max_length=args.max_seq_len)
+    tokens, start = 0, time.perf_counter()
+    for step, (loss, n) in enumerate(
+        plain_steps(model, dataset, args.batch_size, args.updates, args.learning_rate, args.seed)
+    ):
+        tokens += n
+        if step % 25 == 0 or step == args.updates - 1:
+            seconds = time.perf_counter() - start
+            print(f"update {step + 1}: loss {loss:.3f}, {tokens:,} text tokens, {tokens / seconds:,.0f}/s", flush=True)
+
+    corpus = Corpus([args.data_path], encoder, max_seq_len=args.max_seq_len, seed=args.seed, val_path=args.val_path)
+    engine = SimpleNamespace(model=model, ranks=Ranks(), device=torch.device("cpu"), autocast=contextlib.nullcontext)
+    values, _ = evaluate(engine, corpus.validation(), SimpleNamespace(signum=0))
+    print({name: round(value, 4) for name, value in values.items()})
+
+
+if __name__ == "__main__":
+    main()

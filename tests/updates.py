@@ -1,0 +1,84 @@
+"""One update through the engine, and its reference: every document alone through autograd, for tests of gradients."""
+
+import torch
+import torch.nn.functional as F
+
+from dataset.loader import UpdateSchedule, make_loader
+from dataset.packing import EpochPlan
+from tests.helpers import tiny_model, token_store
+from trainer.engine import Engine
+from trainer.loop import Totals
+from trainer.runtime import Ranks
+from trainer.train_pretrain import objective
+
+T = 16
+KINDS = {
+    "dense packed": ({}, True),
+    "dense padded": ({}, False),
+    "moe packed": ({"use_moe": True}, True),
+    "moe padded": ({"use_moe": True}, False),
+}
+# 2 to 3T tokens: ragged masks, documents in pieces. Both plans leave a tail of fewer than 8 rows.
+LENGTHS = [5, 17, 2, 31, 16, 3, 48, 9, 12, 17, 4, 26, 7, 2, 40, 11, 16, 6, 33]
+
+
+class Recorder(torch.optim.SGD):
+    """Keeps the gradients of each update and leaves the parameters alone."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=1.0)
+        self.updates = []
+
+    def step(self, closure=None):
+        self.updates.append([p.grad.clone() for p in self.param_groups[0]["params"]])
+
+
+def plan_of(kind):
+    """(store, EpochPlan) of a kind."""
+    store = token_store(LENGTHS)
+    return store, EpochPlan(store, T, seed=3, epoch=0, pack=KINDS[kind][1])
+
+
+def gradients(kind, batch_size, accumulation_steps, ranks=None):
+    """The gradients of every update of an epoch, [update][parameter], cut in this way."""
+    ranks = ranks or Ranks()
+    model = tiny_model(**KINDS[kind][0])
+    engine = Engine(
+        model, Recorder(model.parameters()), objective(model), device=torch.device("cpu"), dtype=torch.float32,
+        ranks=ranks, grad_clip=0,
+    )  # fmt: skip
+    store, plan = plan_of(kind)
+    schedule = UpdateSchedule(plan.n_rows, batch_size, accumulation_steps, ranks.world_size)
+    for update, micro, batch in make_loader(store, plan, schedule, ranks.rank):
+        first, end = schedule.rows(update)
+        if batch is not None:
+            engine.micro_batch(batch, Totals(plan.row_targets(first, end), plan.row_documents(first, end)))
+        if micro == schedule.micro_batches(update) - 1:
+            engine.update(1.0)
+    return engine.optimizer.updates
+
+
+def reference_gradients(kind, rows_per_update=8):
+    """The same from the formula: each piece alone through forward(), one backward() over all pieces of an update."""
+    model = tiny_model(**KINDS[kind][0])
+    store, plan = plan_of(kind)
+    updates = []
+    for first in range(0, plan.n_rows, rows_per_update):
+        losses, aux_losses, targets = [], [], 0
+        for row in range(first, min(first + rows_per_update, plan.n_rows)):
+            for document, start, pairs in plan.pieces_of_row(row):
+                begin = store.offsets[document] + start
+                ids = torch.from_numpy(store.tokens[begin : begin + pairs + 1].astype("int64"))
+                output = model(ids[None, :-1])
+                losses.append(F.cross_entropy(output.logits[0], ids[1:], reduction="sum"))
+                aux_losses.append(output.aux_loss)
+                targets += pairs
+        loss = torch.stack(losses).sum() / targets + torch.stack(aux_losses).mean()
+        updates.append(torch.autograd.grad(loss, list(model.parameters())))
+    return updates
+
+
+def relative_difference(ours, reference):
+    """Largest relative difference (2-norm over all parameters) among the updates."""
+    flat = [[torch.cat([g.reshape(-1) for g in update]).double() for update in side] for side in (ours, reference)]
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(*flat, strict=True))

@@ -1,0 +1,266 @@
+"""Weights for other people's code, and checkpoints to resume from: written whole or not at all, verified when read.
+
+Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
+    pretrain_512.pth, pretrain_512.json       half-precision weights and config
+    pretrain_512_resume/update_00000120.pt    everything a resume needs (one `state_dict`)
+    pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
+"""
+
+import contextlib
+import errno
+import glob
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from trainer.runtime import UserError
+
+
+@contextlib.contextmanager
+def atomic_file(path):
+    """Open `path` for binary writing so that it appears complete or not at all; the temporary is removed on failure.
+
+    Errors: OSError that names `path` (a full disk does not name a file by itself).
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder):
+    """Make a rename in `folder` survive a power cut (not possible on Windows)."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove_temporaries(stem, folder):
+    """Delete what a killed run of this name left half written: beside `stem` and in its checkpoint folder.
+
+    Other names in the same place are left alone; they may belong to a run that is writing them now.
+    """
+    for path in [*stem.parent.glob(f"{glob.escape(stem.name)}.*.tmp"), *folder.glob("update_*.tmp")]:
+        path.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------------- weights
+
+
+def save_weights(state_dict, config, stem):
+    """Write `{stem}.pth`, a flat fp16 state dict on the CPU with the public key names, and `{stem}.json`, the config."""
+    halves = {tensor.data_ptr(): tensor.cpu().half() for tensor in state_dict.values()}  # a tied matrix is stored once
+    half = {name: halves[tensor.data_ptr()] for name, tensor in state_dict.items()}
+    with atomic_file(f"{stem}.json") as file:
+        file.write(json.dumps(config, indent=2, sort_keys=True).encode())
+    with atomic_file(f"{stem}.pth") as file:
+        write_tensors(half, HashingWriter(file))
+
+
+# --------------------------------------------------------------------------------------------- checkpoints
+
+
+class HashingWriter:
+    """A file for torch.save that feeds what is written to SHA-256 as well."""
+
+    def __init__(self, file):
+        self.file, self.digest, self.error = file, hashlib.sha256(), None
+
+    def write(self, data):
+        try:
+            written = self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.digest.update(data)
+        return written
+
+    def flush(self):
+        self.file.flush()
+
+
+def write_tensors(state, writer):
+    """torch.save into a HashingWriter. OSError where the disk is full: torch itself reports its own confusion instead."""
+    try:
+        torch.save(state, writer)
+    except RuntimeError:
+        if writer.error is None:
+            raise
+        raise writer.error from None
+
+
+def snapshot(value):
+    """A copy on the CPU that later updates do not change; tied tensors stay one."""
+    copies = {}
+
+    def copy(value):
+        if isinstance(value, torch.Tensor):
+            key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            if key not in copies or value.numel() == 0:
+                copies[key] = value.detach().to("cpu", copy=True)
+            return copies[key]
+        if isinstance(value, dict):
+            return {name: copy(item) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(copy(item) for item in value)
+        return value
+
+    return copy(value)
+
+
+def yield_the_cpu():
+    """Let the calling thread run only where training leaves a core idle (Linux has priorities for single threads)."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def file_digest(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def verified(path):
+    """Whether a checkpoint's bytes are those that its digest file was made from."""
+    try:
+        expected = Path(f"{path}.sha256").read_text().split()[0]
+        return file_digest(path) == expected
+    except (OSError, IndexError, UnicodeDecodeError):
+        return False
+
+
+def load_checkpoint(path):
+    """The state dict in a checkpoint; nothing in it can run code."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+class Checkpoints:
+    """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
+
+    def __init__(self, folder, keep=2):
+        self.folder, self.keep = Path(folder), keep
+        self._thread = self._error = None
+        self._damaged = set()  # found by newest(); they do not count as kept
+
+    def paths(self):
+        """Existing checkpoints, newest first."""
+        return sorted(self.folder.glob("update_*.pt"), reverse=True)
+
+    def save(self, state, update, before=None):
+        """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
+
+        Waits for the save before this one, whose error (OSError) `wait` has to be asked for first.
+        """
+        self.wait()
+        copy = snapshot(state)
+
+        def write():
+            yield_the_cpu()
+            for step in (lambda: before and before(copy), lambda: self._write(copy, update)):
+                try:
+                    step()
+                except BaseException as error:  # carried to the training thread by wait()
+                    self._error = error
+
+        # Not a daemon: an interpreter that ends must first finish what it has begun to write.
+        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread.start()
+
+    def wait(self):
+        """Wait until nothing is being written; raise the error of the last save, if any."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self, state, update):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"update_{update:08d}.pt"
+        with atomic_file(path) as file:
+            writer = HashingWriter(file)
+            write_tensors(state, writer)
+            # The digest first: a checkpoint is never seen without it.
+            with atomic_file(f"{path}.sha256") as digest_file:
+                digest_file.write(f"{writer.digest.hexdigest()}  {path.name}\n".encode())
+        if not verified(path):
+            raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
+        self._damaged.discard(path)
+        self._prune(path)
+
+    def _prune(self, newest):
+        """Delete all but `newest`, which has just been verified, and the `keep` - 1 good ones before it.
+
+        Those with a higher number were damaged when this run resumed from one before them.
+        """
+        kept = [path for path in self.paths() if path <= newest and path not in self._damaged][: self.keep]
+        for path in self.paths():
+            if path not in kept:
+                path.unlink(missing_ok=True)
+                Path(f"{path}.sha256").unlink(missing_ok=True)
+
+    def set_aside(self, metrics_path, notice=print):
+        """Move the checkpoints of an earlier run, and its metrics, out of the way of a fresh one; nothing is deleted.
+
+        One rename moves them all, so that a kill at any moment leaves them together, here or there.
+        """
+        if not self.paths():
+            return
+        if Path(metrics_path).exists():
+            shutil.copy2(metrics_path, self.folder)
+        aside = (self.folder.with_name(f"{self.folder.name}_old{n}") for n in itertools.count(1))
+        old = next(folder for folder in aside if not folder.exists())
+        self.folder.rename(old)
+        notice(
+            f"a fresh run: the checkpoints and metrics of the one before are now in {old}; --from_resume 1 would have "
+            "gone on from them"
+        )
+
+    def newest(self, notice=print):
+        """(state, path) of the newest checkpoint whose digest holds, or None where there is none at all.
+
+        Damaged ones are named through `notice` and passed over. Errors: UserError where some exist and none holds.
+        """
+        for folder_digest in self.folder.glob("update_*.pt.sha256"):
+            if not folder_digest.with_suffix("").exists():  # killed between the two renames
+                folder_digest.unlink(missing_ok=True)
+        paths = self.paths()
+        for path in paths:
+            if verified(path):
+                try:
+                    return load_checkpoint(path), path
+                except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
+                    notice(f"{path}: cannot be read ({type(error).__name__}); passed over")
+            else:
+                notice(f"{path}: damaged or without its digest; passed over")
+            self._damaged.add(path)
+        if paths:
+            raise UserError(
+                f"{self.folder}: none of its {len(paths)} checkpoints is intact; "
+                "delete the folder to start afresh, or continue from weights with --from_weight"
+            )
+        return None

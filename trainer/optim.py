@@ -1,0 +1,76 @@
+"""Learning-rate schedule, parameter groups and the optimiser."""
+
+import math
+
+import torch
+
+from trainer.muon import Muon, Together
+
+
+def get_lr(current_step, total_steps, lr):
+    """MiniMind's cosine: from 1.1·lr at step 0 down to 0.1·lr at `total_steps`."""
+    return lr / 10 + 0.5 * lr * (1 + math.cos(math.pi * current_step / total_steps))
+
+
+SCHEDULES = {  # share of the run done (0 to 1) -> factor of the learning rate
+    "minimind": lambda progress: get_lr(progress, 1.0, 1.0),
+    "cosine": lambda progress: 0.1 + 0.45 * (1 + math.cos(math.pi * progress)),  # 1 to 0.1
+    "wsd": lambda progress: min(1.0, (1 - progress) / 0.2),  # warm-up by its own flag, stable, linear decay at the end
+    "linear": lambda progress: 1 - progress,
+    "constant": lambda progress: 1.0,
+}
+
+
+def learning_rate(progress, warmup_progress, lr, schedule="minimind"):
+    """The rate of an update that starts at `progress` (0 to 1 of all rows of the run).
+
+    warmup_progress: share of the warm-up done at the end of this update; from 1 on it has no effect.
+    Progress is counted in rows rather than micro-batches, so that the same global batch gets the same rate however it
+    is cut into micro-batches and ranks.
+    """
+    return lr * SCHEDULES[schedule](progress) * min(1.0, warmup_progress)
+
+
+def parameter_groups(model, weight_decay):
+    """Two groups that hold every trainable parameter exactly once: matrices (decayed), and biases and norms (not)."""
+    parameters = [p for p in model.parameters() if p.requires_grad]  # a tied matrix is listed once
+    matrices = [p for p in parameters if p.dim() >= 2]
+    vectors = [p for p in parameters if p.dim() < 2]
+    assert len(matrices) + len(vectors) == len({id(p) for p in parameters})
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+
+
+def build_optimizer(model, lr, weight_decay=0.01, kind="adamw", muon_lr=0.02):
+    """The optimiser of `--optimizer`: "adamw", or "muon" for the matrices inside the blocks and AdamW for the rest.
+
+    A group's `lr_scale` is what the schedule's rate is multiplied with: Muon's own rate follows the same schedule.
+    """
+    groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
+    if kind == "adamw":
+        return build_adamw(groups, lr)
+    matrices = hidden_matrices(model)
+    hidden = {id(p) for p in matrices}
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) not in hidden]
+    muon = Muon([{"params": matrices, "weight_decay": weight_decay, "lr_scale": muon_lr / lr}], lr=muon_lr)
+    return Together([build_adamw(groups, lr), muon])
+
+
+def build_adamw(groups, lr):
+    """AdamW with the fused kernel where the device has one (torch raises RuntimeError where it has not)."""
+    try:
+        return torch.optim.AdamW(groups, lr=lr, fused=True)
+    except RuntimeError:
+        return torch.optim.AdamW(groups, lr=lr)
+
+
+def hidden_matrices(model):
+    """The matrices of attention and feed-forward layers: neither embeddings and head, nor a router's few rows."""
+    return [
+        p
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.dim() == 2 and ".layers." in name and not name.endswith("mlp.gate.weight")
+    ]

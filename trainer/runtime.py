@@ -1,0 +1,244 @@
+"""The process and its surroundings: ranks, device, precision, seeds, stop signals, and errors a user can mend."""
+
+import contextlib
+import importlib.util
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dataset.documents import DataError
+
+
+class UserError(ValueError):
+    """Something the user can mend: shown as one line, exit code 2, no traceback."""
+
+
+@contextlib.contextmanager
+def user_errors():
+    """Turn the ValueErrors and OSErrors of setting up (a config field, a file) into UserErrors.
+
+    Used around set-up code only: inside the training loop a ValueError is a defect of ours and keeps its traceback.
+    """
+    try:
+        yield
+    except (UserError, DataError):
+        raise
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+
+
+def run_cli(main):
+    """Run `main()`; print what the user can mend as one line on stderr and exit with 2."""
+    try:
+        sys.exit(main())
+    except (UserError, DataError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
+        if dist.is_initialized():
+            os._exit(2)
+        sys.exit(2)
+
+
+# --------------------------------------------------------------------------------------------------- ranks
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands among those of the run. `world_size` 1 means that no process group exists."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_main(self):
+        return self.rank == 0
+
+
+def init_distributed_mode(device=None, timeout_s=600, ddp=False):
+    """Join the process group that torchrun describes in the environment; returns (Ranks, torch.device).
+
+    device: the user's choice ("cuda:0", "mps", "cpu") or None for the best there is. Under torchrun a CUDA rank takes
+    the GPU of its local rank. Errors: UserError for `ddp` without torchrun or a device that is not there.
+    """
+    if int(os.environ.get("RANK", -1)) == -1:
+        if ddp:
+            raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
+        return Ranks(), pick_device(device)
+    ranks = Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+    device = pick_device(device)
+    if device.type == "cuda":
+        if ranks.local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"--nproc_per_node asks for more processes than this machine has GPUs ({torch.cuda.device_count()})"
+            )
+        device = torch.device("cuda", ranks.local_rank)
+        torch.cuda.set_device(device)
+    elif device.type == "mps":
+        raise UserError("data parallel does not work on mps: launch with python instead of torchrun, or --device cpu")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+    return ranks, device
+
+
+def pick_device(name=None):
+    """torch.device for the user's choice, or CUDA, MPS, CPU in this order. Errors: UserError if it is not there."""
+    has_mps = torch.backends.mps.is_available()
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"--device {name}: unknown; use cuda, cuda:N, mps or cpu") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"--device {name}: this machine shows {torch.cuda.device_count()} CUDA devices; try --device cpu"
+        )
+    if device.type == "mps" and not has_mps:
+        raise UserError("--device mps: not available on this machine; try --device cpu")
+    if device.type not in ("cuda", "mps", "cpu"):
+        raise UserError(f"--device {name}: unknown; use cuda, cuda:N, mps or cpu")
+    return device
+
+
+# ----------------------------------------------------------------------------------- precision, randomness
+
+
+def cpu_has_bfloat16():
+    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16, AMX or ARM's BF16); emulation is slower than fp32."""
+    names = ("avx512_bf16", "amx_bf16", "bf16", "amx_tile", "arm_bf16", "sve_bf16")
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in names)
+
+
+def pick_dtype(name, device):
+    """(torch.dtype for autocast, notice or None). Falls back where the hardware has no bfloat16."""
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+    if dtype is torch.bfloat16 and device.type == "cpu" and not cpu_has_bfloat16():
+        return torch.float32, "this CPU has no native bfloat16: training in float32 instead"
+    if (
+        dtype is torch.bfloat16
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        return torch.float16, "this GPU has no native bfloat16: training in float16 with a gradient scaler instead"
+    return dtype, None
+
+
+def seed_everything(seed, rank=0):
+    """Seed Python, NumPy and torch. The data order has a generator of its own, so ranks may differ here (dropout)."""
+    random.seed(seed + rank)
+    np.random.seed((seed + rank) % 2**32)
+    torch.manual_seed(seed + rank)
+
+
+def rng_state(device):
+    """Every random state of this process, as tensors and plain containers (loadable with weights_only=True)."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "mps": torch.mps.get_rng_state() if device.type == "mps" else None,
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+    }
+
+
+def set_rng_state(state, device):
+    """Inverse of rng_state; a state saved on another kind of device sets what both have."""
+    torch.set_rng_state(state["torch"].cpu())
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    if device.type == "mps" and state["mps"] is not None:
+        torch.mps.set_rng_state(state["mps"].cpu())
+    random.setstate(state["python"])
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+
+
+def compile_blocks(model, choice, device, say):
+    """torch.compile each block of the model (one compilation serves all of them); names of parameters stay as they are.
+
+    choice: "1", "0" or "auto": on CUDA where a compiler is found. Without one, eager with a notice.
+    """
+    if choice == "0" or (choice == "auto" and device.type != "cuda"):
+        return
+    missing = compiler_missing(device)
+    if missing:
+        if choice == "1":
+            say(f"--use_compile 1: {missing}; training without torch.compile")
+        return
+    for block in model.model.layers:
+        block.compile()
+
+
+def compiler_missing(device):
+    """What torch.compile lacks on this machine, or None."""
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type == "cpu" and not any(
+        shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")
+    ):
+        return "no C++ compiler (g++ or clang++) is found"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------- signals
+
+
+class StopSignals:
+    """SIGTERM, SIGINT and SIGHUP ask for a stop after the current update, SIGUSR1 for a save.
+
+    Until `arm()` is called there is nothing to save, and a stop signal ends the process at once. A second stop signal
+    ends it at once too; the launcher repeats a Ctrl-C within milliseconds, so that repeats inside a second count as
+    one. A context manager: the handlers that were there before come back.
+    """
+
+    STOP = ("SIGTERM", "SIGINT", "SIGHUP")
+    SAME_SIGNAL_S = 1.0
+
+    def __init__(self):
+        self.signum = 0  # the stop signal that came, 0: none
+        self._save_requested = self._armed = False
+        self._first = 0.0
+        self._before = {}
+
+    def __enter__(self):
+        for name, handler in [*((name, self._stop) for name in self.STOP), ("SIGUSR1", self._save)]:
+            if hasattr(signal, name):  # Windows has no SIGHUP and no SIGUSR1
+                self._before[name] = signal.signal(getattr(signal, name), handler)
+        return self
+
+    def __exit__(self, *exception):
+        for name, handler in self._before.items():
+            signal.signal(getattr(signal, name), handler)
+
+    def arm(self):
+        self._armed = True
+
+    def take_save_request(self):
+        requested, self._save_requested = self._save_requested, False
+        return requested
+
+    def _stop(self, signum, frame):
+        now = time.monotonic()
+        if not self._armed or (self.signum and now - self._first > self.SAME_SIGNAL_S):
+            os._exit(128 + signum)
+        if not self.signum:
+            self.signum, self._first = signum, now
+
+    def _save(self, signum, frame):
+        self._save_requested = True

@@ -1,0 +1,250 @@
+"""Pretrain a MiniMind on a jsonl corpus.
+
+    python trainer/train_pretrain.py --epochs 1                      # one device: CUDA, MPS or CPU, whichever is there
+    python trainer/train_pretrain.py --device cpu --hidden_size 256  # a small one on a CPU
+    torchrun --nproc_per_node 2 trainer/train_pretrain.py            # data parallel: NCCL on GPUs, Gloo on CPUs
+
+Without `dataset/pretrain_hq.jsonl` and without `--data_path` it trains on the documentation inside the installed
+Python. `--help` lists the flags; docs/design.md explains the words (step, update, row, document).
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # run by path: trainer/ would come first and could shadow a dependency
+    sys.path[0] = str(ROOT)
+
+import torch
+import torch.distributed as dist
+
+from dataset.corpus import Corpus
+from dataset.embedded_corpus import build_embedded_corpus
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from trainer.arguments import parse_args
+from trainer.checkpoint import Checkpoints, remove_temporaries, save_weights
+from trainer.engine import Engine
+from trainer.evaluation import evaluate, read_prompts, sample
+from trainer.loop import Run, fit, is_past, resume, train_epoch
+from trainer.optim import build_optimizer, get_lr
+from trainer.report import Reporter, describe
+from trainer.runtime import (
+    StopSignals,
+    UserError,
+    compile_blocks,
+    init_distributed_mode,
+    pick_dtype,
+    run_cli,
+    seed_everything,
+    user_errors,
+)
+
+__all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
+
+
+def main(argv=None):
+    """Run the trainer with the given flags (default: the command line's); returns the exit code."""
+    args = parse_args(argv)
+    with StopSignals() as signals:
+        ranks, device = init_distributed_mode(args.device, args.dist_timeout, args.ddp)
+        try:
+            return train(args, ranks, device, signals)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def train(args, ranks, device, signals):
+    """Set everything up, train, and show what came out."""
+    dtype, precision_notice = pick_dtype(args.dtype, device)
+    seed_everything(args.seed)  # the same on all ranks, so that all begin with the same weights
+    with user_errors():
+        prompts = read_prompts(args.sample_prompts)
+        tokenizer = load_tokenizer(args.tokenizer_path)
+        encoder = DocumentEncoder(tokenizer, args.parse_special_tokens)
+        config = config_from_flags(args, encoder, tokenizer)
+        model = init_model(config, args.from_weight, args.out_dir, args.init_scheme).to(device)
+        config = model.config
+        stem = Path(args.out_dir) / weight_name(args.save_weight, config)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        corpus = open_corpus(args, encoder, ranks)
+    check_lengths(args, config, corpus)
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    model.train()
+    seed_everything(args.seed, ranks.rank)
+
+    pad_id = tokenizer.pad_token_id or 0
+    optimizer = build_optimizer(model, args.learning_rate, args.weight_decay, args.optimizer, args.muon_lr)
+    engine = Engine(
+        model, optimizer, objective(model), device=device, dtype=dtype, ranks=ranks, grad_clip=args.grad_clip
+    )
+    batches = corpus.validation(pad_id)
+
+    def show_samples():
+        for prompt in prompts if ranks.is_main else ():
+            if not signals.signum:  # a stop is not kept waiting
+                (text,) = sample(engine, tokenizer, [prompt], args.seed)
+                reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
+
+    def validate(signals):
+        values, stop_signal = evaluate(engine, batches, signals)
+        if not stop_signal:
+            show_samples()
+        return values, stop_signal
+
+    checkpoints, reporter = Checkpoints(f"{stem}_resume", args.keep_checkpoints), Reporter(ranks.is_main)
+    if ranks.is_main:
+        remove_temporaries(stem, checkpoints.folder)
+    run = Run(
+        args=args,
+        ranks=ranks,
+        signals=signals,
+        reporter=reporter,
+        engine=engine,
+        checkpoints=checkpoints,
+        store=corpus.store,
+        plan=corpus.plan,
+        metrics=metrics,
+        save_weights=lambda weights: save_weights(weights, config.to_dict(), stem),
+        validate=validate if batches else None,
+        pad_id=pad_id,
+        identity={
+            "tokenizer": encoder.fingerprint[:16],
+            "data": corpus.fingerprint[:16],  # as this tokenizer reads it
+            "architecture": {name: getattr(config, name) for name in ARCHITECTURE},
+            "row layout": corpus.layout(),
+        },
+    )
+    with user_errors():
+        if args.from_resume:
+            resume(run)
+        elif ranks.is_main:
+            checkpoints.set_aside(f"{stem}.metrics.jsonl", reporter.say)
+        reporter.open(f"{stem}.metrics.jsonl", is_past(run) if args.from_resume else None)
+    describe(run, corpus, dtype, precision_notice)
+    compile_blocks(model, args.use_compile, device, reporter.say)
+    if args.use_wandb:
+        run.wandb_id = reporter.start_wandb(args.wandb_project, stem.name, vars(args), run.wandb_id)
+
+    exit_code = fit(run)
+    if exit_code == 0:
+        if batches is None:  # otherwise the last evaluation has shown them
+            show_samples()
+        reporter.say(f"weights: {stem}.pth, config: {stem}.json")
+    reporter.close()
+    return exit_code
+
+
+# The fields of a config that decide which weights fit and what they compute
+ARCHITECTURE = (
+    "generation", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "rms_norm_eps", "rope_theta", "dropout", "use_moe", "num_experts", "num_experts_per_tok",
+    "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob",
+)  # fmt: skip
+
+
+def config_from_flags(args, encoder, tokenizer):
+    return MiniMindConfig(
+        generation=args.generation,
+        vocab_size=encoder.vocab_size,
+        hidden_size=args.hidden_size,
+        num_hidden_layers=args.num_hidden_layers,
+        num_attention_heads=args.num_attention_heads,
+        num_key_value_heads=args.num_key_value_heads,
+        use_moe=args.use_moe,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def weight_name(prefix, config):
+    return f"{prefix}_{config.hidden_size}{'_moe' if config.use_moe else ''}"
+
+
+def init_model(config, from_weight="none", out_dir=ROOT / "out", init_scheme="default"):
+    """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, or a path.
+
+    Errors: ValueError in one line for a missing file and for weights of another shape than `config`.
+    """
+    if from_weight == "none":
+        model = MiniMindForCausalLM(config)
+        if init_scheme == "zero_out":  # every block begins as the identity
+            for name, p in model.named_parameters():
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    torch.nn.init.zeros_(p)
+        return model
+    path = Path(from_weight)
+    if path.suffix != ".pth":
+        path = Path(out_dir) / f"{weight_name(from_weight, config)}.pth"
+    shape = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "use_moe")
+    return MiniMindForCausalLM.from_pth(path, **{name: getattr(config, name) for name in shape})
+
+
+def open_corpus(args, encoder, ranks):
+    """The Corpus of --data_path; the embedded one where neither that nor the default file is there."""
+    data_path, default = args.data_path, ROOT / "dataset" / "pretrain_hq.jsonl"
+    if not data_path:
+        data_path = [str(default)]
+        if not default.exists():
+            data_path = [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
+            if ranks.is_main:
+                print(
+                    f"{default} is not there: training on {data_path[0]}, the documentation inside the installed Python.\n"
+                    "dataset/README.md tells how to get a full corpus; --data_path trains on your own.",
+                    flush=True,
+                )
+    corpus = Corpus(
+        data_path,
+        encoder,
+        max_seq_len=args.max_seq_len,
+        seed=args.seed,
+        pack=args.pack,
+        long_documents=args.long_documents,
+        val_path=args.val_path,
+        val_fraction=args.val_fraction,
+        cache_dir=args.cache_dir,
+        text_field=args.text_field,
+        skip_bad_lines=args.skip_bad_lines,
+        progress=ranks.is_main,
+    )
+    return corpus
+
+
+def check_lengths(args, config, corpus):
+    if args.max_seq_len > config.max_position_embeddings:
+        raise UserError(
+            f"--max_seq_len {args.max_seq_len} is beyond the position table of {config.max_position_embeddings}"
+        )
+    if corpus.max_token_id >= config.vocab_size:
+        raise UserError(
+            f"--tokenizer_path {args.tokenizer_path} gives token id {corpus.max_token_id}, beyond the model's vocabulary of "
+            f"{config.vocab_size}: use the tokenizer that the weights were trained with"
+        )
+
+
+def objective(model):
+    """The loss of docs/design.md for the engine; its sums are cross-entropy, auxiliary loss, targets and documents."""
+
+    def losses(batch, totals):
+        cross_entropy, aux_loss = model.training_losses(
+            batch.input_ids, batch.targets, batch.document_ids, batch.position_ids
+        )
+        share = batch.n_documents / max(totals.documents, 1)
+        loss = cross_entropy / max(totals.targets, 1) + aux_loss * share
+        targets, documents = (torch.full_like(cross_entropy, n) for n in (batch.n_targets, batch.n_documents))
+        return loss, torch.stack((cross_entropy, aux_loss * documents, targets, documents)).detach()
+
+    return losses
+
+
+def metrics(sums):
+    """(what to log, tokens) of the sums of `objective`."""
+    cross_entropy, aux_loss, targets, documents = sums
+    return {"loss": cross_entropy / max(targets, 1), "aux_loss": aux_loss / max(documents, 1)}, targets
+
+
+if __name__ == "__main__":
+    run_cli(main)
