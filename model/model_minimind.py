@@ -20,9 +20,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from model.attention import document_mask
 from model.config import MiniMindConfig
+from model.fast_path import FastPath
 from model.loss import chunked_cross_entropy
 from model.moe import FeedForward, MoEFeedForward
+from model.products import compute_dtype, projections
 from model.pth_format import load_pth
 
 __all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindModel", "MiniMindOutput"]
@@ -98,21 +101,29 @@ class Attention(nn.Module):
         if self.qk_norm:
             self.q_norm, self.k_norm = RMSNorm(D, config), RMSNorm(D, config)
 
-    def forward(self, x, cos, sin, mask=None, cache=None):
-        """x [B, T, H] -> [B, T, H]; mask: bool (True: visible) or additive, [B, 1, T, S]; None: plain causal."""
+    def forward(self, x, cos, sin, mask=None, cache=None, attend=None):
+        """x [B, T, H] -> [B, T, H]; mask: bool (True: visible) or additive, [B, 1, T, S]; None: plain causal.
+
+        attend: a function of q, k, v and mask from model/attention.py in place of PyTorch's, to the same result.
+        """
         B, T, _ = x.shape
-        q = self.q_proj(x).view(B, T, -1, self.head_dim)
-        k = self.k_proj(x).view(B, T, -1, self.head_dim)
-        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
+        q, k, v = (
+            y.view(B, T, -1, self.head_dim) for y in projections(x, self.q_proj, self.k_proj, self.v_proj)
+        )
+        v = v.transpose(1, 2)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q.transpose(1, 2), cos, sin), rotate(k.transpose(1, 2), cos, sin)  # [B, N, T, D], [B, G, T, D]
         if cache is not None:
             k, v = cache.update(k, v, self.layer_index)  # [B, G, S, D]
-        k, v = (t.repeat_interleave(self.groups, dim=1) for t in (k, v))  # [B, N, S, D]
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
-        return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
+        if attend is not None:
+            y = attend(q, k, v, mask)
+        else:
+            k, v = (t.repeat_interleave(self.groups, dim=1) for t in (k, v))  # [B, N, S, D]
+            dropout = self.dropout if self.training else 0.0
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
+        (y,) = projections(y.transpose(1, 2).reshape(B, T, -1), self.o_proj)
+        return y
 
 
 class Block(GradientCheckpointingLayer):
@@ -131,10 +142,15 @@ class Block(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.dropout)
         self.use_moe = config.use_moe
 
-    def forward(self, x, cos, sin, mask=None, segments=None, num_segments=0, past_key_values=None):
+    def forward(self, *args, compute=None, **kwargs):
+        """See `compute`; the argument of that name replaces it, by its compiled form."""
+        return (compute or Block.compute)(self, *args, **kwargs)
+
+    def compute(self, x, cos, sin, mask=None, segments=None, num_segments=0, past_key_values=None, attend=None):
         """x [B, T, H] -> (x [B, T, H], auxiliary loss 0-d or None for a dense block)."""
         # x + y, never x += y: in place, the first addition would make the stream half precision under autocast
-        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, past_key_values))
+        attended = self.self_attn(self.input_layernorm(x), cos, sin, mask, past_key_values, attend)
+        x = x + self.dropout(attended)
         if not self.use_moe:
             return x + self.mlp(self.post_attention_layernorm(x)), None
         y, aux_loss = self.mlp(self.post_attention_layernorm(x), segments, num_segments)
@@ -152,13 +168,16 @@ class MiniMindModel(nn.Module):
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config)
 
-    def forward(self, x, position_ids, mask=None, segments=None, num_segments=0, past_key_values=None):
-        """x: embeddings [B, T, H] -> (normed hidden states [B, T, H], sum of the layers' auxiliary losses, 0-d fp32)."""
+    def forward(self, x, position_ids, mask=None, segments=None, num_segments=0, **options):
+        """x: embeddings [B, T, H] -> (normed hidden states [B, T, H], sum of the layers' auxiliary losses, 0-d fp32).
+
+        options: further arguments of the blocks.
+        """
         x = self.dropout(x)
         cos, sin = rope_tables(self.config, position_ids)
         aux_loss = torch.zeros((), device=x.device)
         for layer in self.layers:
-            x, layer_aux = layer(x, cos, sin, mask, segments, num_segments, past_key_values=past_key_values)
+            x, layer_aux = layer(x, cos, sin, mask, segments, num_segments, **options)
             aux_loss = aux_loss if layer_aux is None else aux_loss + layer_aux
         return self.norm(x), aux_loss
 
@@ -186,6 +205,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = MiniMindModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.fast_path = None  # set by compile_training
         self.post_init()
 
     @torch.no_grad()
@@ -221,16 +241,39 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """
         B, T = input_ids.shape
         self.check_length(T)
-        mask = None
-        if document_ids is not None:
-            same = document_ids.unsqueeze(2) == document_ids.unsqueeze(1)  # padding sees padding: no empty row, no NaN
-            mask = (same & causal(T, T, 0, same.device)).unsqueeze(1)
+        x = self.model.embed_tokens(input_ids)
         if position_ids is None:
-            position_ids = torch.arange(T, device=input_ids.device).unsqueeze(0)
-        segments = self.segments(B, T, document_ids, input_ids.device)
-        hidden, aux_loss = self.model(self.model.embed_tokens(input_ids), position_ids, mask, *segments)
-        loss = chunked_cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets.reshape(-1))
+            position_ids = torch.arange(T, device=x.device).unsqueeze(0)
+        segments = self.segments(B, T, document_ids, x.device)
+        targets = targets.reshape(-1)
+        fast = self.fast_path
+        if fast is not None and fast.serves(self, x):
+            documents = torch.zeros_like(input_ids) if document_ids is None else document_ids
+            options = {"attend": fast.attend, "compute": fast.compute}
+            hidden, aux_loss = self.model(x, position_ids, fast.mask(x, documents), *segments, **options)
+            loss = chunked_cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets, fast.logit_gradients)
+        else:
+            mask = None if document_ids is None else document_mask(document_ids)
+            hidden, aux_loss = self.model(x, position_ids, mask, *segments)
+            loss = chunked_cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets)
         return loss, aux_loss
+
+    def compile_training(self, shape=None):
+        """Compile, at its first use, what training_losses computes in train mode; state-dict keys stay as they are.
+
+        shape: (rows, positions) of a full micro-batch, None: of the first one that comes. Other shapes stay eager.
+        """
+        self.fast_path = FastPath(self, shape)
+
+    def expert_load(self):
+        """[layers, experts]: the share of the routed slots that each expert got in training since the last call.
+
+        Padding does not count. Nothing waits for the device here.
+        """
+        slots = torch.stack([layer.mlp.slots for layer in self.model.layers])
+        for layer in self.model.layers:
+            layer.mlp.slots.zero_()
+        return slots / slots.sum(dim=1, keepdim=True).clamp(min=1)
 
     @can_return_tuple
     def forward(

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from model.products import compute_dtype, projections
+
 
 class FeedForward(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x)), [..., H] -> [..., H]; https://arxiv.org/abs/2002.05202."""
@@ -19,7 +21,9 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
-        return self.dropout(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+        gate, up = projections(x, self.gate_proj, self.up_proj)
+        (y,) = projections(F.silu(gate) * up, self.down_proj)
+        return self.dropout(y)
 
 
 class MoEFeedForward(nn.Module):
@@ -36,6 +40,7 @@ class MoEFeedForward(nn.Module):
         self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(*sizes) for _ in range(config.num_experts))
         self.shared_experts = nn.ModuleList(FeedForward(*sizes) for _ in range(config.n_shared_experts))
+        self.register_buffer("slots", torch.zeros(config.num_experts), persistent=False)  # see `expert_load`
 
     def forward(self, x, segments=None, num_segments=0):
         """x [B, T, H] -> (output [B, T, H], auxiliary loss, 0-d fp32).
@@ -48,12 +53,20 @@ class MoEFeedForward(nn.Module):
         out = mix(self.experts, tokens, weights, chosen)
         for expert in self.shared_experts:
             out = out + expert(tokens)
+        if self.training and segments is not None:
+            self.count(chosen, segments)
         aux_loss = scores.new_zeros(())
         if segments is not None and self.config.router_aux_loss_coef:
             aux_loss = balance_loss(scores, chosen, segments, num_segments) * self.config.router_aux_loss_coef
             if self.config.generation == "minimind2":  # shares of the routed slots sum to 1; minimind3's load sums to K
                 aux_loss = aux_loss / self.config.num_experts_per_tok
         return out.view(x.shape), aux_loss
+
+    @torch.no_grad()
+    def count(self, chosen, segments):
+        """Add the slots that each expert got to `slots`; padding does not count."""
+        is_chosen = chosen.unsqueeze(-1) == torch.arange(self.config.num_experts, device=chosen.device)  # [N, K, E]
+        self.slots += (is_chosen & (segments >= 0).view(-1, 1, 1)).sum(dim=(0, 1))
 
     def route(self, tokens):
         """tokens [N, H] -> softmax scores [N, E] (fp32), weights [N, K] of the chosen experts, chosen [N, K]."""
@@ -96,23 +109,69 @@ def looped_experts(experts, tokens, weights, chosen):
 
 
 def grouped_experts(experts, tokens, weights, chosen):
-    """The same with the tokens sorted by expert: three grouped matrix products over exactly the N*K chosen slots."""
-    N, K = chosen.shape
+    """The same with the tokens sorted by expert: two grouped matrix products over the chosen slots."""
     dtype = compute_dtype(tokens)  # grouped_mm does not follow autocast
-    gate, up, down = (
-        torch.stack([getattr(expert, name).weight for expert in experts]).to(dtype).transpose(1, 2)  # [E, in, out]
-        for name in ("gate_proj", "up_proj", "down_proj")
-    )
-    slots = chosen.reshape(-1)  # [N*K], slot s belongs to token s // K
-    order = slots.argsort(stable=True)
-    numbers = torch.arange(len(experts), device=slots.device)
-    ends = (slots <= numbers.unsqueeze(1)).sum(dim=1, dtype=torch.int32)  # [E]: where each expert's sorted slots end
-    rows = tokens.to(dtype)[order // K]  # [N*K, H]
-    hidden = F.silu(F.grouped_mm(rows, gate, offs=ends)) * F.grouped_mm(rows, up, offs=ends)
-    routed = experts[0].dropout(F.grouped_mm(hidden, down, offs=ends))
-    unsorted = torch.empty_like(order).scatter_(0, order, torch.arange(N * K, device=order.device))
-    routed = routed[unsorted].view(N, K, -1)
-    return (routed * weights.to(dtype).unsqueeze(-1)).sum(dim=1).type_as(tokens)
+    place, slot, ends = dispatch_plan(chosen, len(experts), ALIGNMENT if tokens.device.type == "cpu" else 1)
+    gate_up = torch.stack([torch.cat((e.gate_proj.weight, e.up_proj.weight)) for e in experts]).to(dtype)  # [E, 2I, H]
+    down = torch.stack([e.down_proj.weight for e in experts]).to(dtype)  # [E, H, I]
+    rows = _Dispatch.apply(tokens.to(dtype), place, slot)  # [M, H]
+    gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    routed = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
+    return _Combine.apply(experts[0].dropout(routed), weights, place, slot).type_as(tokens)
+
+
+ALIGNMENT = 64  # rows: on the CPU each new number of rows has a kernel made for it, which takes longer than its product
+
+
+def dispatch_plan(chosen, num_experts, alignment):
+    """chosen [N, K] -> where each slot's row lies among M rows sorted by expert, and back.
+
+    Each expert has a multiple of `alignment` rows, and M does not depend on the routing. Returns place [N, K] (the row
+    of each slot), slot [M] (the slot n * K + k of each row, N * K for a row that fills up) and ends [E] int32.
+    """
+    slots = chosen.reshape(-1)
+    n = len(slots)
+    mine = slots == torch.arange(num_experts, device=slots.device).unsqueeze(1)  # [E, N*K]
+    rank = mine.cumsum(dim=1)  # from 1 within each expert
+    sizes = -(-rank[:, -1] // alignment) * alignment
+    ends = sizes.cumsum(dim=0)
+    place = (mine * (rank - 1 + (ends - sizes).unsqueeze(1))).sum(dim=0)
+    M = -(-(n + num_experts * (alignment - 1)) // alignment) * alignment
+    slot = torch.full((M,), n, device=slots.device).scatter(0, place, torch.arange(n, device=slots.device))
+    ends = torch.cat((ends[:-1], torch.full_like(ends[-1:], M)))  # the last expert takes what is left
+    return place.view(chosen.shape), slot, ends.to(torch.int32)
+
+
+class _Dispatch(torch.autograd.Function):
+    """tokens [N, H] -> rows [M, H]. Both directions are look-ups: a scatter-add would be slower and its order random."""
+
+    @staticmethod
+    def forward(ctx, tokens, place, slot):
+        ctx.save_for_backward(place)
+        return tokens[(slot // place.shape[1]).clamp(max=len(tokens) - 1)]
+
+    @staticmethod
+    def backward(ctx, grad):
+        (place,) = ctx.saved_tensors
+        return grad[place].float().sum(dim=1).to(grad.dtype), None, None
+
+
+class _Combine(torch.autograd.Function):
+    """routed [M, H], weights [N, K] -> the weighted sum of each token's rows, [N, H] fp32."""
+
+    @staticmethod
+    def forward(ctx, routed, weights, place, slot):
+        ctx.save_for_backward(routed, weights, place, slot)
+        return (routed[place].float() * weights.unsqueeze(-1)).sum(dim=1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        routed, weights, place, slot = ctx.saved_tensors
+        N, K = place.shape
+        row_weights = torch.cat((weights.reshape(-1), weights.new_zeros(1)))[slot]  # 0 for rows that fill up
+        d_routed = grad[(slot // K).clamp(max=N - 1)] * row_weights.unsqueeze(1)
+        d_weights = (routed[place].float() * grad.unsqueeze(1)).sum(dim=-1)
+        return d_routed.to(routed.dtype), d_weights, None, None
 
 
 def can_group(experts, tokens):
@@ -124,9 +183,3 @@ def can_group(experts, tokens):
         return device == "cpu" and not torch.compiler.is_compiling()
     aligned = all(size % 8 == 0 for size in experts[0].gate_proj.weight.shape)
     return dtype == torch.bfloat16 and device in ("cpu", "cuda", "meta") and aligned
-
-
-def compute_dtype(x):
-    """The dtype in which a matrix product of x runs: autocast's where it is on."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if device != "meta" and torch.is_autocast_enabled(device) else x.dtype

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -27,7 +28,13 @@ def tiny_model(seed=0, **fields):
     """A MiniMindForCausalLM of two layers of width 32 over 97 tokens, in train mode; `fields` override its config."""
     from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
-    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
     torch.manual_seed(seed)
     return MiniMindForCausalLM(MiniMindConfig(**{**sizes, **fields})).train()
 
@@ -42,7 +49,23 @@ def token_store(lengths, vocab_size=97, seed=0):
 def write_corpus(path, n_documents=40, seed=0):
     """A jsonl file of documents of 1 to 30 made-up words; returns its path."""
     generator = random.Random(seed)
-    words = "the cat sat on a mat while dogs ran over far hills and rain fell".split()
+    words = [
+        "the",
+        "cat",
+        "sat",
+        "on",
+        "a",
+        "mat",
+        "while",
+        "dogs",
+        "ran",
+        "over",
+        "far",
+        "hills",
+        "and",
+        "rain",
+        "fell",
+    ]
     with open(path, "w", encoding="utf-8") as file:
         for _ in range(n_documents):
             text = " ".join(generator.choices(words, k=generator.randint(1, 30)))
@@ -63,6 +86,8 @@ SMALL = {
     "num_workers": 0,
     "device": "cpu",
     "dtype": "float32",
+    "use_compile": 0,
+    "dist_timeout": 60,
 }
 
 
@@ -98,19 +123,35 @@ def command_line(arguments, launcher=(), cwd=None, **environment):
 # ------------------------------------------------------------------------------------------- several ranks
 
 
-def run_ranks(function, *args, world_size=2):
+def run_ranks(function, *args, world_size=2, timeout_s=200):
     """function(*args) on `world_size` Gloo processes as torchrun would start them; returns what each returned."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_rank, (function, args, world_size, port, folder), nprocs=world_size)
+        context = torch.multiprocessing.spawn(_rank, (function, args, world_size, folder), world_size, join=False)
+        try:
+            give_up = time.monotonic() + timeout_s
+            while not context.join(timeout=1):
+                assert time.monotonic() < give_up, f"the ranks have not finished within {timeout_s} s"
+        finally:
+            for process in context.processes:
+                process.kill()
         return [torch.load(Path(folder, str(rank)), weights_only=True) for rank in range(world_size)]
 
 
-def _rank(rank, function, args, world_size, port, folder):
+def _rank(rank, function, args, world_size, folder):
     torch.set_num_threads(1)
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1")
+    os.environ["RANKS_FOLDER"] = folder
     torch.save(function(*args), Path(folder, str(rank)))
+
+
+def new_port(name):
+    """Agree with the other ranks on a free port for the process group `name`: every group needs one of its own."""
+    place = Path(os.environ["RANKS_FOLDER"], name)
+    if os.environ["RANK"] == "0":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place.with_suffix(".tmp").write_text(str(free.getsockname()[1]))
+        place.with_suffix(".tmp").rename(place)
+    while not place.exists():
+        time.sleep(0.01)
+    os.environ["MASTER_PORT"] = place.read_text()

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from tests.helpers import tiny_model, train, write_corpus
 from trainer.arguments import LR_SCHEDULES
+from trainer.engine import Engine
 from trainer.optim import SCHEDULES, build_optimizer, get_lr, learning_rate, parameter_groups
 
 
@@ -54,19 +56,19 @@ def test_warmup_multiplies_the_schedule(warmup, factor):
 def test_rates_do_not_depend_on_the_cut(tmp_path):
     """Each update gets the same rate as 1x8, 2x4 and 8x1, warm-up (counted in micro-batches) included."""
     data = write_corpus(tmp_path / "data.jsonl", 60)
-    rates = []
-    for batch_size, steps in ((1, 8), (2, 4), (8, 1)):
-        given = []
-        with pytest.MonkeyPatch.context() as patch:
-            from trainer.engine import Engine
+    rates, update = [], Engine.update
 
-            update = Engine.update
-            patch.setattr(Engine, "update", lambda self, lr, *a, g=given: (g.append(lr), update(self, lr, *a))[1])
+    def noted(engine, lr, *requests):
+        rates[-1].append(lr)
+        update(engine, lr, *requests)
+
+    for batch_size, steps in ((1, 8), (2, 4), (8, 1)):
+        rates.append([])
+        with mock.patch.object(Engine, "update", noted):
             train(
                 data_path=data, out_dir=tmp_path, batch_size=batch_size, accumulation_steps=steps,
                 warmup_iters=2 * steps, epochs=2, log_interval=100,
             )  # fmt: skip
-        rates.append(given)
     assert rates[0] == pytest.approx(rates[1], rel=1e-12) and rates[0] == pytest.approx(rates[2], rel=1e-12)
     assert rates[0][0] == pytest.approx(1.1 * 5e-4 / 2)  # two updates of warm-up
 

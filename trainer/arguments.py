@@ -39,6 +39,13 @@ def not_negative(kind):
     return convert
 
 
+def row_length(text):
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 2 to hold an input and a target")
+    return value
+
+
 def fraction(text):
     value = float(text)
     if not 0 <= value < 1:
@@ -104,7 +111,7 @@ def parser():
         "(default: dataset/pretrain_hq.jsonl, or the embedded corpus where that is absent)",
     )
     g.add_argument("--text_field", default="text", help="the field that holds the text")
-    g.add_argument("--max_seq_len", type=count, default=512, help="positions in a row, in tokens")
+    g.add_argument("--max_seq_len", type=row_length, default=512, help="positions in a row, in tokens")
     p.switch(g, "--pack", True, "documents share rows; 0: one padded document a row, as in MiniMind")
     g.add_argument(
         "--long_documents", choices=("split", "truncate"), default="split", help="what becomes of those beyond a row"

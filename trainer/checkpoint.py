@@ -189,6 +189,10 @@ class Checkpoints:
         self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
+    def writing(self):
+        """Whether a save is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self):
         """Wait until nothing is being written; raise the error of the last save, if any."""
         if self._thread is not None:

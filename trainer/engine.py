@@ -26,9 +26,9 @@ class Outcome(NamedTuple):
 class Engine:
     """Accumulates gradients over micro-batches and applies updates.
 
-    A non-finite loss or gradient on any rank leaves parameters and optimiser state as they are on every rank. On CUDA nothing
-    here waits for the device: the decision to skip is made by the fused optimiser itself, and the host reads the
-    outcome of an update while the next one runs (`poll`).
+    A non-finite loss or gradient on any rank leaves parameters and optimiser state as they are on every rank. On CUDA
+    nothing here waits for the device: the decision to skip is made by the fused optimiser itself, and the host reads
+    the outcome of an update while the next one runs (`poll`).
     """
 
     def __init__(self, model, optimizer, objective, *, device, dtype, ranks, grad_clip=1.0, n_sums=4):

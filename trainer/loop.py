@@ -108,7 +108,7 @@ def train_epoch(run, epoch):
         if finished or crosses(args.save_interval, first_step, step) or outcome.save or stop_signal:
             save(run)
         if stop_signal:
-            return stop_signal
+            return run.signals.signum or stop_signal  # its own; a rank that got none ends with the others'
     return 0
 
 
@@ -235,13 +235,18 @@ def save(run):
 
 
 def finish_saving(run):
-    """Wait for the last save; UserError if it failed, since nothing comes after it."""
+    """Wait for the last save; UserError if it failed, since nothing comes after it.
+
+    All ranks wait for it: a launcher that sees one of them gone ends the others at once.
+    """
     try:
         run.checkpoints.wait()
     except OSError as error:
         raise UserError(
             f"the last save failed ({error}): free some space; the checkpoint before it is intact"
         ) from error
+    if run.ranks.world_size > 1:
+        dist.barrier()
 
 
 def resume(run):
@@ -294,6 +299,8 @@ def is_past(run):
 SCHEDULE_FLAGS = (
     "epochs",
     "learning_rate",
+    "muon_lr",
+    "lr_schedule",
     "warmup_iters",
     "batch_size",
     "accumulation_steps",

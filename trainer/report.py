@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dataset.loader import UpdateSchedule
 from trainer.checkpoint import atomic_file
+from trainer.runtime import UserError
 
 
 class Reporter:
@@ -39,13 +40,21 @@ class Reporter:
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def start_wandb(self, project, name, settings, run_id=None):
-        """Begin or continue a W&B run (WANDB_MODE=offline needs no network); returns its id for the checkpoint."""
-        if self.is_main:
-            import wandb  # not needed by anybody who does not ask for it
+        """Begin or continue a W&B run (WANDB_MODE=offline needs no network); returns its id for the checkpoint.
 
-            run_id = run_id or wandb.util.generate_id()
+        Errors: UserError where W&B is not installed or refuses.
+        """
+        if not self.is_main:
+            return run_id
+        try:
+            import wandb  # not needed by anybody who does not ask for it
+        except ImportError as error:
+            raise UserError("--use_wandb needs a package that is not here: pip install wandb") from error
+        try:
             self.run = wandb.init(project=project, name=name, id=run_id, resume="allow", config=settings)
-        return run_id
+        except wandb.Error as error:
+            raise UserError(f"--use_wandb: {error} (WANDB_MODE=offline needs neither account nor network)") from error
+        return self.run.id
 
     def log(self, record, text=None):
         """Record one dict of numbers (`step` and `update` are its axis); print `text`."""
@@ -54,7 +63,9 @@ class Reporter:
         if text:
             self.say(text)
         if self.file:
-            self._write(json.dumps(record).encode() + b"\n")
+            # JSON has no NaN or infinity; after a skipped update the gradient norm is one.
+            finite = {name: value if math.isfinite(value) else None for name, value in record.items()}
+            self._write(json.dumps(finite).encode() + b"\n")
         if self.run:
             self.run.log(record, step=record["step"])
 

@@ -8,6 +8,7 @@ Without `dataset/pretrain_hq.jsonl` and without `--data_path` it trains on the d
 Python. `--help` lists the flags; docs/design.md explains the words (step, update, row, document).
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -48,11 +49,10 @@ def main(argv=None):
     args = parse_args(argv)
     with StopSignals() as signals:
         ranks, device = init_distributed_mode(args.device, args.dist_timeout, args.ddp)
-        try:
-            return train(args, ranks, device, signals)
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+        exit_code = train(args, ranks, device, signals)
+        if dist.is_initialized():  # not after an error: the other ranks are not where they could take part
+            dist.destroy_process_group()
+        return exit_code
 
 
 def train(args, ranks, device, signals):
@@ -71,7 +71,7 @@ def train(args, ranks, device, signals):
         corpus = open_corpus(args, encoder, ranks)
     check_lengths(args, config, corpus)
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
     model.train()
     seed_everything(args.seed, ranks.rank)
 
@@ -115,6 +115,7 @@ def train(args, ranks, device, signals):
             "data": corpus.fingerprint[:16],  # as this tokenizer reads it
             "architecture": {name: getattr(config, name) for name in ARCHITECTURE},
             "row layout": corpus.layout(),
+            "optimizer": args.optimizer,
         },
     )
     with user_errors():
@@ -124,6 +125,10 @@ def train(args, ranks, device, signals):
             checkpoints.set_aside(f"{stem}.metrics.jsonl", reporter.say)
         reporter.open(f"{stem}.metrics.jsonl", is_past(run) if args.from_resume else None)
     describe(run, corpus, dtype, precision_notice)
+    if args.local_rank not in (-1, ranks.local_rank):
+        reporter.say(
+            f"warning: --local_rank {args.local_rank} is ignored: torchrun's environment decides, or there is none"
+        )
     compile_blocks(model, args.use_compile, device, reporter.say)
     if args.use_wandb:
         run.wandb_id = reporter.start_wandb(args.wandb_project, stem.name, vars(args), run.wandb_id)
@@ -179,7 +184,7 @@ def init_model(config, from_weight="none", out_dir=ROOT / "out", init_scheme="de
     path = Path(from_weight)
     if path.suffix != ".pth":
         path = Path(out_dir) / f"{weight_name(from_weight, config)}.pth"
-    shape = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "use_moe")
+    shape = ("generation", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "use_moe")
     return MiniMindForCausalLM.from_pth(path, **{name: getattr(config, name) for name in shape})
 
 
@@ -243,7 +248,9 @@ def objective(model):
 def metrics(sums):
     """(what to log, tokens) of the sums of `objective`."""
     cross_entropy, aux_loss, targets, documents = sums
-    return {"loss": cross_entropy / max(targets, 1), "aux_loss": aux_loss / max(documents, 1)}, targets
+    if not targets:  # all updates since the last line were skipped
+        return {"loss": math.nan, "aux_loss": math.nan}, 0
+    return {"loss": cross_entropy / targets, "aux_loss": aux_loss / documents}, targets
 
 
 if __name__ == "__main__":

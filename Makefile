@@ -1,0 +1,35 @@
+# make pretrain   set up and train a small MiniMind on the documentation inside Python (a CPU is enough)
+# make test       set up and run the quick tests
+# make test-all   ... and the slow ones
+
+PYTHON ?= python3
+VENV   ?= .venv
+RUN     = $(VENV)/bin/python
+
+.PHONY: pretrain test test-all lint clean
+
+$(VENV)/.installed: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+# Settings for a corpus of a few megabytes: a small model and several epochs
+pretrain: $(VENV)/.installed
+	$(RUN) trainer/train_pretrain.py $(SMALL) $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(RUN) -m pytest -m "not slow"
+
+test-all: $(VENV)/.installed-dev
+	$(RUN) -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache dataset/.token_store dataset/python_docs.jsonl

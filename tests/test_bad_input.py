@@ -1,0 +1,189 @@
+"""What a user can mend: exactly one line on stderr that names the cause, exit code 2, no traceback."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from tests.helpers import command_line, flags, train, write_corpus
+from trainer import train_pretrain
+from trainer.runtime import run_cli
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("data") / "data.jsonl", 6)
+
+
+def complaint(capsys, **changes):
+    """The one line on stderr with which a run with these flags ends."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        run_cli(lambda: train_pretrain.main(flags(**changes)))
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    line, rest = error.split("\n", 1)
+    assert line.startswith("error: ") and not rest, error
+    return line
+
+
+def jsonl(path, *lines):
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------- data
+
+
+def test_missing_file(capsys, tmp_path):
+    assert "nowhere.jsonl: no such file" in complaint(capsys, data_path=tmp_path / "nowhere.jsonl", out_dir=tmp_path)
+
+
+@pytest.mark.parametrize("content", [[""], ['{"text": ""}']])
+def test_file_without_a_document(capsys, tmp_path, content):
+    line = complaint(capsys, data_path=jsonl(tmp_path / "empty.jsonl", *content), out_dir=tmp_path)
+    assert "empty.jsonl" in line
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("{text: no quotes}", "JSON"),
+        ('{"txt": "a"}', "no 'text'"),
+        ('{"text": null}', "null"),
+        ('{"text": 3}', "not a string"),
+        ('["a"]', "object"),
+    ],
+)
+def test_faulty_line_is_named_with_file_and_line(capsys, tmp_path, bad, reason):
+    path = jsonl(tmp_path / "data.jsonl", '{"text": "good"}', bad, '{"text": "good too"}')
+    line = complaint(capsys, data_path=path, out_dir=tmp_path)
+    assert f"{path}:2: " in line and reason in line
+
+
+def test_unknown_kind_of_file(capsys, tmp_path):
+    assert "data.csv" in complaint(capsys, data_path=jsonl(tmp_path / "data.csv", "a"), out_dir=tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"no_such_flag": 1}, "--no_such_flag"),
+        ({"dtype": "float8"}, "--dtype"),
+        ({"use_moe": "maybe"}, "--use_moe"),
+        ({"batch_size": 0}, "--batch_size"),
+        ({"epochs": "many"}, "--epochs"),
+        ({"learning_rate": "nan"}, "--learning_rate"),
+        ({"grad_clip": -1}, "--grad_clip"),
+        ({"from_resume": 2}, "--from_resume"),
+        ({"generation": "minimind9"}, "--generation"),
+        ({"val_fraction": 1.0}, "--val_fraction"),
+        ({"val_fraction": 0.1, "val_path": "x.jsonl"}, "--val_path"),
+        ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size=30 is not divisible by num_attention_heads=4"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"max_seq_len": 32769}, "--max_seq_len 32769 is beyond the position table of 32768"),
+        ({"max_seq_len": 1}, "--max_seq_len: 1 must be at least 2"),
+        ({"device": "cuda:9"}, "--device cuda:9"),
+        ({"device": "abacus"}, "--device abacus"),
+        ({"ddp": "true"}, "torchrun --nproc_per_node"),
+        ({"tokenizer_path": "/no/tokenizer/here"}, "/no/tokenizer/here"),
+    ],
+)
+def test_flags(capsys, data, tmp_path, changes, words):
+    assert words in complaint(capsys, **{"data_path": data, "out_dir": tmp_path, **changes})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_where_there_is_none(capsys, data, tmp_path):
+    assert "--device cpu" in complaint(capsys, data_path=data, out_dir=tmp_path, device="cuda")
+
+
+def test_tokenizer_folder_without_a_tokenizer(capsys, data, tmp_path):
+    assert str(tmp_path) in complaint(capsys, data_path=data, out_dir=tmp_path, tokenizer_path=tmp_path)
+
+
+def test_out_dir_that_is_a_file(capsys, data, tmp_path):
+    file = jsonl(tmp_path / "out", "a")
+    assert str(file) in complaint(capsys, data_path=data, out_dir=file)
+    assert str(file) in complaint(capsys, data_path=data, out_dir=file / "below")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs a folder in which even root cannot write")
+def test_out_dir_that_is_not_writable(capsys, data):
+    assert "/proc/self/fd" in complaint(capsys, data_path=data, out_dir="/proc/self/fd")
+
+
+# ------------------------------------------------------------------------------------------------- weights
+
+
+@pytest.fixture(scope="module")
+def weights(data, tmp_path_factory):
+    """The .pth of a short run."""
+    folder = tmp_path_factory.mktemp("weights")
+    train(data_path=data, out_dir=folder)
+    return folder / "pretrain_16.pth"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 32},
+        {"num_hidden_layers": 2},
+        {"use_moe": 1},
+        {"num_attention_heads": 4},
+        {"generation": "minimind3", "num_key_value_heads": 2},
+    ],
+)
+@pytest.mark.parametrize("with_config", [True, False])
+def test_weights_of_another_shape(capsys, data, weights, tmp_path, changes, with_config):
+    path = weights
+    if not with_config:
+        path = tmp_path / "bare.pth"
+        path.write_bytes(weights.read_bytes())
+    line = complaint(capsys, **{"data_path": data, "out_dir": tmp_path, "from_weight": path, **changes})
+    assert path.stem in line
+
+
+def test_missing_weights(capsys, data, tmp_path):
+    line = complaint(capsys, data_path=data, out_dir=tmp_path, from_weight="sft")
+    assert str(tmp_path / "sft_16.pth") in line
+
+
+def test_token_id_beyond_the_vocabulary_of_the_weights(capsys, data, weights, tmp_path):
+    """Weights of a model with 300 tokens, and a tokenizer with 6,400."""
+    state = torch.load(weights, weights_only=True)
+    for key in ("model.embed_tokens.weight", "lm_head.weight"):
+        state[key] = state["model.embed_tokens.weight"][:300].clone()
+    torch.save(state, tmp_path / "small.pth")
+    config = json.loads(weights.with_suffix(".json").read_text())
+    (tmp_path / "small.json").write_text(json.dumps({**config, "vocab_size": 300}))
+    line = complaint(capsys, data_path=data, out_dir=tmp_path, from_weight=tmp_path / "small.pth")
+    assert "vocabulary of 300" in line
+
+
+def test_pitfall_26_a_pickle_is_not_run(capsys, data, tmp_path):
+    """Row 19: the payload would make a file."""
+    victim = tmp_path / "made"
+
+    class Payload:
+        def __reduce__(self):
+            return open, (str(victim), "w")
+
+    torch.save({"model.embed_tokens.weight": Payload()}, tmp_path / "evil.pth")
+    assert "evil.pth" in complaint(capsys, data_path=data, out_dir=tmp_path, from_weight=tmp_path / "evil.pth")
+    assert not victim.exists()
+
+
+# ------------------------------------------------------------------------------------------- real processes
+
+
+def test_a_real_process_ends_with_one_line(tmp_path):
+    path = jsonl(tmp_path / "data.jsonl", '{"text": "good"}', "{")
+    ended = command_line(flags(data_path=path, out_dir=tmp_path))
+    assert ended.returncode == 2
+    lines = [line for line in ended.stderr.splitlines() if "tokenis" not in line]
+    assert len(lines) == 1 and lines[0].startswith(f"error: {path}:2: ")

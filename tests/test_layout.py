@@ -1,0 +1,149 @@
+"""Imports run one way, every flag is read, and what the pitfalls forbid does not occur. Reference: the sources, parsed."""
+
+import ast
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import ROOT
+from trainer.arguments import boolean, parser
+
+FOLDERS = ("model", "dataset", "trainer", "scripts", "benchmarks")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+TRAINER = sorted((ROOT / "trainer").glob("*.py"))
+SCRIPTS = {path.stem for path in TRAINER if path.stem.startswith("train_")}
+
+
+def imports(path):
+    """The modules that a file imports, those within functions included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import breaks running by path"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_imports_run_one_way(path):
+    """trainer/ -> dataset/, model/; neither imports trainer/, scripts/ or benchmarks/, and helpers import no script."""
+    names, folder = set(imports(path)), path.relative_to(ROOT).parts[0]
+    if folder in ("model", "dataset"):
+        assert not [name for name in names if name.split(".")[0] in ("trainer", "scripts", "benchmarks", "tests")]
+    if folder == "trainer" and path.stem not in SCRIPTS:
+        assert not [
+            name for name in names if name.split(".")[-1] in SCRIPTS or name.split(".")[0] in ("scripts", "benchmarks")
+        ]
+    assert not [name for name in names if name.split(".")[0] == "tests"]
+
+
+def calls(path):
+    """(function name, call) of every call in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            function = node.func
+            yield function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", ""), node
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_pitfalls_2_7_and_26_forbidden_arguments_do_not_occur(path):
+    """No strict=False for weights, weights_only=False, trust_remote_code=True, type=bool, ignored warnings, deterministic
+    cuDNN; and torch.load always says weights_only=True."""
+    text = path.read_text(encoding="utf-8")
+    assert "cudnn.deterministic" not in text
+    for name, call in calls(path):
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert not (name == "load_state_dict" and given.get("strict", "True") != "True"), name
+        assert given.get("weights_only", "True") == "True" and given.get("trust_remote_code", "False") == "False"
+        assert given.get("type") != "bool"
+        assert not (name in ("filterwarnings", "simplefilter") and '"ignore"' in ast.unparse(call).replace("'", '"'))
+        if ast.unparse(call.func) == "torch.load":
+            assert given.get("weights_only") == "True"
+
+
+def test_pitfall_2_every_flag_is_read():
+    """Reference: the parser's own list; a flag counts as read where trainer/ has `args.<flag>` outside arguments.py."""
+    text = "".join(path.read_text(encoding="utf-8") for path in TRAINER if path.name != "arguments.py")
+    flags = {action.dest for action in parser()._actions} - {"help"}
+    read = {flag for flag in flags if re.search(rf"\bargs\.{flag}\b", text)}
+    assert flags - read == set()
+    assert all(action.help for action in parser()._actions)
+
+
+@pytest.mark.parametrize("flag", ["use_moe", "pack", "use_wandb", "ddp", "skip_bad_lines", "gradient_checkpointing"])
+def test_pitfall_2_booleans_take_a_bare_form_and_words_and_digits(flag):
+    def value(*words):
+        return getattr(parser().parse_args([f"--{flag}", *words]), flag)
+
+    assert value() is value("true") is value("True") is value("1") is True
+    assert value("false") is value("False") is value("0") is False
+
+
+def test_pitfall_2_no_flag_is_a_bare_truth_value():
+    switches = [action for action in parser()._actions if isinstance(action.default, bool)]
+    assert len(switches) > 5 and all(action.type is boolean and action.nargs == "?" for action in switches)
+
+
+def test_pitfall_27_no_file_in_trainer_shadows_a_dependency():
+    """A file there would be found first when a script is run by path; dependencies by their top-level import names."""
+    taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names
+    assert not {path.stem for path in TRAINER if path.stem != "__init__"} & taken
+
+
+@pytest.mark.parametrize("script", [path for path in TRAINER if path.stem in SCRIPTS], ids=relative)
+def test_pitfall_27_a_script_run_by_path_puts_the_root_first(script):
+    """The assignment comes before every import of ours."""
+    text = script.read_text(encoding="utf-8")
+    first = min(text.index(f"\nfrom {folder}.") for folder in FOLDERS if f"\nfrom {folder}." in text)
+    assert 0 < text.index("    sys.path[0] = str(") < first
+
+
+def test_pitfall_28_there_is_one_training_loop():
+    """Reference: the only file that calls backward(), and the only one that hands micro-batches to the engine."""
+    for method, file in (("backward", "engine.py"), ("micro_batch", "loop.py")):
+        assert {path.name for path in TRAINER if method in [name for name, _ in calls(path)]} == {file}
+
+
+def test_importing_the_trainer_has_no_side_effect(tmp_path):
+    """In a process of its own: no process group, no signal handler, no file, no seed, no output."""
+    probe = """
+import json, os, random, signal, sys
+import torch, transformers
+import torch.distributed as dist
+state = torch.get_rng_state(), random.getstate()
+handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+import trainer.train_pretrain as t
+print(json.dumps([
+    dist.is_initialized(), handlers == {s: signal.getsignal(s) for s in handlers}, os.listdir("."),
+    torch.equal(state[0], torch.get_rng_state()) and state[1] == random.getstate(),
+    all(callable(getattr(t, name)) for name in ("get_lr", "init_model", "init_distributed_mode", "train_epoch", "main")),
+]))
+"""
+    path = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path / "home")}
+    (tmp_path / "here").mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", probe], cwd=tmp_path / "here", env=path, capture_output=True, text=True
+    )
+    assert json.loads(ended.stdout) == [False, True, [], True, True], ended.stderr
+    assert not ended.stderr
+
+
+def test_files_are_small():
+    """About 350 lines at most, so that each can be read at a sitting (style.md, habit 10)."""
+    long = {relative(path): n for path in SOURCES if (n := len(path.read_text(encoding="utf-8").splitlines())) > 380}
+    assert not long
+
+
+def test_no_absolute_path_of_a_machine():
+    assert not [
+        relative(p) for p in SOURCES if re.search(r"[\"' ]/(work|home|root|tmp|Users)/", p.read_text(encoding="utf-8"))
+    ]
