@@ -32,56 +32,52 @@ def block_attention(q, k, v, mask):
     The mask forbids all later keys. Query heads that share a key head become rows of one product, ordered by position.
     """
     B, N, T, D = q.shape
-    G = k.shape[1]
-    q = q.view(B, G, N // G, T, D).transpose(2, 3).reshape(B * G, T * (N // G), D)
-    out = _BlockAttention.apply(q, k.reshape(B * G, T, D), v.reshape(B * G, T, D), mask.expand(B, -1, -1, -1))
-    return out.view(B, G, T, N // G, D).transpose(2, 3).reshape(B, N, T, D)
-
-
-def blocks(T, R):
-    """(positions of a block, its rows in q, the number of keys it sees) for each block."""
-    width = -(-T // BLOCKS)
-    for start in range(0, T, width):
-        end = min(start + width, T)
-        yield slice(start, end), slice(start * R, end * R), end
+    G, width = k.shape[1], -(-T // BLOCKS)
+    q = q.view(B, G, N // G, T, D).transpose(2, 3)  # [B, G, T, R, D]
+    qs = [block.reshape(B * G, -1, D) for block in q.split(width, dim=2)]
+    masks = [block[..., : min(i * width, T)] for i, block in enumerate(mask.split(width, dim=2), 1)]  # [B, 1, W, S]
+    outs = _BlockAttention.apply(k.reshape(B * G, T, D), v.reshape(B * G, T, D), masks, *qs)
+    outs = [block.view(B, G, -1, N // G, D) for block in outs]
+    return torch.cat(outs, dim=2).transpose(2, 3).reshape(B, N, T, D)
 
 
 class _BlockAttention(torch.autograd.Function):
     """exp(scores - max) is kept without its division by the row's sum: dividing the [W*R, D] outputs is less work."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask):
-        """q [B*G, T*R, D], k, v [B*G, T, D], mask [B, 1, T, T] -> [B*G, T*R, D]."""
-        B, T, R = len(mask), k.shape[1], q.shape[1] // k.shape[1]
-        scale, powers, sums, outs = q.shape[2] ** -0.5, [], [], []
-        for positions, rows, S in blocks(T, R):
-            scores = q[:, rows] @ k[:, :S].transpose(1, 2)  # [B*G, W*R, S]
-            scores = scores.view(B, -1, positions.stop - positions.start, R, S).float() * scale
-            scores = scores + mask[:, :, positions, None, :S].float()
+    def forward(ctx, k, v, masks, *qs):
+        """k, v [B*G, T, D]; for each block a mask [B, 1, W, S] and q [B*G, W*R, D] -> out [B*G, W*R, D]."""
+        ctx.n, scale = len(qs), k.shape[2] ** -0.5
+        outs, sums, powers = [], [], []
+        for q, mask in zip(qs, masks, strict=True):
+            B, _, W, S = mask.shape
+            scores = q @ k[:, :S].transpose(1, 2)  # [B*G, W*R, S]
+            scores = scores.view(B, -1, W, q.shape[1] // W, S).float() * scale + mask.unsqueeze(3).float()
             power = (scores - scores.amax(dim=-1, keepdim=True)).exp().to(q.dtype).view(len(q), -1, S)
             sums.append(power.float().sum(dim=-1, keepdim=True))  # of the rounded ones, which meet v below
             outs.append(((power @ v[:, :S]).float() / sums[-1]).to(q.dtype))
             powers.append(power)
-        out, sums = torch.cat(outs, dim=1), torch.cat(sums, dim=1)
-        ctx.save_for_backward(q, k, v, out, sums, *powers)
-        return out
+        ctx.save_for_backward(k, v, *qs, *outs, *sums, *powers)
+        return tuple(outs)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, *grads):
         """d scores = p * (d p - sum(d p * p)), where p = power / sum and sum(d p * p) = sum over D of (d out * out)."""
-        q, k, v, out, sums, *powers = ctx.saved_tensors
-        T, R, scale = k.shape[1], q.shape[1] // k.shape[1], q.shape[2] ** -0.5
-        grad = grad.float() / sums
-        mean = (grad * out.float()).sum(dim=-1, keepdim=True)  # [B*G, T*R, 1]
-        grad = grad.to(q.dtype)
-        d_q, d_k, d_v = [], torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
-        for (_, rows, S), power in zip(blocks(T, R), powers, strict=True):
-            d_power = (grad[:, rows] @ v[:, :S].transpose(1, 2)).float()
-            d_scores = (power.float() * (d_power - mean[:, rows]) * scale).to(q.dtype)
-            d_q.append(d_scores @ k[:, :S])
-            d_k[:, :S] += d_scores.transpose(1, 2) @ q[:, rows]
-            d_v[:, :S] += power.transpose(1, 2) @ grad[:, rows]
-        return torch.cat(d_q, dim=1), d_k.to(k.dtype), d_v.to(v.dtype), None
+        k, v, *saved = ctx.saved_tensors
+        qs, outs, sums, powers = (saved[i * ctx.n : (i + 1) * ctx.n] for i in range(4))
+        scale, d_qs = k.shape[2] ** -0.5, []
+        d_k, d_v = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
+        for q, out, total, power, grad in zip(qs, outs, sums, powers, grads, strict=True):
+            S = power.shape[2]
+            grad = grad.float() / total
+            mean = (grad * out.float()).sum(dim=-1, keepdim=True)  # [B*G, W*R, 1]
+            grad = grad.to(q.dtype)
+            d_power = (grad @ v[:, :S].transpose(1, 2)).float()
+            d_scores = (power.float() * (d_power - mean) * scale).to(q.dtype)
+            d_qs.append(d_scores @ k[:, :S])
+            d_k[:, :S] += d_scores.transpose(1, 2) @ q
+            d_v[:, :S] += power.transpose(1, 2) @ grad
+        return d_k.to(k.dtype), d_v.to(v.dtype), None, *d_qs
 
 
 def flex_mask(document_ids):

@@ -15,7 +15,8 @@ def logit_gradients(logits, targets):
     total = powers.sum(dim=-1, keepdim=True)
     kept, at = (targets != -100).unsqueeze(1), targets.clamp(min=0).unsqueeze(1)
     loss = ((total.log() + top - scores.gather(1, at)) * kept).sum()
-    one_hot = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32) == at.int()  # where a scatter would end the fused loop
+    ids = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32)
+    one_hot = ids == at.int()  # not a scatter, which the compiler cannot fuse with the loop
     return loss, powers.mul_(kept / total).sub_(one_hot * kept.float()).to(logits.dtype)
 
 

@@ -25,7 +25,7 @@ from model.config import MiniMindConfig
 from model.fast_path import FastPath
 from model.loss import chunked_cross_entropy
 from model.moe import FeedForward, MoEFeedForward
-from model.products import compute_dtype, projections
+from model.products import projections
 from model.pth_format import load_pth
 
 __all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindModel", "MiniMindOutput"]
@@ -107,9 +107,7 @@ class Attention(nn.Module):
         attend: a function of q, k, v and mask from model/attention.py in place of PyTorch's, to the same result.
         """
         B, T, _ = x.shape
-        q, k, v = (
-            y.view(B, T, -1, self.head_dim) for y in projections(x, self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (y.view(B, T, -1, self.head_dim) for y in projections(x, self.q_proj, self.k_proj, self.v_proj))
         v = v.transpose(1, 2)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import fast_path, moe
+from model import moe
 from model.attention import additive_mask, block_attention, document_mask
 from model.loss import logit_gradients
 from model.products import projections

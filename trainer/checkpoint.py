@@ -15,7 +15,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 import threading
 from pathlib import Path
 
@@ -129,12 +128,6 @@ def snapshot(value):
     return copy(value)
 
 
-def yield_the_cpu():
-    """Let the calling thread run only where training leaves a core idle (Linux has priorities for single threads)."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
 def file_digest(path):
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -178,7 +171,6 @@ class Checkpoints:
         copy = snapshot(state)
 
         def write():
-            yield_the_cpu()
             for step in (lambda: before and before(copy), lambda: self._write(copy, update)):
                 try:
                     step()

@@ -120,9 +120,7 @@ def crosses(interval, first_step, last_step):
 def fit(run):
     """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code."""
     args, progress, say = run.args, run.progress, run.reporter.say
-    if (
-        progress.evaluation_due and run.validate
-    ):  # the run before was stopped in it; nothing is lost if this one is, too
+    if run.validate and progress.evaluation_due:  # a signal broke it off; if one comes again, nothing is lost
         validate(run)
     elif progress.epoch >= args.epochs:
         say(f"this run has already done its {args.epochs} epochs: nothing to do (a higher --epochs goes on)")

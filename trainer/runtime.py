@@ -192,12 +192,12 @@ COMPILE_SECONDS = 40
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}  # of a thread with AVX512-BF16, of a GPU
 
 
-def compile_blocks(model, choice, device, say, shape=None, flops=float("inf")):
+def compile_blocks(model, choice, device, say, shape=None, flops=0.0):
     """Make training fast: compile it (names of parameters stay as they are) and, on the CPU, keep freed memory at hand.
 
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
     shape: (rows, positions) of a full micro-batch, None: of the first one that comes; other shapes stay eager.
-    flops: of the whole run, whatever part of it a resume still has to do: so a resumed run decides as the first did.
+    flops: of this rank in the whole run, also where a resume has only a part of it left: it decides as the first start did.
     """
     if device.type == "cpu":
         keep_freed_memory()

@@ -29,7 +29,7 @@ from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, sample
 from trainer.loop import Run, fit, is_past, resume, train_epoch
 from trainer.optim import build_optimizer, get_lr
-from trainer.report import Reporter, describe
+from trainer.report import Reporter, describe, flops_per_token
 from trainer.runtime import (
     StopSignals,
     UserError,
@@ -129,7 +129,9 @@ def train(args, ranks, device, signals):
         reporter.say(
             f"warning: --local_rank {args.local_rank} is ignored: torchrun's environment decides, or there is none"
         )
-    compile_blocks(model, args.use_compile, device, reporter.say)
+    rows = corpus.plan(0)
+    flops = flops_per_token(config, rows.T) * rows.n_rows * rows.T * args.epochs / ranks.world_size
+    compile_blocks(model, args.use_compile, device, reporter.say, (args.batch_size, rows.T), flops)
     if args.use_wandb:
         run.wandb_id = reporter.start_wandb(args.wandb_project, stem.name, vars(args), run.wandb_id)
 

@@ -1,0 +1,151 @@
+"""One training micro-batch, forward, backward and update: tokens/s, and its share of the best bf16 matrix-product rate.
+
+    python benchmarks/step.py --size 26m                       # compiled, all cores
+    python benchmarks/step.py --size 104m --compile 0          # eager
+    python benchmarks/step.py --size moe --threads 1 --profile # where the time goes
+
+The rows are packed with random tokens in documents of about 320 tokens. Products and steps alternate, and the best of
+each counts, so that other processes on the machine disturb the ratio less.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+
+import argparse
+import json
+import resource
+import time
+
+import torch
+
+from dataset.loader import Batch
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from trainer.engine import Engine
+from trainer.loop import Totals
+from trainer.optim import build_optimizer
+from trainer.report import flops_per_token
+from trainer.runtime import Ranks, compile_blocks
+from trainer.train_pretrain import objective
+
+SIZES = {
+    "26m": {},
+    "104m": {"hidden_size": 768, "num_hidden_layers": 16},
+    "64m": {"generation": "minimind3"},
+    "moe": {"use_moe": True},
+}
+
+
+def packed_batch(rows, T, mean_length, vocab_size, generator):
+    """Full rows of random tokens, cut into documents of geometric-like lengths; (Batch, sum(len^2) / sum(len))."""
+    document_ids, position_ids, lengths = torch.zeros(rows, T).long(), torch.zeros(rows, T).long(), []
+    for row in range(rows):
+        at, document = 0, 0
+        while at < T:
+            draw = torch.empty(()).exponential_(1 / mean_length, generator=generator)
+            n = min(max(int(draw), 16), T - at)
+            document_ids[row, at : at + n], position_ids[row, at : at + n] = document, torch.arange(n)
+            lengths.append(n)
+            at, document = at + n, document + 1
+    ids = torch.randint(3, vocab_size, (rows, T + 1), generator=generator)
+    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids, position_ids, rows * T, len(lengths))
+    return batch, sum(n * n for n in lengths) / sum(lengths)
+
+
+def best_product_rate(device, dtype=torch.bfloat16):
+    """FLOP/s of the fastest of some large matrix products."""
+    best = 0.0
+    for n in (1024, 2048, 4096) if device.type == "cpu" else (4096, 8192):
+        a, b, c = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(3))
+        for _ in range(4):
+            best = max(best, 2 * n**3 / seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), device))
+    return best
+
+
+def seconds(work, device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--size", choices=SIZES, default="26m")
+    p.add_argument("--compile", choices=("0", "1"), default="1")
+    p.add_argument("--threads", type=int, default=torch.get_num_threads())
+    p.add_argument("--rows", type=int, default=8)
+    p.add_argument("--max_seq_len", type=int, default=512)
+    p.add_argument("--mean_length", type=int, default=320, help="of a document, in tokens")
+    p.add_argument("--steps", type=int, default=8)
+    p.add_argument("--pause", type=float, default=0.0, help="seconds before each step; see docs/performance.md")
+    p.add_argument("--gradient_checkpointing", action="store_true")
+    p.add_argument("--profile", action="store_true", help="print the operators that take the time")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = p.parse_args()
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    device = torch.device(args.device)
+    model = MiniMindForCausalLM(MiniMindConfig(**SIZES[args.size])).to(device).train()
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    batch, length = packed_batch(
+        args.rows, args.max_seq_len, args.mean_length, model.config.vocab_size, torch.Generator().manual_seed(1)
+    )
+    batch = batch.to(device)
+    engine = Engine(
+        model,
+        build_optimizer(model, 5e-4),
+        objective(model),
+        device=device,
+        dtype=torch.bfloat16,
+        ranks=Ranks(),
+    )
+    compile_blocks(model, args.compile, device, print, (args.rows, args.max_seq_len))
+
+    def step():
+        engine.micro_batch(batch, Totals(batch.n_targets, batch.n_documents))
+        engine.update(5e-4)
+
+    first = seconds(step, device)
+    times, rate = [], 0.0
+    for _ in range(args.steps):
+        rate = max(rate, best_product_rate(device))
+        time.sleep(args.pause)
+        times.append(seconds(step, device))
+    if args.profile:
+        with torch.profiler.profile() as profile:
+            step()
+        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40, max_name_column_width=70))
+
+    tokens = args.rows * args.max_seq_len
+    flops = flops_per_token(model.config, length)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else resident
+    print(
+        json.dumps(
+            {
+                "size": args.size,
+                "compile": int(args.compile),
+                "threads": args.threads,
+                "tokens_per_second": round(tokens / min(times)),
+                "step_seconds": [round(t, 3) for t in times],
+                "mflop_per_token": round(flops / 1e6, 1),
+                "product_gflops": round(rate / 1e9),
+                "utilisation": round(tokens / min(times) * flops / rate, 3),
+                "first_step_seconds": round(first, 1),
+                "peak_memory_gb": round(peak / 1e9, 2),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
