@@ -1,0 +1,80 @@
+"""Tokens/s of scripts/generate.py against the plain loop that computes the whole text anew for every token.
+
+    python benchmarks/generate.py                                   # 26 M random weights, 256 tokens, 3 rounds
+    python benchmarks/generate.py --weight out/pretrain_512.pth --tokens 64 --rounds 1
+
+Both sample alike (temperature, top-p) and turn by turn in one run, so that what else the machine does meets both.
+The ratio is that of the medians.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from scripts.common import load_model, prompt_ids
+from scripts.generate import build_parser, generate
+
+
+@torch.no_grad()
+def plain_loop(model, ids, tokens, temperature, top_p):
+    """[ids] -> [ids and `tokens` sampled ones]: a forward over everything for each, as in the smallest examples."""
+    ids = torch.tensor([ids])
+    for _ in range(tokens):
+        logits = model(ids).logits[:, -1] / temperature
+        values, order = logits.sort(descending=True)
+        probabilities = values.softmax(-1)
+        probabilities[probabilities.cumsum(-1) - probabilities > top_p] = 0
+        ids = torch.cat((ids, order.gather(1, probabilities.multinomial(1))), dim=1)
+    return ids
+
+
+def main(argv=None):
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--weight", help="default: random weights of the default shape, 26 M")
+    p.add_argument("--tokens", type=int, default=256)
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = p.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    model = load_model(args.weight) if args.weight else MiniMindForCausalLM(MiniMindConfig()).eval()
+    tokenizer = load_tokenizer(ROOT / "model")
+    ids = prompt_ids(DocumentEncoder(tokenizer), "The harbour lies on the eastern side of the island.")
+    flags = build_parser().parse_args(["--max_new_tokens", str(args.tokens)])
+    tokenizer.eos_token = None  # neither stops early
+
+    rates = {"plain loop": [], "generate.py": []}
+    for round_ in range(args.rounds + 1):
+        for name, work in (
+            ("plain loop", lambda: plain_loop(model, ids, args.tokens, flags.temperature, flags.top_p)),
+            ("generate.py", lambda: generate(model, tokenizer, ids, flags)),
+        ):
+            if round_ == 0 and name == "plain loop":
+                plain_loop(model, ids, 2, 1.0, 1.0)  # a warm-up needs no 256 of them
+                continue
+            start = time.perf_counter()
+            assert work().shape[1] == len(ids) + args.tokens
+            if round_:
+                rates[name].append(args.tokens / (time.perf_counter() - start))
+    parameters = sum(p.numel() for p in model.parameters()) / 1e6
+    print(f"{parameters:.1f} M parameters, fp32, {args.threads} threads, {args.tokens} tokens, {args.rounds} rounds")
+    for name, values in rates.items():
+        print(f"{name:12} {statistics.median(values):7.1f} tokens/s (rounds: {', '.join(f'{v:.1f}' for v in values)})")
+    ratio = statistics.median(rates["generate.py"]) / statistics.median(rates["plain loop"])
+    print(f"ratio        {ratio:7.2f}")
+    return ratio
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What the scripts share: finding weights and their tokenizer, and ids of a prompt as the model was trained on them."""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from model.model_minimind import MiniMindForCausalLM
+from trainer.runtime import UserError, pick_device, pick_dtype
+
+ROOT = Path(__file__).resolve().parents[1]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def model_flags(parser, dtype="float32"):
+    """The flags that `load` and `compute_dtype` read."""
+    g = parser.add_argument_group("model")
+    g.add_argument(
+        "--weight",
+        default=str(ROOT / "out" / "pretrain_512.pth"),
+        help="a .pth of the trainer, or a folder of save_pretrained or export_hf.py",
+    )
+    g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
+    g.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")
+    g.add_argument(
+        "--dtype",
+        choices=("auto", *DTYPES),
+        default=dtype,
+        help=f"of the computation; auto: bfloat16 where the machine has it (default {dtype})",
+    )
+
+
+def compute_dtype(name, device):
+    """torch.dtype for the --dtype of that name; auto: as the trainer does by default."""
+    return pick_dtype("bfloat16", device)[0] if name == "auto" else DTYPES[name]
+
+
+def load(args):
+    """args of `model_flags` -> (model in eval mode on its device, in fp32 for a later cast; tokenizer, encoder).
+
+    Errors: UserError for a weight or tokenizer that is not there or does not fit.
+    """
+    device = pick_device(args.device)
+    try:
+        model = load_model(args.weight)
+        tokenizer = load_tokenizer(tokenizer_folder(args.weight, args.tokenizer_path))
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    encoder = DocumentEncoder(tokenizer)
+    if encoder.vocab_size > model.config.vocab_size:
+        raise UserError(
+            f"{args.weight} has a vocabulary of {model.config.vocab_size}, the tokenizer one of {encoder.vocab_size}: "
+            "name the weight's own with --tokenizer_path"
+        )
+    return model.to(device), tokenizer, encoder
+
+
+def load_model(weight):
+    """A .pth (MiniMindForCausalLM) or a folder of any causal language model that transformers knows; fp32, eval mode."""
+    path = Path(weight)
+    if not path.is_dir():
+        return MiniMindForCausalLM.from_pth(path)
+    if not (path / "config.json").exists():
+        raise UserError(f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted")
+    disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        model, faults = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # each loader raises its own kinds
+        raise UserError(f"{path}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if faults[what]:  # transformers fills them with random numbers and goes on
+            raise UserError(
+                f"{path}: {len(faults[what])} {what.replace('_', ' ')}, {sorted(map(str, faults[what]))[0]}"
+            )
+    return model.eval()
+
+
+def tokenizer_folder(weight, tokenizer_path=None):
+    """The tokenizer's folder: as the user says, or the weight's own, or the repository's."""
+    if tokenizer_path:
+        return Path(tokenizer_path)
+    return Path(weight) if (Path(weight) / "tokenizer_config.json").exists() else ROOT / "model"
+
+
+def prompt_ids(encoder, text):
+    """The ids of the beginning of a document: BOS and the text, as in training, without EOS."""
+    (ids,) = encoder.encode([text])
+    return ids if encoder.eos_id is None else ids[:-1]
+
+
+def read_records(path, fields):
+    """Yields (line number, object) of a jsonl file whose objects have `fields`: {name: type or types}.
+
+    Blank lines count but yield nothing. Errors: UserError that names file and line.
+    """
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise UserError(f"{path}:{number}: not JSON: {error}") from None
+                for name, kind in fields.items():
+                    if not isinstance(record, dict) or not isinstance(record.get(name), kind):
+                        raise UserError(f"{path}:{number}: an object with the fields {', '.join(fields)} is wanted")
+                yield number, record
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {error}") from error

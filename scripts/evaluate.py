@@ -1,0 +1,205 @@
+"""Judge a model: perplexity of any text, minimal pairs, last words, multiple choice.
+
+    python scripts/evaluate.py perplexity --weight out/pretrain_512.pth --data_path valid.jsonl
+    python scripts/evaluate.py perplexity --data_path wiki.test.raw.txt --max_length 1024 --stride 512
+    python scripts/evaluate.py pairs      --weight out/pretrain_512_hf --data_path blimp/*.jsonl --group_by UID
+    python scripts/evaluate.py last_word  --data_path lambada.jsonl
+    python scripts/evaluate.py choice     --data_path questions.jsonl
+
+Prints a table and writes {out}.json with the figures and {out}.items.jsonl with the scores of each item. The second file
+grows as the work proceeds: the same command goes on where an earlier one was stopped.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+    sys.path[0] = str(ROOT)
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+
+import torch
+
+from scripts.common import compute_dtype, load, model_flags
+from scripts.scoring import Score, batches, score_groups
+from scripts.tasks import TASKS, Limits
+from trainer.arguments import Parser, positive
+from trainer.checkpoint import atomic_file
+from trainer.runtime import UserError, run_cli, user_errors
+
+
+def main(argv=None):
+    args = build_parser().parse_args(argv)
+    model, tokenizer, encoder = load(args)
+    stride = args.stride or max(args.max_length // 2, 1)
+    if stride > args.max_length:
+        raise UserError(f"--stride {stride} exceeds --max_length {args.max_length}: tokens would be left out")
+    args.batch_tokens = args.batch_tokens or (1024 if model.device.type == "cpu" else 16384)
+    args.dtype = str(compute_dtype(args.dtype, model.device)).removeprefix("torch.")
+    if args.max_length > model.config.max_position_embeddings:
+        raise UserError(
+            f"--max_length {args.max_length}: the model has {model.config.max_position_embeddings} positions"
+        )
+    task, limits = TASKS[args.task], Limits(args.max_length, stride, args.delimiter, args.group_by)
+    with user_errors():
+        items = task.items(args.data_path, encoder, limits)
+        if not items:
+            raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
+        out = Path(args.out or ROOT / "out" / f"{Path(args.weight).stem}.{args.task}")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        journal = Journal(f"{out}.items.jsonl", fingerprint(args, items))
+    scores, speed = score_items(model, items, args, journal)
+    figures, counts = task.metrics(items, scores)
+    report(args, figures, counts, speed, out)
+    return 0
+
+
+def build_parser():
+    p = Parser(prog="evaluate.py", description=__doc__.split("\n")[0], allow_abbrev=False)
+    p.add_argument("task", choices=tuple(TASKS), help="what to measure")
+    p.add_argument("--data_path", nargs="+", required=True, help="perplexity: as in training; otherwise jsonl files")
+    p.add_argument("--out", help="where to write, without an ending (default: out/{weight}.{task})")
+    model_flags(p, dtype="auto")
+    g = p.add_argument_group("scoring")
+    g.add_argument(
+        "--batch_tokens",
+        type=positive(int),
+        help="positions per forward (default 1024 on a CPU, whose caches hold that; or 16384)",
+    )
+    g.add_argument(
+        "--max_length", type=positive(int), default=512, help="positions of a window: as the model was trained (512)"
+    )
+    g.add_argument(
+        "--stride", type=positive(int), help="new tokens per window of a long text (default: max_length / 2)"
+    )
+    g.add_argument("--delimiter", default=" ", help="between context and choice (default: a space; '' for Chinese)")
+    g.add_argument("--group_by", help="a field of the objects, as BLiMP's UID: an accuracy for each of its values, too")
+    return p
+
+
+def score_items(model, items, args, journal):
+    """([[Scores of each group] of each item], items/s of what was computed now); what `journal` has is not repeated."""
+    groups = [(i, j) for i, item in enumerate(items) for j in range(len(item.groups))]
+    todo = [(i, j) for i, j in groups if (i, j) not in journal.done]
+    start, shown = time.perf_counter(), time.perf_counter()
+    done = 0
+    with journal, precision(model, args.dtype):
+        rows = [items[i].groups[j] for i, j in todo]
+        for batch in batches(rows, args.batch_tokens):
+            journal.add([todo[b] for b in batch], score_groups(model, [rows[b] for b in batch]))
+            done += len(batch)
+            if sys.stderr.isatty() and time.perf_counter() - shown > 1:
+                shown = time.perf_counter()
+                rest = (shown - start) / done * (len(todo) - done)
+                print(f"\r{done:,}/{len(todo):,}, {rest:.0f} s left ", end="", file=sys.stderr, flush=True)
+    seconds = time.perf_counter() - start
+    speed = len({i for i, _ in todo}) / seconds if todo else None
+    return [[journal.done[i, j] for j in range(len(item.groups))] for i, item in enumerate(items)], speed
+
+
+def precision(model, name):
+    """Autocast in the dtype of that name, as in training; nothing for float32."""
+    if name == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(model.device.type, dtype=getattr(torch, name))
+
+
+class Journal:
+    """The scores so far, in a file: a first line that says of what, then a line per group. A context manager."""
+
+    def __init__(self, path, fingerprint):
+        self.path, self.done, self.file = Path(path), {}, None
+        self.header = {"fingerprint": fingerprint}
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
+        if lines and parsed(lines[0]) == self.header:
+            for line in lines[1:]:
+                record = parsed(line)
+                if record:  # a kill can cut the last line off
+                    scores = [Score(*pair) for pair in zip(record["logprob"], record["greedy"], strict=True)]
+                    self.done[record["item"], record["part"]] = scores
+        elif lines:
+            print(f"{self.path}: scores of another model, data or setting; starting anew", file=sys.stderr)
+
+    def __enter__(self):
+        with atomic_file(self.path) as file:
+            file.write(json.dumps(self.header).encode() + b"\n")
+            for key, scores in self.done.items():
+                file.write(line(key, scores))
+        self.file = open(self.path, "ab")  # noqa: SIM115 - __exit__ closes it
+        return self
+
+    def __exit__(self, *exception):
+        self.file.close()
+
+    def add(self, keys, scores):
+        self.done.update(zip(keys, scores, strict=True))
+        self.file.write(b"".join(line(key, of_key) for key, of_key in zip(keys, scores, strict=True)))
+        self.file.flush()
+
+
+def line(key, scores):
+    record = {
+        "item": key[0],
+        "part": key[1],
+        "logprob": [s.logprob for s in scores],
+        "greedy": [s.greedy for s in scores],
+    }
+    return json.dumps(record).encode() + b"\n"
+
+
+def parsed(line):
+    try:
+        return json.loads(line) if line.endswith("\n") else None
+    except ValueError:
+        return None
+
+
+def fingerprint(args, items):
+    """SHA-256 of the weights, the tokens to score and the precision: all that scores depend on."""
+    digest = hashlib.sha256(json.dumps([args.task, args.dtype]).encode())
+    weight = Path(args.weight)
+    files = (
+        sorted(p for p in weight.iterdir() if p.suffix in (".safetensors", ".bin", ".json"))
+        if weight.is_dir()
+        else [weight]
+    )
+    for file in files:
+        with open(file, "rb") as opened:
+            while chunk := opened.read(1 << 22):
+                digest.update(chunk)
+    for item in items:
+        digest.update(json.dumps([[g.prefix, g.branches, g.starts] for g in item.groups]).encode())
+    return digest.hexdigest()
+
+
+def report(args, figures, counts, speed, out):
+    """The table on stdout and {out}.json."""
+    print(
+        f"{args.task}: {Path(args.weight).name} on {', '.join(f'{n:,} {what}' for what, n in counts.items())}, {args.dtype}"
+    )
+    width = max(map(len, figures))
+    for name, metric in figures.items():
+        inside = "" if math.isnan(metric.low) else f"   [{metric.low:.6g}, {metric.high:.6g}] 95 %, {metric.interval}"
+        print(f"  {name:{width}} {metric.value:12.6g}{inside}")
+    result = {
+        "task": args.task,
+        "weight": str(args.weight),
+        "data_path": args.data_path,
+        "settings": {name: getattr(args, name) for name in ("dtype", "max_length", "stride", "delimiter", "group_by")},
+        "counts": counts,
+        "metrics": {name: {k: None if v != v else v for k, v in m._asdict().items()} for name, m in figures.items()},
+        "items_per_second": speed,
+        "torch": torch.__version__,
+    }
+    with atomic_file(f"{out}.json") as file:
+        file.write(json.dumps(result, indent=2).encode() + b"\n")
+    print(f"{out}.json" + (f", {speed:,.1f} items/s" if speed else ", every score was there already"))
+
+
+if __name__ == "__main__":
+    run_cli(main)

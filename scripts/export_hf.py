@@ -1,0 +1,217 @@
+"""Hand a model on to other programs, and bring it back.
+
+    python scripts/export_hf.py --weight out/pretrain_512.pth --out_dir out/pretrain_512_hf
+    python scripts/export_hf.py --weight out/pretrain_512_hf --to_pth out/back_512.pth
+
+The folder holds a model that transformers, vLLM, llama.cpp and others know by themselves: Llama for a dense minimind2,
+Qwen2-MoE for its mixture of experts, Qwen3 and Qwen3-MoE for minimind3. No code travels with it. Either way the result
+is loaded again and its logits are compared with the source's on real text before it gets its name.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+    sys.path[0] = str(ROOT)
+
+import copy
+import json
+import shutil
+import tempfile
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
+
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from model.model_minimind import MiniMindForCausalLM
+from scripts.common import DTYPES, load_model, prompt_ids, tokenizer_folder
+from scripts.hf_format import from_hf, hf_config, to_hf
+from scripts.model_card import model_card
+from trainer.arguments import Parser
+from trainer.checkpoint import save_weights
+from trainer.runtime import UserError, run_cli, user_errors
+
+TEXTS = (
+    "The harbour lies on the eastern side of the island, and most of the 4,200 people who live there fish, build boats "
+    "or work in the two hotels. In winter the ferry comes twice a week; when the wind is strong it does not come at all.",
+    "这座小城建在河的两岸，城里有三座桥，最老的一座是1872年修的。每年春天河水上涨的时候，人们就把店铺里的东西搬到楼上去，等水退了再搬回来。",
+    "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n    return total / len(values)\n",
+)
+TOLERANCE = 1e-5  # of the logits in fp32, relative to the largest one if that exceeds 1
+
+
+def main(argv=None):
+    args = build_parser().parse_args(argv)
+    if (args.out_dir is None) == (args.to_pth is None):
+        raise UserError("name what to write: --out_dir FOLDER for an export, or --to_pth FILE for the way back")
+    with user_errors():
+        if args.out_dir:
+            export(args.weight, Path(args.out_dir), args.tokenizer_path, args.dtype, args.overwrite)
+        else:
+            bring_back(Path(args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
+    return 0
+
+
+def build_parser():
+    p = Parser(prog="export_hf.py", description=__doc__.split("\n")[0], allow_abbrev=False)
+    p.add_argument("--weight", required=True, help="a .pth of the trainer or a folder; for --to_pth a folder")
+    p.add_argument("--out_dir", help="folder to write the export to")
+    p.add_argument("--to_pth", help=".pth to write, with its .json, from the folder --weight")
+    p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
+    p.add_argument(
+        "--dtype", choices=("auto", *DTYPES), default="auto", help="of the export; auto: the smallest that is exact"
+    )
+    p.switch(p, "--overwrite", False, "replace what is there")
+    return p
+
+
+def export(weight, out_dir, tokenizer_path=None, dtype="auto", overwrite=False):
+    """Write `out_dir`; returns the largest difference of a logit (0.0: bitwise the same model).
+
+    Errors: ValueError for weights that no known architecture computes or that the dtype cannot hold.
+    """
+    check_free(out_dir, weight, overwrite)
+    model = load_model(weight)
+    if not isinstance(model, MiniMindForCausalLM):
+        raise UserError(f"{weight} is a {type(model).__name__} already; --to_pth brings it back to a .pth")
+    tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
+    config, state = hf_config(model.config), to_hf(model.state_dict(), model.config)
+    config.dtype = smallest_exact(state) if dtype == "auto" else DTYPES[dtype]
+    state = {name: cast(tensor, config.dtype, name) for name, tensor in state.items()}
+
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{out_dir.name}.", suffix=".tmp", dir=out_dir.parent) as temporary:
+        unfinished = Path(temporary, "export")
+        unfinished.mkdir()
+        save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
+        write_config(config, unfinished / "config.json")
+        tokenizer.save_pretrained(unfinished)
+        ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+        GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
+
+        reloaded, encoder, name = load_model(unfinished), DocumentEncoder(tokenizer), config.architectures[0]
+        rounded = model if dtype == "auto" else copy.deepcopy(model).to(config.dtype).float()
+        difference, positions = compare(rounded, reloaded, encoder)
+        said = verdict(difference, positions, f"reloaded as {name} with AutoModelForCausalLM, no remote code")
+        if dtype != "auto":
+            said += f"; {dtype} itself moves the source's logits by {compare(model, reloaded, encoder)[0]:.1e}"
+        card = model_card(model, weight, config, said, out_dir.name)
+        (unfinished / "README.md").write_text(card, encoding="utf-8")
+        if out_dir.exists():
+            shutil.rmtree(out_dir)
+        unfinished.rename(out_dir)
+    print(f"{out_dir}: {name} in {str(config.dtype).removeprefix('torch.')}\n{said}", flush=True)
+    return difference
+
+
+def check_free(out_dir, weight, overwrite):
+    """UserError unless an export can be written there; only what looks like an earlier one is ever replaced."""
+    if not out_dir.exists():
+        return
+    if not overwrite:
+        raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
+    looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()
+    if not looks_like_one or out_dir.resolve() in (Path(weight).resolve(), *Path(weight).resolve().parents):
+        raise UserError(f"{out_dir} is no earlier export, or holds the weight itself: choose another --out_dir")
+
+
+def bring_back(folder, path, tokenizer_path=None, overwrite=False):
+    """Write `path` (.pth, half precision) and its .json; returns the largest difference of a logit before rounding."""
+    if path.suffix != ".pth":
+        raise UserError(f"--to_pth {path}: the name must end in .pth")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} is there already: choose another --to_pth, or pass --overwrite")
+    theirs = load_model(folder)
+    if isinstance(theirs, MiniMindForCausalLM):
+        model = theirs
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise UserError(f"{folder}: no .safetensors file")
+        state = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        config, state = from_hf(theirs.config, state)
+        model = MiniMindForCausalLM(config)
+        model.load_state_dict(state, strict=True)
+        model.eval()
+    for name, tensor in model.state_dict().items():
+        cast(tensor, torch.float16, name)
+    tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))
+    difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
+    said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rounding = max(float((t - t.half().float()).abs().max()) for t in model.state_dict().values())
+    save_weights(model.state_dict(), model.config.to_dict(), path.with_suffix(""))
+    print(f"{path}: {model.config.generation}\n{said}")
+    print(
+        f"rounded to half precision: weights changed by {rounding:.1e} at most" if rounding else "no weight was rounded"
+    )
+    return difference
+
+
+def smallest_exact(state):
+    """The first of float16, bfloat16, float32 that holds every weight unchanged."""
+    for dtype in (torch.float16, torch.bfloat16):
+        if all(torch.equal(tensor.to(dtype).float(), tensor.float()) for tensor in state.values()):
+            return dtype
+    return torch.float32
+
+
+def cast(tensor, dtype, name):
+    """tensor in dtype; ValueError where a finite number would become infinite, or one is not finite to begin with."""
+    out = tensor.to(dtype)
+    if not out.isfinite().all():
+        raise ValueError(f"{name} reaches {float(tensor.abs().max()):.3g}, which {dtype} does not hold: try float32")
+    return out.contiguous()
+
+
+def write_config(config, path):
+    """config.json with the spellings of older readers beside those of transformers 5."""
+    fields = json.loads(config.to_json_string(use_diff=False))  # all, for readers with defaults of their own
+    for name in (
+        "_name_or_path",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+    ):
+        fields.pop(name, None)
+    rope = fields["rope_parameters"]
+    fields["rope_theta"], fields["torch_dtype"] = rope["rope_theta"], fields["dtype"]
+    if rope["rope_type"] != "default":
+        fields["rope_scaling"] = rope
+    path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def compare(first, second, encoder):
+    """(largest difference of a logit over TEXTS in fp32, number of positions).
+
+    Relative to the largest logit where that is above 1: fp32 itself rounds in proportion.
+    """
+    worst, positions = 0.0, 0
+    for text in TEXTS:
+        ids = torch.tensor([prompt_ids(encoder, text)])
+        if ids.max() >= first.config.vocab_size:
+            raise ValueError(
+                f"the tokenizer gives id {int(ids.max())}, beyond the vocabulary of {first.config.vocab_size}: name the "
+                "weight's own with --tokenizer_path"
+            )
+        a, b = first(ids).logits, second(ids).logits
+        worst = max(worst, float((a - b).abs().max() / a.abs().max().clamp(min=1)))
+        positions += ids.shape[1]
+    return worst, positions
+
+
+def verdict(difference, positions, what):
+    """One line about a comparison; ValueError if the two do not compute the same."""
+    if not difference <= TOLERANCE:
+        raise ValueError(f"{what}: the logits differ by {difference:.1e}, more than {TOLERANCE}; not written")
+    logits = f"differ by {difference:.1e} at most" if difference else "are bitwise the same"
+    return f"checked: {what}, the logits {logits} at {positions} positions of English, Chinese and Python text (fp32)"
+
+
+if __name__ == "__main__":
+    run_cli(main)

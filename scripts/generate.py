@@ -1,0 +1,196 @@
+"""Continue a text, or talk to a model.
+
+    python scripts/generate.py --weight out/pretrain_512.pth "The harbour lies" "这座小城"
+    python scripts/generate.py --weight out/pretrain_512.pth              # interactive; Ctrl-D ends it
+    python scripts/generate.py --weight out/pretrain_512_hf --chat "Who are you?"
+
+The text goes to stdout as it comes, the speed to stderr. Prompts can also be piped in, one a line.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+    sys.path[0] = str(ROOT)
+
+import contextlib
+import time
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from scripts.common import compute_dtype, load, model_flags, prompt_ids
+from trainer.arguments import Parser, fraction, not_negative, positive
+from trainer.runtime import UserError, run_cli
+
+__all__ = ["TextStream", "generate", "main"]
+
+
+def main(argv=None):
+    args = build_parser().parse_args(argv)
+    model, tokenizer, encoder = load(args)
+    model = model.to(compute_dtype(args.dtype, model.device))
+    if args.chat and not tokenizer.chat_template:
+        raise UserError("--chat: this tokenizer has no chat template; name another one with --tokenizer_path")
+    torch.manual_seed(args.seed)
+    messages = []
+    for prompt in args.prompts or typed_prompts():
+        if not args.chat:
+            reply(model, tokenizer, prompt_ids(encoder, prompt), args, echo=prompt)
+            continue
+        messages = [*messages, {"role": "user", "content": prompt}]
+        ids = chat_ids(tokenizer, messages, room(model, args))
+        messages = [*messages, {"role": "assistant", "content": reply(model, tokenizer, ids, args)}]
+        if args.prompts:  # each prompt of the command line is a conversation of its own
+            messages = []
+    return 0
+
+
+def build_parser():
+    p = Parser(prog="generate.py", description=__doc__.split("\n")[0], allow_abbrev=False)
+    p.add_argument("prompts", nargs="*", help="texts to continue; none: asked for, or read from a pipe, one a line")
+    model_flags(p)
+    g = p.add_argument_group("sampling")
+    g.add_argument("--max_new_tokens", type=positive(int), default=256, help="at most so many (default 256)")
+    g.add_argument("--temperature", type=not_negative(float), default=0.8, help="0: the likeliest token (default 0.8)")
+    g.add_argument(
+        "--top_p", type=positive(float), default=0.9, help="from the likeliest that sum to this; 1: all (0.9)"
+    )
+    g.add_argument("--top_k", type=not_negative(int), default=0, help="from so many of the likeliest; 0: all (default)")
+    g.add_argument(
+        "--min_p", type=fraction, default=0.0, help="from those of this share of the likeliest's probability"
+    )
+    g.add_argument(
+        "--repetition_penalty",
+        type=positive(float),
+        default=1.0,
+        help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
+    )
+    g.add_argument("--seed", type=not_negative(int), default=42, help="the same seed, the same text (default 42)")
+    g.add_argument(  # no switch of true or false: that would take the prompt after it for its value
+        "--chat",
+        action="store_true",
+        help="put the prompts through the chat template; interactive: keep the conversation",
+    )
+    return p
+
+
+def typed_prompts():
+    """Lines of stdin; with a prompt sign and line editing on a terminal."""
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+        return
+    with contextlib.suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401 - history and editing in input()
+    while True:
+        try:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if line.strip():
+            yield line
+
+
+def room(model, args):
+    """How many tokens a prompt may have."""
+    left = model.config.max_position_embeddings - args.max_new_tokens
+    if left < 1:
+        raise UserError(
+            f"--max_new_tokens {args.max_new_tokens} leaves no room for a prompt: the model has "
+            f"{model.config.max_position_embeddings} positions"
+        )
+    return left
+
+
+def chat_ids(tokenizer, messages, length):
+    """The ids of a conversation up to the model's turn; the oldest exchanges are dropped until it fits."""
+    while True:
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        if len(ids) <= length or len(messages) < 3:
+            return ids
+        messages = messages[2:]
+
+
+def reply(model, tokenizer, ids, args, echo=""):
+    """Print a continuation of `ids` as it is sampled, then its speed; returns the text. Ctrl-C cuts it short."""
+    if len(ids) > room(model, args):
+        raise UserError(f"a prompt of {len(ids)} tokens is too long: {room(model, args)} fit with --max_new_tokens")
+    stream = TextStream(tokenizer)
+    print(echo, end="", flush=True)
+    start = time.perf_counter()
+    try:
+        generate(model, tokenizer, ids, args, stream)
+    except KeyboardInterrupt:
+        stream.end()
+    seconds = time.perf_counter() - start
+    print(flush=True)
+    print(f"[{stream.count} tokens, {stream.count / seconds:.1f} tokens/s]", file=sys.stderr, flush=True)
+    return stream.text
+
+
+def generate(model, tokenizer, ids, args, streamer=None):
+    """ids, a list -> ids of the prompt and its continuation, [1, T]; args: see `build_parser`."""
+    ids = torch.tensor([ids], device=model.device)
+    sampling = (
+        {
+            "temperature": args.temperature,
+            "top_p": min(args.top_p, 1.0),
+            "top_k": args.top_k,
+            "min_p": args.min_p or None,
+        }
+        if args.temperature
+        else {"temperature": None, "top_p": None, "top_k": None}
+    )
+    return model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=args.max_new_tokens,
+        do_sample=args.temperature > 0,
+        repetition_penalty=args.repetition_penalty,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id or 0,
+        streamer=streamer,
+        **sampling,
+    )
+
+
+class TextStream(BaseStreamer):
+    """Prints text as its tokens come; a character is held back until its last byte is there.
+
+    `text` is what was printed, the same as decoding all tokens at once, and `count` the number of tokens.
+    """
+
+    def __init__(self, tokenizer, write=lambda text: print(text, end="", flush=True)):
+        self.tokenizer, self.write = tokenizer, write
+        self.text, self.count, self.started = "", 0, False
+        self.shown, self.waiting = [], []  # the tokens printed last, for decoders that look back; those not yet printed
+
+    def put(self, value):
+        """Called with the prompt, then with each new token."""
+        if not self.started:
+            self.started = True
+            return
+        new = value.tolist()
+        self.count += len(new)
+        self.waiting += new
+        text = self._decode()
+        if text and not text.endswith("\ufffd"):  # what an incomplete character decodes to
+            self._print(text)
+
+    def end(self):
+        self._print(self._decode())
+
+    def _decode(self):
+        before = self.tokenizer.decode(self.shown, skip_special_tokens=True)
+        return self.tokenizer.decode(self.shown + self.waiting, skip_special_tokens=True)[len(before) :]
+
+    def _print(self, text):
+        self.shown, self.waiting = self.waiting, []
+        self.text += text
+        self.write(text)
+
+
+if __name__ == "__main__":
+    run_cli(main)
