@@ -9,6 +9,8 @@ from torch import nn
 
 from model.products import compute_dtype, projections
 
+FEW_TOKENS = 16  # up to here a step of decoding loops over the experts
+
 
 class FeedForward(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x)), [..., H] -> [..., H]; https://arxiv.org/abs/2002.05202."""
@@ -179,6 +181,8 @@ def can_group(experts, tokens):
     dtype, device = compute_dtype(tokens), tokens.device.type
     if not hasattr(F, "grouped_mm"):
         return False
+    if len(tokens) <= FEW_TOKENS and not torch.is_grad_enabled():
+        return False  # decoding: gathering all experts' weights costs more than E products with a few rows
     if dtype == torch.float32:  # the compiler's shape check of grouped_mm knows bf16 alone
         return device == "cpu" and not torch.compiler.is_compiling()
     aligned = all(size % 8 == 0 for size in experts[0].gate_proj.weight.shape)
