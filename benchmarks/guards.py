@@ -1,0 +1,135 @@
+"""What the guards against bad numbers cost, and what a save costs the training thread, on the 26 M model.
+
+    python benchmarks/guards.py                 # all cores, 4 rows of 512 tokens an update
+    python benchmarks/guards.py --rows 32       # the default micro-batch
+
+Guarded and plain updates take turns in one run, and so do steps with and without a save beside them, so that both
+sides meet the same machine. The plain side is the same engine without finiteness checks, found_inf, requests and poll;
+clipping needs the norm anyway. Medians, and the ratio.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+
+import argparse
+import tempfile
+import time
+from statistics import median
+
+import torch
+
+from dataset.loader import Batch
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from trainer.checkpoint import Checkpoints, save_weights, snapshot
+from trainer.engine import Engine
+from trainer.loop import Totals
+from trainer.optim import build_optimizer
+from trainer.runtime import Ranks, pick_device, pick_dtype
+from trainer.train_pretrain import objective
+
+
+class PlainEngine(Engine):
+    """The engine without its guards."""
+
+    def micro_batch(self, batch, totals):
+        with self.autocast():
+            loss, sums = self.objective(batch, totals)
+        loss.backward()
+        self.sums += sums
+
+    def update(self, lr, stop_signal=0, save=False):
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip, foreach=True)
+        self.optimizer.found_inf = None
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def poll(self, where=None):
+        pass
+
+
+def random_batch(rows, T, vocab_size):
+    ids = torch.randint(3, vocab_size, (rows, T + 1))
+    document_ids, position_ids = torch.zeros(rows, T).long(), torch.arange(T).repeat(rows, 1)
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids, position_ids, rows * T, rows)
+
+
+def one_update(engine, batch, totals):
+    """Seconds of a micro-batch, its update and the poll."""
+    start = time.perf_counter()
+    engine.micro_batch(batch, totals)
+    engine.update(1e-4)
+    engine.poll()
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--rows", type=int, default=4, help="rows of 512 tokens an update")
+    p.add_argument("--pairs", type=int, default=20, help="guarded and plain updates to compare")
+    p.add_argument("--saves", type=int, default=4, help="saves to time")
+    p.add_argument("--device", help="cuda, cpu")
+    p.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    args = p.parse_args()
+
+    torch.manual_seed(0)
+    device = pick_device(args.device)
+    dtype, _ = pick_dtype(args.dtype, device)
+    model = MiniMindForCausalLM(MiniMindConfig()).to(device).train()
+    optimizer = build_optimizer(model, 1e-4)
+    engines = [
+        kind(model, optimizer, objective(model), device=device, dtype=dtype, ranks=Ranks())
+        for kind in (Engine, PlainEngine)
+    ]
+    batch = random_batch(args.rows, 512, model.config.vocab_size).to(device)
+    totals = Totals(batch.n_targets, batch.n_documents)
+    print(f"26 M model, {args.rows} rows of 512, {device}, {dtype}, {torch.get_num_threads()} threads")
+    for engine in engines:
+        one_update(engine, batch, totals)
+
+    seconds = [[], []]
+    for pair in range(args.pairs):
+        for side in (0, 1) if pair % 2 else (1, 0):
+            seconds[side].append(one_update(engines[side], batch, totals))
+    guarded, plain = map(median, seconds)
+    pairwise = median(a / b for a, b in zip(*seconds, strict=True))
+    print(
+        f"update: guarded {guarded:.3f} s, plain {plain:.3f} s; ratio of medians {guarded / plain:.4f}, of pairs {pairwise:.4f}"
+    )
+
+    engine = engines[0]
+    state = {"model": model.state_dict(), "engine": engine.state_dict()}
+    copies, waits, extra = [], [], []
+    with tempfile.TemporaryDirectory(dir=ROOT / "out") as folder:
+        checkpoints = Checkpoints(folder, keep=2)
+        for update in range(args.saves):
+            start = time.perf_counter()
+            snapshot(state)
+            copies.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            checkpoints.save(
+                state, update, before=lambda copy: save_weights(copy["model"], {}, Path(folder, "weights"))
+            )
+            begun = time.perf_counter()
+            beside = []
+            while checkpoints.writing():
+                beside.append(one_update(engine, batch, totals))
+            waits.append(time.perf_counter() - begun)
+            alone = [one_update(engine, batch, totals) for _ in beside]
+            extra.append(sum(beside) - sum(alone))
+    print(
+        f"save of 310 MB and the weights: copy {median(copies):.3f} s; written beside the training within {median(waits):.2f} s, "
+        f"which slowed it by {median(extra):.3f} s = {median(extra) / guarded:.1%} of an update of {args.rows} rows, "
+        f"{median(extra) / guarded * args.rows / 256:.2%} of a default one (256 rows)"
+    )
+
+
+if __name__ == "__main__":
+    main()

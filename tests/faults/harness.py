@@ -1,0 +1,289 @@
+"""Runs of the trainer as processes of their own, and what is left of them: checkpoints, metrics, ledgers."""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint import load_checkpoint, verified
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SMALL = {
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_seq_len": 32, "batch_size": 2,
+    "accumulation_steps": 2, "epochs": 2, "save_interval": 6, "log_interval": 1, "num_workers": 0, "device": "cpu",
+    "dtype": "float32", "dist_timeout": 60, "use_compile": 0,
+}  # fmt: skip
+TIMES = ("tokens_per_second", "epoch_Time")
+
+
+def make_tokenizer(folder):
+    """A byte-level tokenizer of 259 entries: small models, quick starts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(specials + alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=specials[1], eos_token=specials[2], pad_token=specials[0]
+    ).save_pretrained(folder)
+    return Path(folder)
+
+
+def make_corpus(path, n_documents=60, seed=0):
+    """Documents of 6 to 28 characters, each beginning with its number, so that no two are alike."""
+    generator = random.Random(seed)
+    with open(path, "w") as file:
+        for i in range(n_documents):
+            text = f"{i:03d} " + "".join(generator.choices("abcdefgh ", k=generator.randint(2, 24)))
+            file.write(json.dumps({"text": text}) + "\n")
+    return Path(path)
+
+
+class ForkServer:
+    """The process of tests/faults/server.py."""
+
+    def __init__(self, tokenizer):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tests.faults.server", str(tokenizer)]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout.readline() == "ready\n"
+
+    def fork(self, **request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+class Process:
+    """One forked run. `wait` gives its exit code, the negative signal number of one that was killed."""
+
+    def __init__(self, server, log, arguments, environment=None, hooks=None, cwd="/", terminal=None):
+        self.log = log
+        self.pid = server.fork(
+            log=str(log), arguments=arguments, environment=environment or {}, hooks=hooks or {}, cwd=str(cwd),
+            terminal=terminal,
+        )  # fmt: skip
+
+    @property
+    def out(self):
+        return self._read("out")
+
+    @property
+    def err(self):
+        return self._read("err")
+
+    def _read(self, kind):
+        path = Path(f"{self.log}.{kind}")
+        return path.read_text() if path.exists() else ""
+
+    def running(self):
+        return not Path(f"{self.log}.status").exists()
+
+    def kill(self, signum=signal.SIGKILL):
+        if self.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+
+    def wait(self, timeout=120):
+        end = time.monotonic() + timeout
+        while self.running():
+            if time.monotonic() > end:
+                self.kill()
+                raise AssertionError(f"still running after {timeout} s\n{self.out}\n{self.err}")
+            time.sleep(0.005)
+        return int(Path(f"{self.log}.status").read_text())
+
+    def until(self, condition, timeout=60):
+        """Poll until the condition holds; whether it did before the run was over."""
+        end = time.monotonic() + timeout
+        while not condition():
+            if not self.running():
+                return False
+            assert time.monotonic() < end, f"{self.out}\n{self.err}"
+            time.sleep(0.0005)
+        return True
+
+
+class Lab:
+    """A corpus and a folder for runs. `start` begins one, `run` waits for it too."""
+
+    def __init__(self, folder, server, tokenizer, corpus, **settings):
+        self.folder, self.server, self.tokenizer, self.corpus = Path(folder), server, tokenizer, corpus
+        self.settings, self.count = settings, 0
+
+    def flags(self, name, **changes):
+        settings = {
+            "data_path": self.corpus, "tokenizer_path": self.tokenizer, "cache_dir": self.corpus.parent / "cache",
+            "out_dir": self.folder / name, **SMALL, **self.settings, **changes,
+        }  # fmt: skip
+        return [part for flag, value in settings.items() if value is not None for part in (f"--{flag}", str(value))]
+
+    def start(self, name, hooks=None, environment=None, terminal=None, **changes):
+        self.count += 1
+        log = self.folder / f"{name}.{self.count}"
+        environment = {"FAULTS_ATTEMPT": str(self.count), **(environment or {})}
+        return Process(self.server, log, self.flags(name, **changes), environment, hooks, self.folder, terminal)
+
+    def run(self, name, expect=0, **options):
+        process = self.start(name, **options)
+        code = process.wait()
+        assert code == expect, f"exit code {code}\n{process.out}\n{process.err}"
+        return process
+
+    def start_ranks(self, name, world_size=2, hooks=None, hooks_of_rank=None, **changes):
+        """One process per rank, joined as torchrun would join them."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        processes, attempt = [], f"{self.count + 1} together"
+        for rank in range(world_size):
+            environment = {
+                "FAULTS_ATTEMPT": attempt,
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            }  # fmt: skip
+            own = {**(hooks or {}), **(hooks_of_rank or {}).get(rank, {})}
+            processes.append(self.start(name, own, environment, **changes))
+        return processes
+
+    def run_ranks(self, name, world_size=2, expect=0, **options):
+        if world_size == 1:
+            return [self.run(name, expect, **options)]
+        processes = self.start_ranks(name, world_size, **options)
+        for process in processes:
+            code = process.wait()
+            assert code == expect, f"exit code {code}\n" + "\n".join(p.out + p.err for p in processes)
+        return processes
+
+    def stem(self, name, prefix="pretrain"):
+        moe = "_moe" if self.settings.get("use_moe") else ""
+        return self.folder / name / f"{prefix}_{self.settings.get('hidden_size', SMALL['hidden_size'])}{moe}"
+
+    def checkpoints(self, name):
+        """Newest first."""
+        return sorted(Path(f"{self.stem(name)}_resume").glob("update_*.pt"), reverse=True)
+
+    def state(self, name):
+        return load_checkpoint(self.checkpoints(name)[0])
+
+    def result(self, name):
+        """What two runs must have in common to the last bit: final model and optimiser, half-precision file, metrics."""
+        newest = self.checkpoints(name)[0]
+        assert verified(newest)
+        state = load_checkpoint(newest)
+        return {
+            "state": digest([state["model"], state["engine"], state["progress"], state["ranks"]]),
+            "half": digest(torch.load(f"{self.stem(name)}.pth", weights_only=True)),
+            "metrics": self.metrics(name),
+        }
+
+    def metrics(self, name):
+        """The metrics file as dicts, without times."""
+        lines = map(json.loads, Path(f"{self.stem(name)}.metrics.jsonl").read_text().splitlines())
+        return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+    def leftovers(self, name):
+        return [str(path) for path in (self.folder / name).rglob("*.tmp")]
+
+    def ledger(self, path):
+        """{update: (sorted pieces, cross-entropy sum)} over all ranks.
+
+        An update that was done again after a kill counts as done last: an attempt's line replaces those of earlier
+        attempts with its number or a higher one, on any rank.
+        """
+        files = Path(path).parent.glob(f"{Path(path).name}.*")
+        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        updates = {}
+        for line in sorted(lines, key=lambda line: line["time"]):
+            updates = {
+                number: done
+                for number, done in updates.items()
+                if number < line["update"] or done[0]["attempt"] == line["attempt"]
+            }
+            updates.setdefault(line["update"], []).append(line)
+        return {
+            number: (
+                sorted(tuple(piece) for line in done for piece in line["pieces"]),
+                sum(line["loss"] for line in done),
+            )
+            for number, done in sorted(updates.items())
+        }
+
+    def documents(self):
+        """What a ledger of one epoch must hold: the inputs of every document, in order."""
+        from dataset.encoder import DocumentEncoder, load_tokenizer
+
+        encoder = DocumentEncoder(load_tokenizer(self.tokenizer))
+        texts = [json.loads(line)["text"] for line in self.corpus.read_text().splitlines()]
+        return sorted(tuple(ids[:-1]) for ids in encoder.encode(texts))
+
+    def check_ledger(self, path, epochs):
+        """Every document exactly once in every epoch. An update never spans two epochs."""
+        found, wanted, epoch = [], self.documents(), 0
+        for pieces, _ in self.ledger(path).values():
+            found += pieces
+            if len(found) >= len(wanted):
+                assert sorted(found) == wanted
+                found, epoch = [], epoch + 1
+        assert (found, epoch) == ([], epochs)
+
+
+def start_torchrun(lab, name, hooks, *launcher, **changes):
+    """Popen of a real torchrun of two ranks with hooks planted, in a session of its own; output and errors in one stream."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAULT_HOOKS": json.dumps(hooks), "PYTHONPATH": str(ROOT)}
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *launcher,
+        str(ROOT / "tests" / "faults" / "launch.py"), *lab.flags(name, **changes),
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command, env=environment, cwd=lab.folder, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def digest(value):
+    """SHA-256 over nested containers of tensors and plain values."""
+    sha = hashlib.sha256()
+
+    def add(value):
+        if isinstance(value, torch.Tensor):
+            sha.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            sha.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for name in sorted(value, key=str):
+                sha.update(str(name).encode())
+                add(value[name])
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                add(item)
+        else:
+            sha.update(repr(value).encode())
+
+    add(value)
+    return sha.hexdigest()
+
+
+def seeded_random(name):
+    """A random.Random of FAULTS_SEED (default: today's day number), which is printed so that a failure can be repeated."""
+    seed = os.environ.get("FAULTS_SEED", str(int(time.time() // 86400)))
+    print(f"{name}: FAULTS_SEED={seed}")
+    return random.Random(f"{seed} {name}")

@@ -1,0 +1,249 @@
+"""What a test plants in a run's process before it starts. The product code knows nothing of it."""
+
+import json
+import os
+import resource
+import signal
+import time
+
+import torch
+
+from trainer import checkpoint, engine, loop
+
+
+def ledger(path):
+    """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, and the tokens of its documents."""
+    from trainer import train_pretrain
+
+    seen, losses = [], []
+    make_loader, resume = loop.make_loader, train_pretrain.resume
+    start, update = engine.Engine.__init__, engine.Engine.update
+    count = 0
+
+    def recording_loader(*arguments, **named):
+        for number, micro, batch in make_loader(*arguments, **named):
+            if batch is not None:
+                seen.extend(pieces(batch))
+            yield number, micro, batch
+
+    def recording_start(self, model, optimizer, objective, **named):
+        def recording_objective(batch, totals):
+            loss, sums = objective(batch, totals)
+            losses.append(float(sums[0]))
+            return loss, sums
+
+        start(self, model, optimizer, recording_objective, **named)
+
+    def recording_update(self, *arguments, **named):
+        nonlocal count
+        update(self, *arguments, **named)
+        count += 1
+        with open(f"{path}.{self.ranks.rank}", "a") as file:
+            line = {"update": count, "attempt": os.environ["FAULTS_ATTEMPT"], "time": time.monotonic()}
+            file.write(json.dumps({**line, "loss": sum(losses), "pieces": list(seen)}) + "\n")
+        seen.clear()
+        losses.clear()
+
+    def counting_resume(run):
+        nonlocal count
+        resume(run)
+        count = run.progress.update
+
+    loop.make_loader, train_pretrain.resume = recording_loader, counting_resume
+    engine.Engine.__init__, engine.Engine.update = recording_start, recording_update
+
+
+def signal_at(updates, name="SIGTERM", rank=0, once=None):
+    """Raise a signal in this process when it is about to apply one of the updates (numbers from 1, over all resumes).
+
+    once: a path; each update's signal comes only if `{path}.{update}` does not exist yet, which it then does.
+    """
+    at_update(updates, lambda: os.kill(os.getpid(), getattr(signal, name)), rank, once)
+
+
+def fail_at(updates, kind, rank=0):
+    """Raise an exception, or hang, before an update."""
+
+    def fail():
+        if kind == "raise":
+            raise RuntimeError("planted failure")
+        while True:
+            time.sleep(1)
+
+    at_update(updates, fail, rank)
+
+
+def at_update(updates, action, rank=0, once=None):
+    """Call `action` in the first micro-batch of each of the updates; where the rank has no rows in it, in its next one."""
+    from trainer import train_pretrain
+
+    micro_batch, update, resume = engine.Engine.micro_batch, engine.Engine.update, train_pretrain.resume
+    count, pending = 0, set(updates)
+
+    def acting_micro_batch(self, *arguments, **named):
+        for due in sorted(number for number in pending if number <= count + 1):
+            pending.discard(due)
+            if self.ranks.rank == rank and not (once and os.path.exists(f"{once}.{due}")):
+                if once:
+                    open(f"{once}.{due}", "w").close()
+                action()
+        return micro_batch(self, *arguments, **named)
+
+    def counting_update(self, *arguments, **named):
+        nonlocal count
+        update(self, *arguments, **named)
+        count += 1
+
+    def counting_resume(run):
+        nonlocal count
+        resume(run)
+        count = run.progress.update
+        pending.difference_update(range(count + 1))
+
+    engine.Engine.micro_batch, engine.Engine.update = acting_micro_batch, counting_update
+    train_pretrain.resume = counting_resume
+
+
+def pieces(batch):
+    """The inputs of each document piece of a Batch."""
+    for ids, documents in zip(batch.input_ids, batch.document_ids, strict=True):
+        for number in range(int(documents.max()) + 1):
+            yield ids[documents == number].tolist()
+
+
+def slow_save(seconds=0.5):
+    """Make the middle of each checkpoint file last."""
+    write = checkpoint.HashingWriter.write
+
+    def slow_write(self, data):
+        if not hasattr(self, "slept") and ".pt." in str(self.file.name) and self.file.tell() > 20_000:
+            self.slept = True
+            self.file.flush()
+            time.sleep(seconds)
+        return write(self, data)
+
+    checkpoint.HashingWriter.write = slow_write
+
+
+def kill_in_prune():
+    """kill -9 of this process when it begins to prune: after the save and before anything is deleted."""
+    checkpoint.Checkpoints._prune = lambda self, newest: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at_call(name, at=1):
+    """kill -9 of this process at the `at`-th call of os.replace, os.fsync ... from the checkpoint module."""
+    count, call = 0, getattr(os, name)
+
+    def killing(*arguments):
+        nonlocal count
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments)
+
+    setattr(checkpoint.os, name, killing)
+
+
+def file_limit(n_bytes):
+    """No file can grow beyond n_bytes: a full disk (EFBIG in place of ENOSPC)."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
+
+
+def full_disk(at_save, offset):
+    """From the given save on the disk takes `offset` bytes of a checkpoint and no more; the save after it succeeds."""
+    count, enter = 0, checkpoint.HashingWriter.__init__
+
+    def start(self, file):
+        nonlocal count
+        enter(self, file)
+        is_checkpoint = ".pt." in str(file.name)
+        count += is_checkpoint
+        limit = offset if is_checkpoint and count == at_save else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+    checkpoint.HashingWriter.__init__ = start
+
+
+def poison(updates, kind="gradient", rank=0, value="nan"):
+    """Put a NaN or infinity into loss or gradients of the given updates (from 1) on one rank."""
+    micro_batch, update = engine.Engine.micro_batch, engine.Engine.update
+    now = 1
+
+    def poisoned_micro_batch(self, batch, totals):
+        hit = now in updates and self.ranks.rank == rank
+        objective = self.objective
+        if hit and kind == "loss":
+            self.objective = lambda *a: (lambda loss, sums: (loss + float(value), sums))(*objective(*a))
+        micro_batch(self, batch, totals)
+        self.objective = objective
+        if hit and kind == "gradient":
+            self.parameters[-1].grad.view(-1)[-1] = float(value)
+
+    def counting_update(self, *arguments, **named):
+        nonlocal now
+        before = [p.detach().clone() for p in self.parameters]
+        update(self, *arguments, **named)
+        if now in updates:
+            same = all(torch.equal(a, b) for a, b in zip(before, self.parameters, strict=True))
+            print(f"update {now} poisoned, weights unchanged: {same}", flush=True)
+        now += 1
+
+    engine.Engine.micro_batch, engine.Engine.update = poisoned_micro_batch, counting_update
+
+
+def scale(value, growth_interval=2000):
+    """Start the fp16 gradient scaler at `value`."""
+    start = engine.Engine.__init__
+
+    def with_scale(self, *arguments, **named):
+        start(self, *arguments, **named)
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, init_scale=value, growth_interval=growth_interval, enabled=self.dtype is torch.float16
+        )
+
+    engine.Engine.__init__ = with_scale
+
+
+def print_scale():
+    """Print scale and growth tracker after each update."""
+    update = engine.Engine.update
+
+    def printing(self, *arguments, **named):
+        update(self, *arguments, **named)
+        print(f"scaler {self.ranks.rank}: {self.scaler.state_dict()}", flush=True)
+
+    engine.Engine.update = printing
+
+
+def slow_updates(seconds):
+    """Make every update last at least so long, as one of a larger model does."""
+    update = engine.Engine.update
+
+    def slow(self, *arguments, **named):
+        time.sleep(seconds)
+        return update(self, *arguments, **named)
+
+    engine.Engine.update = slow
+
+
+def slow_evaluation(seconds):
+    """Make every validation batch last, and the batches small."""
+    from dataset import corpus
+    from dataset.corpus import ValidationBatches
+
+    corpus.EVAL_ROWS = 2
+    get = ValidationBatches.__getitem__
+
+    def slow(self, i):
+        print("evaluating", flush=True)
+        time.sleep(seconds)
+        return get(self, i)
+
+    ValidationBatches.__getitem__ = slow
+
+
+def any_cpu_has_bfloat16():
+    """bfloat16 on a CPU that only emulates it."""
+    from trainer import runtime
+
+    runtime.cpu_has_bfloat16 = lambda: True

@@ -1,0 +1,93 @@
+"""A process that has imported the trainer and forks a copy of itself for each run, which spares the seconds of imports.
+
+It reads one JSON request a line from standard input and ends with it. A run gets its flags, environment and hooks
+(tests/faults/hooks.py) from the request, writes to `{log}.out` and `{log}.err`, and its wait status appears in `{log}.status`.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+
+def main():
+    for name in ("SIGINT", "SIGHUP"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)  # those to the terminal's group are for pytest
+    import torch
+    import torch._dynamo  # noqa: F401 - imported by the first optimiser otherwise
+
+    from dataset.encoder import load_tokenizer
+    from tests.faults import hooks
+    from trainer import train_pretrain
+
+    torch.set_num_threads(1)
+    load_tokenizer(sys.argv[1])
+    print("ready", flush=True)
+    running = {}
+    while True:
+        ready, _, _ = select.select([sys.stdin], [], [], 0.01)
+        if ready:
+            line = sys.stdin.readline()
+            if not line:
+                return
+            request = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                run(request, hooks, train_pretrain)
+            running[pid] = Path(f"{request['log']}.status")
+            print(pid, flush=True)
+        while running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            path = running.pop(pid)
+            path.with_suffix(".part").write_text(str(os.waitstatus_to_exitcode(status)))
+            path.with_suffix(".part").rename(path)
+
+
+def run(request, hooks, train_pretrain):
+    """The forked copy: become the process that `python trainer/train_pretrain.py ...` would be, and never return."""
+    code = 70
+    try:
+        os.setsid()
+        for name in ("SIGINT", "SIGHUP"):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        for number, kind in ((1, "out"), (2, "err")):
+            with open(request["terminal"] or f"{request['log']}.{kind}", "a") as file:
+                os.dup2(file.fileno(), number)
+        os.environ.update(request["environment"])
+        os.chdir(request["cwd"])
+        sys.argv = ["train_pretrain.py", *request["arguments"]]
+        for name, arguments in request["hooks"].items():
+            getattr(hooks, name)(**arguments)
+        code = leave(train_pretrain.run_cli, train_pretrain.main)
+    finally:
+        os._exit(code)
+
+
+def leave(call, *arguments):
+    """The exit code of a call that ends as a script does, after what an interpreter does at its end."""
+    import atexit
+    import threading
+
+    try:
+        call(*arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    return code
+
+
+if __name__ == "__main__":
+    main()

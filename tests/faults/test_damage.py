@@ -1,0 +1,261 @@
+"""Rows 7 to 10, 18 and 19: files that are damaged, missing, of another run, or malicious; and a full disk."""
+
+import hashlib
+import io
+import json
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.harness import make_corpus, make_tokenizer, seeded_random
+from trainer.checkpoint import Checkpoints, verified
+
+
+@pytest.fixture(scope="module")
+def folder(whole, tmp_path_factory):
+    """A copy of the undisturbed run's checkpoint folder: two checkpoints."""
+    copy = tmp_path_factory.mktemp("damage") / "resume"
+    shutil.copytree(f"{whole.stem('whole')}_resume", copy)
+    return copy
+
+
+def notices_and_falls_back(folder, damaged):
+    """Whether the damage to the newest checkpoint is noticed, named, and the one before is taken."""
+    newest, before = Checkpoints(folder).paths()
+    original = newest.read_bytes()
+    said = []
+    try:
+        newest.write_bytes(damaged)
+        found = Checkpoints(folder).newest(said.append)
+        return found[1] == before and len(said) == 1 and str(newest) in said[0]
+    finally:
+        newest.write_bytes(original)
+
+
+def test_row_07_truncated_checkpoints(folder):
+    generator = seeded_random("row 7")
+    good = Checkpoints(folder).paths()[0].read_bytes()
+    n = len(good)
+    cuts = [0, 1, n // 2, n - 1, *(generator.randrange(n) for _ in range(50))]
+    noticed = sum(notices_and_falls_back(folder, good[:cut]) for cut in cuts)
+    print(f"{noticed}/{len(cuts)} noticed")
+    assert noticed == 54
+    assert Checkpoints(folder).newest()[1] == Checkpoints(folder).paths()[0]
+
+
+def test_row_07_all_bad_is_exit_code_2(lab, whole):
+    shutil.copytree(whole.folder / "whole", lab.folder / "run")
+    for path in lab.checkpoints("run"):
+        path.write_bytes(path.read_bytes()[:1000])
+    process = lab.run("run", expect=2, from_resume=1)
+    assert process.err.count("\n") == 1 and "none of its 2 checkpoints is intact" in process.err
+    assert all(str(path) in process.out for path in lab.checkpoints("run"))
+
+
+def test_row_07_newest_bad_goes_on_from_the_one_before(lab, whole):
+    """And ends where the undisturbed run ends; the damaged file does not count as one of those that are kept."""
+    lab.start("run", {"signal_at": {"updates": [8]}}).wait()
+    newest, before = lab.checkpoints("run")
+    newest.write_bytes(newest.read_bytes()[:-1])
+    process = lab.start("run", {"signal_at": {"updates": [7]}}, from_resume=1)
+    assert process.wait() == 143
+    assert f"{newest}: damaged" in process.out and f"resumed from {before}" in process.out
+    assert all(map(verified, lab.checkpoints("run")))
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
+
+
+def test_row_07_keep_1_and_a_damaged_newer_one(tmp_path):
+    """Pruning after a resume from an older checkpoint deletes the damaged newer one, never the new good one."""
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for update in (10, 20):
+        checkpoints.save({"update": update}, update)
+        checkpoints.wait()
+    (tmp_path / "update_00000020.pt").write_bytes(b"")
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.newest(lambda text: None)[0] == {"update": 10}
+    checkpoints.save({"update": 15}, 15)
+    checkpoints.wait()
+    assert [path.name for path in checkpoints.paths()] == ["update_00000015.pt"]
+
+
+def test_row_08_flipped_bits_and_zeroed_pages(folder):
+    generator = seeded_random("row 8")
+    good = Checkpoints(folder).paths()[0].read_bytes()
+    noticed = 0
+    for _ in range(200):
+        damaged = bytearray(good)
+        damaged[generator.randrange(len(good))] ^= 1 << generator.randrange(8)
+        noticed += notices_and_falls_back(folder, damaged)
+    page = 4096
+    full = [at for at in range(0, len(good), page) if any(good[at : at + page])]
+    for at in generator.choices(full, k=100):
+        damaged = bytearray(good)
+        damaged[at : at + page] = bytes(len(good[at : at + page]))
+        noticed += notices_and_falls_back(folder, damaged)
+    print(f"{noticed}/300 noticed")
+    assert noticed == 300
+
+
+@pytest.mark.parametrize("digest", [None, "", "garbage", "\xff\xfe", "0" * 64, "the other's"])
+def test_row_09_without_its_digest_never_chosen(folder, digest):
+    """The digest is missing, empty, unreadable or of another file: the checkpoint before is taken."""
+    newest, before = Checkpoints(folder).paths()
+    path = Path(f"{newest}.sha256")
+    original = path.read_bytes()
+    try:
+        path.unlink()
+        if digest is not None:
+            path.write_bytes(
+                Path(f"{before}.sha256").read_bytes() if digest == "the other's" else digest.encode("latin-1")
+            )
+        said = []
+        assert Checkpoints(folder).newest(said.append)[1] == before
+        assert str(newest) in said[0]
+    finally:
+        path.write_bytes(original)
+
+
+def test_row_09_a_digest_without_its_checkpoint(folder):
+    """Killed between the two renames: nothing is chosen by it, and it is cleared away."""
+    orphan = folder / "update_00009999.pt.sha256"
+    orphan.write_text("0" * 64 + "  update_00009999.pt\n")
+    said = []
+    assert Checkpoints(folder).newest(said.append)[1] == Checkpoints(folder).paths()[0]
+    assert not orphan.exists() and said == []
+
+
+def test_row_10_disk_full_at_ten_offsets(lab, whole):
+    """The second save fails: the first is intact, the file is named, training goes on and ends as it would have."""
+    size = whole.checkpoints("whole")[0].stat().st_size
+    for i in range(10):
+        name, offset = f"run{i}", 20_000 + i * (size - 20_001) // 9
+        hooks = {
+            "full_disk": {"at_save": 2, "offset": offset},
+            "signal_at": {"updates": [8]},
+            "slow_updates": {"seconds": 0.02},
+        }
+        process = lab.start(name, hooks)
+        assert process.wait() == 143
+        assert "update_00000006.pt" in process.out and "too large" in process.out.lower()
+        assert [path.name for path in lab.checkpoints(name)] == ["update_00000008.pt", "update_00000003.pt"]
+        assert all(map(verified, lab.checkpoints(name))) and lab.leftovers(name) == []
+        lab.run(name, from_resume=1)
+        assert lab.result(name) == whole.result("whole")
+
+
+def test_row_10_disk_full_at_the_last_save(lab, whole):
+    """Exit code 2 in one line that names the file; the checkpoint before goes on."""
+    process = lab.run("run", expect=2, hooks={"full_disk": {"at_save": 7, "offset": 50_000}})
+    assert process.err.count("\n") == 1 and "update_00000020.pt" in process.err
+    assert all(map(verified, lab.checkpoints("run"))) and lab.leftovers("run") == []
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
+
+
+def test_row_10_disk_full_for_everything(lab):
+    """Metrics and log lines do not fit either: still one line, not a traceback."""
+    process = lab.run("run", expect=2, hooks={"file_limit": {"n_bytes": 3000}})
+    assert process.err.count("\n") == 1 and "pretrain_32_resume" in process.err
+    assert lab.leftovers("run") == [] and lab.checkpoints("run") == []
+
+
+def test_row_18_other_data(lab, whole):
+    shutil.copytree(whole.folder / "whole", lab.folder / "run")
+    other = make_corpus(lab.folder / "other.jsonl", seed=1)
+    process = lab.run("run", expect=2, from_resume=1, data_path=other)
+    assert process.err.count("\n") == 1 and "another data" in process.err
+
+
+def test_row_18_other_tokenizer(lab, whole, tmp_path):
+    shutil.copytree(whole.folder / "whole", lab.folder / "run")
+    make_tokenizer(tmp_path / "tokenizer")
+    config = json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())
+    vocabulary = config["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text(json.dumps(config))
+    process = lab.run("run", expect=2, from_resume=1, tokenizer_path=tmp_path / "tokenizer")
+    assert process.err.count("\n") == 1 and "another tokenizer" in process.err
+
+
+def test_row_18_other_architecture(lab, whole):
+    shutil.copytree(whole.folder / "whole", lab.folder / "run")
+    for change in ({"num_hidden_layers": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4}):
+        process = lab.run("run", expect=2, from_resume=1, **change)
+        assert process.err.count("\n") == 1 and "another architecture" in process.err
+        assert all(name in process.err for name in change) and "hidden_size" not in process.err
+
+
+def test_row_18_other_row_layout(lab, whole):
+    """What would change which document stands where: the order could not be continued."""
+    shutil.copytree(whole.folder / "whole", lab.folder / "run")
+    for change in ({"seed": 1}, {"max_seq_len": 16}, {"pack": 0}):
+        process = lab.run("run", expect=2, from_resume=1, **change)
+        assert process.err.count("\n") == 1 and next(iter(change)) in process.err
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def malicious(path, as_zip):
+    """The bytes of a torch file, of the zip or the old format, with a payload in it."""
+    buffer = io.BytesIO()
+    torch.save({"model": torch.zeros(3), "payload": Payload(path)}, buffer, _use_new_zipfile_serialization=as_zip)
+    return buffer.getvalue()
+
+
+def test_row_19_the_payload_works(tmp_path):
+    """Otherwise the tests below would show nothing."""
+    for as_zip in (True, False):
+        torch.load(io.BytesIO(malicious(tmp_path / "ran", as_zip)), weights_only=False)["payload"].close()
+        assert (tmp_path / "ran").exists()
+        (tmp_path / "ran").unlink()
+    assert zipfile.is_zipfile(io.BytesIO(malicious(tmp_path / "ran", True)))
+
+
+@pytest.mark.parametrize("as_zip", [True, False])
+def test_row_19_pickle_in_a_weight_file(lab, whole, as_zip):
+    ran, weights = lab.folder / "ran", lab.folder / "bad.pth"
+    weights.write_bytes(malicious(ran, as_zip))
+    weights.with_suffix(".json").write_bytes(whole.stem("whole").with_suffix(".json").read_bytes())
+    process = lab.run("run", expect=2, from_weight=weights)
+    assert process.err.count("\n") == 1 and not ran.exists()
+
+
+@pytest.mark.parametrize("as_zip", [True, False])
+def test_row_19_pickle_in_a_resume_file(lab, whole, as_zip):
+    """With a digest that holds: passed over, and exit code 2 where there is no other."""
+    shutil.copytree(whole.folder / "whole", lab.folder / "run")
+    ran = lab.folder / "ran"
+    for left, path in reversed(list(enumerate(lab.checkpoints("run")))):
+        path.write_bytes(malicious(ran, as_zip))
+        Path(f"{path}.sha256").write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+        process = lab.run("run", expect=0 if left else 2, from_resume=1)
+        assert not ran.exists() and process.err.count("\n") == (0 if left else 1)
+
+
+def test_row_19_pickle_in_the_token_cache(lab):
+    """Each file of the cache replaced by a pickle: made anew where its size gives it away, else read as plain numbers; never run."""
+    ran, cache = lab.folder / "ran", lab.folder / "cache"
+    lab.run("run", cache_dir=cache)
+    payload = pickle.dumps(Payload(ran))
+    files = [path for path in cache.rglob("*.*") if path.suffix in (".bin", ".json")]
+    assert {path.name for path in files} >= {"tokens.bin", "offsets.bin", "meta.json"}
+    for path in files:
+        good = path.read_bytes()
+        for bad in (payload, payload.ljust(len(good), b"\0")):
+            path.write_bytes(bad)
+            code = lab.start("again", cache_dir=cache, epochs=1).wait()
+            assert not ran.exists() and (code == 0 or len(bad) == len(good))
+            path.write_bytes(good)

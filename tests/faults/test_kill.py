@@ -1,0 +1,173 @@
+"""Rows 1, 2, 3 and 11: kill -9 and stops at chosen and random moments; the reference is a run that nobody disturbed."""
+
+import itertools
+import time
+
+import pytest
+
+from tests.faults.harness import Lab, seeded_random
+from trainer.checkpoint import load_checkpoint, verified
+
+INTERVAL = 3  # updates between saves: --save_interval 6 micro-batches, two of them an update
+
+
+def check_readable(lab, name):
+    """Every checkpoint with its final name is whole; returns the newest one's update, 0 without any."""
+    paths = lab.checkpoints(name)
+    for path in paths:
+        assert verified(path)
+        load_checkpoint(path)
+    return load_checkpoint(paths[0])["progress"]["update"] if paths else 0
+
+
+def check_killed(lab, name):
+    """After a kill: nothing unreadable, lost work bounded. Returns the updates that were lost.
+
+    Saving runs beside the training: the save of one interval is complete at the latest when that of the next begins.
+    """
+    metrics = lab.stem(name).with_suffix(".metrics.jsonl")
+    lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    lost = max(0, lines // 2 - check_readable(lab, name))
+    assert lost <= 2 * INTERVAL
+    return lost
+
+
+def finish(lab, name, whole, **changes):
+    """Resume to the end: equal to the undisturbed run, and no temporaries are left."""
+    lab.run(name, from_resume=1, **changes)
+    assert lab.result(name) == whole.result("whole")
+    assert lab.leftovers(name) == []
+
+
+def kill_often(lab, whole, kills, inside, generator):
+    """Kill one run after the other, each several times, until `kills` are done, `inside` of them inside a save."""
+    done = landed_inside = 0
+    start = time.monotonic()
+    lab.run("timed")
+    duration = time.monotonic() - start
+    for number in itertools.count():
+        name, finished = f"run{number}", False
+        while not finished and done < kills:
+            in_save = landed_inside < inside and generator.random() < 2 * inside / kills
+            process = lab.start(name, {"slow_save": {"seconds": 0.1}} if in_save else None, from_resume=1)
+            if in_save:
+                process.until(lambda name=name: saving(lab, name))
+            end = time.monotonic() + generator.uniform(0, 0.1 if in_save else duration)
+            process.until(lambda end=end: time.monotonic() > end)
+            process.kill()
+            finished = process.wait() == 0
+            if not finished:
+                done += 1
+                landed_inside += saving(lab, name)
+                check_killed(lab, name)
+        finish(lab, name, whole)
+        if done >= kills:
+            break
+    print(f"{done} kills, {landed_inside} of them inside a save, in {number + 1} runs")
+    assert landed_inside >= inside
+
+
+def saving(lab, name):
+    """Whether a checkpoint is half written."""
+    return any(lab.stem(name).parent.rglob("update_*.pt.*.tmp"))
+
+
+def test_row_01_kill_9_at_random_points(lab, whole):
+    kill_often(lab, whole, 10, 3, seeded_random("row 1"))
+
+
+@pytest.mark.slow
+def test_row_01_kill_9_at_50_random_points(lab, whole):
+    kill_often(lab, whole, 50, 20, seeded_random("row 1, slow"))
+
+
+@pytest.mark.parametrize("call, at", [("replace", n) for n in range(1, 7)] + [("fsync", n) for n in (2, 3, 5)])
+def test_row_01_kill_9_before_each_system_call_of_a_save(lab, whole, call, at):
+    """The order: metrics, digest, checkpoint, config, weights; then the next save's."""
+    assert lab.start("run", {"kill_at_call": {"name": call, "at": at}}).wait() == -9
+    check_killed(lab, "run")
+    finish(lab, "run", whole)
+
+
+def test_row_01_two_ranks_one_killed(lab):
+    """The other rank notices and ends; resumed, both are where they would have been."""
+    lab.run_ranks("whole", num_workers=1)
+    processes = lab.start_ranks("run", hooks={"signal_at": {"updates": [5], "name": "SIGKILL", "rank": 1}})
+    assert processes[1].wait() == -9
+    assert processes[0].wait() not in (0, -9)
+    check_readable(lab, "run")
+    lab.run_ranks("run", from_resume=1)
+    assert lab.result("run") == lab.result("whole")
+
+
+KINDS = list(itertools.product((False, True), (1, 0), ("float32", "bfloat16"), (1, 2)))
+QUICK = [(False, 0, "bfloat16", 1), (True, 1, "bfloat16", 1), (True, 0, "float32", 2), (False, 1, "bfloat16", 2)]
+
+
+@pytest.mark.parametrize(
+    "use_moe, pack, dtype, world_size",
+    [pytest.param(*kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS],
+)
+def test_row_01_exact_resume(scratch, server, tokenizer, corpus, tmp_path, use_moe, pack, dtype, world_size):
+    """Killed once and stopped twice, at moments that are no saves: the same bits and lines."""
+    lab = Lab(tmp_path, server, tokenizer, corpus, use_moe=use_moe, pack=pack, dtype=dtype, val_fraction=0.1)
+    lab.settings.update(eval_interval=7, num_key_value_heads=2)
+    bfloat16 = {"any_cpu_has_bfloat16": {}}
+    lab.run_ranks("whole", world_size, hooks=bfloat16)
+    end = lab.state("whole")["progress"]["update"]
+    for update, name in ((2, "SIGTERM"), (end // 2, "SIGKILL"), (end - 2, "SIGTERM")):
+        hooks = {**bfloat16, "signal_at": {"updates": [update], "name": name}}
+        if world_size == 1:
+            assert lab.start("run", hooks, from_resume=1).wait() == (143 if name == "SIGTERM" else -9)
+        else:
+            for process in lab.start_ranks("run", world_size, hooks, from_resume=1):
+                assert process.wait() not in (0, 2)
+    lab.run_ranks("run", world_size, hooks=bfloat16, from_resume=1)
+    assert lab.result("run") == lab.result("whole")
+    assert all("val_loss" in line or "loss" in line for line in lab.metrics("run"))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("update", [1, 10, 11, 19, 20])
+def test_row_02_awkward_stops(lab, whole, update, name):
+    """Step 1, epoch end, first step of epoch 2, before the last step, the last one (20 updates, 10 an epoch)."""
+    assert whole.state("whole")["progress"]["update"] == 20
+    process = lab.start("run", {"signal_at": {"updates": [update], "name": name}})
+    assert process.wait() == (143 if name == "SIGTERM" else -9)
+    if name == "SIGTERM":
+        assert check_readable(lab, "run") == update
+    finish(lab, "run", whole)
+
+
+def test_row_02_a_finished_run_does_nothing(lab, whole):
+    lab.run("run")
+    before = {path: path.read_bytes() for path in lab.stem("run").parent.rglob("*") if path.is_file()}
+    again = lab.run("run", from_resume=1, hooks={"fail_at": {"updates": list(range(1, 99)), "kind": "raise"}})
+    assert "nothing to do" in again.out
+    assert before == {path: path.read_bytes() for path in lab.stem("run").parent.rglob("*") if path.is_file()}
+
+
+def test_row_03_three_resumes_in_each_of_three_epochs(lab):
+    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
+    lab.run("whole", epochs=3)
+    stops = [2, 5, 8, 12, 15, 18, 22, 25, 28]
+    for i, update in enumerate(stops):
+        name = ("SIGTERM", "SIGKILL", "SIGINT")[i % 3]
+        hooks = {**ledger, "signal_at": {"updates": [update], "name": name}}
+        assert lab.start("run", hooks, epochs=3, from_resume=1).wait() in (143, 130, -9)
+    lab.run("run", hooks=ledger, epochs=3, from_resume=1)
+    lab.check_ledger(lab.folder / "ledger", epochs=3)
+    assert lab.result("run") == lab.result("whole")
+
+
+def test_row_11_killed_between_save_and_prune(lab, whole):
+    """--keep_checkpoints 1, 20 times."""
+    kills = 0
+    for number in itertools.count():
+        name = f"run{number}"
+        while kills < 20 and lab.start(name, {"kill_in_prune": {}}, keep_checkpoints=1, from_resume=1).wait() == -9:
+            kills += 1
+            assert check_readable(lab, name) > 0
+        finish(lab, name, whole, keep_checkpoints=1)
+        if kills == 20:
+            break

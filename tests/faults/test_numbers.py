@@ -1,0 +1,112 @@
+"""Rows 15 and 16: bad numbers. The reference is the run itself: weights before and after, and a run without a stop."""
+
+import ast
+import itertools
+import math
+import re
+
+import pytest
+import torch
+
+from trainer.checkpoint import verified
+
+
+@pytest.mark.parametrize("kind, value", itertools.product(("loss", "gradient"), ("nan", "inf")))
+def test_row_15_a_bad_update_is_not_applied(lab, kind, value):
+    process = lab.run("run", hooks={"poison": {"updates": [4, 7], "kind": kind, "value": value}})
+    assert re.findall(r"update (\d+) poisoned, weights unchanged: (\w+)", process.out) == [("4", "True"), ("7", "True")]
+    named = re.findall(r"step (\d+): non-finite .* update (\d+) is not applied \((\d+) so far\)", process.out)
+    assert named == [("7", "4", "1"), ("13", "7", "2")]
+    assert lab.metrics("run")[-1]["skipped_updates"] == 2
+    assert all(torch.isfinite(tensor).all() for tensor in lab.state("run")["model"].values())
+    assert all(math.isfinite(line["loss"]) for line in lab.metrics("run"))
+
+
+def test_row_15_names_the_documents(lab):
+    """Those of the update's rows, which the ledger has as tokens."""
+    process = lab.run("run", hooks={"poison": {"updates": [4]}, "ledger": {"path": str(lab.folder / "ledger")}})
+    named = {int(number) for number in re.search(r"its documents are ([\d, ]+)", process.out)[1].split(",")}
+    documents = dict(enumerate(self_order(lab)))
+    pieces, _ = lab.ledger(lab.folder / "ledger")[4]
+    assert {documents[number] for number in named} <= set(pieces) and len(named) == min(8, len(pieces))
+
+
+def self_order(lab):
+    """The inputs of the documents in the order of the file, in which the store numbers them."""
+    import json
+
+    from dataset.encoder import DocumentEncoder, load_tokenizer
+
+    texts = [json.loads(line)["text"] for line in lab.corpus.read_text().splitlines()]
+    return [tuple(ids[:-1]) for ids in DocumentEncoder(load_tokenizer(lab.tokenizer)).encode(texts)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_row_15_on_any_rank_skips_on_all(lab, rank):
+    processes = lab.run_ranks("run", hooks={"poison": {"updates": [3], "kind": "gradient", "rank": rank}})
+    for process in processes:
+        assert "update 3 poisoned, weights unchanged: True" in process.out
+    assert "update 3 is not applied (1 so far)" in processes[0].out
+
+
+def test_row_15_resumed_counts_go_on(lab):
+    """Killed after the skipped update: count and curve are those of a run that was not killed."""
+    poison = {"poison": {"updates": [2]}}
+    lab.run("whole", hooks=poison)
+    assert (
+        lab.start(
+            "run", {**poison, "signal_at": {"updates": [5], "name": "SIGKILL"}, "slow_updates": {"seconds": 0.05}}
+        ).wait()
+        == -9
+    )
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == lab.result("whole")
+    assert lab.metrics("run")[-1]["skipped_updates"] == 1
+
+
+def test_row_15_too_many_in_a_row_stop_the_run(lab):
+    """Nine in a row are borne, ten are not; the last checkpoint is that of good weights, and it resumes."""
+    lab.run("nine", hooks={"poison": {"updates": list(range(4, 13))}})
+    process = lab.run("ten", expect=2, hooks={"poison": {"updates": list(range(4, 14))}})
+    assert process.err.count("\n") == 1 and "10 updates in a row" in process.err
+    assert all(map(verified, lab.checkpoints("ten")))
+    assert all(torch.isfinite(tensor).all() for tensor in lab.state("ten")["model"].values())
+    lab.run("ten", from_resume=1)
+
+
+def scales(process):
+    return [ast.literal_eval(found)["scale"] for found in re.findall(r"scaler \d: (.*)", process.out)]
+
+
+def test_row_16_fp16_overflow(lab):
+    """The update is skipped, the scale halved once for it; a later one applies."""
+    hooks = {"scale": {"value": 2.0**40}, "print_scale": {}}
+    process = lab.run("run", hooks=hooks, dtype="float16", epochs=5, max_bad_updates=40)
+    found = scales(process)
+    skipped = {int(update) for update in re.findall(r"update (\d+) is not applied", process.out)}
+    assert 1 in skipped and len(found) not in skipped
+    scale = 2.0**40
+    for update, after in enumerate(found, start=1):
+        scale = scale / 2 if update in skipped else scale
+        assert after == scale
+
+
+def test_row_16_on_all_ranks(lab):
+    processes = lab.run_ranks(
+        "run", hooks={"scale": {"value": 2.0**40}, "print_scale": {}}, dtype="float16", max_bad_updates=40
+    )
+    assert scales(processes[0]) == scales(processes[1]) and scales(processes[0])[0] == 2.0**39
+
+
+def test_row_16_scaler_restored_exactly(lab):
+    """Scale and growth tracker: resumed in the middle of a growth interval, the scale grows at the same update."""
+    hooks = {"scale": {"value": 2.0**14, "growth_interval": 6}, "print_scale": {}}
+    whole = lab.run("whole", hooks=hooks, dtype="float16")
+    assert len(set(scales(whole))) > 2
+    first = lab.start("run", {**hooks, "signal_at": {"updates": [8]}}, dtype="float16")
+    assert first.wait() == 143
+    second = lab.run(
+        "run", hooks={**hooks, "scale": {"value": 1.0, "growth_interval": 6}}, dtype="float16", from_resume=1
+    )
+    assert scales(first) + scales(second) == scales(whole)
+    assert lab.result("run") == lab.result("whole")

@@ -1,0 +1,175 @@
+"""Rows 4 to 6, 13, 14, 20 and 21: other worker counts, world sizes and launches, lost ranks, compiled models."""
+
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.harness import ROOT, Lab, make_corpus, start_torchrun
+from trainer.checkpoint import load_checkpoint
+
+SCRIPT = ROOT / "trainer" / "train_pretrain.py"
+
+
+def test_row_04_other_worker_counts_see_the_same_batches(lab, whole):
+    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
+    for workers, update in ((0, 6), (4, 13)):
+        hooks = {**ledger, "signal_at": {"updates": [update]}}
+        assert lab.start("run", hooks, num_workers=workers, from_resume=1).wait() == 143
+    lab.run("run", hooks=ledger, num_workers=2, from_resume=1)
+    assert lab.ledger(lab.folder / "ledger") == lab.ledger(whole.folder / "ledger")
+    assert lab.result("run") == whole.result("whole")
+
+
+def ledgers_agree(one, other):
+    """The same documents in every update, and the same loss to 1e-6."""
+    assert list(one) == list(other)
+    for update, (pieces, loss) in one.items():
+        assert pieces == other[update][0]
+        assert math.isclose(loss, other[update][1], rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("pack", [1, 0])
+def test_row_05_world_size_2_1_2(lab, pack):
+    """Global batch of 8 rows throughout; compared with one rank that is never stopped."""
+    lab.settings.update(pack=pack)
+    lab.run("whole", hooks={"ledger": {"path": str(lab.folder / "one")}}, accumulation_steps=4)
+    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
+    stop = {**ledger, "signal_at": {"updates": [3]}}
+    for process in lab.start_ranks("run", hooks=stop):
+        assert process.wait() == 143
+    stop["signal_at"] = {"updates": [7]}
+    one = lab.start("run", stop, accumulation_steps=4, from_resume=1)
+    assert one.wait() == 143 and "warning" not in one.out
+    lab.run_ranks("run", hooks=ledger, from_resume=1)
+    lab.check_ledger(lab.folder / "ledger", epochs=2)
+    ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"))
+    final = [lab.metrics(name)[-1] for name in ("run", "whole")]
+    assert final[0]["tokens"] == final[1]["tokens"] and final[0]["step"] > final[1]["step"] / 2
+
+
+def test_row_05_a_global_batch_that_cannot_be_kept(lab):
+    """A warning that names both sizes, and still every document once an epoch."""
+    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
+    assert lab.start("run", {**ledger, "signal_at": {"updates": [3]}}).wait() == 143
+    hooks = {**ledger, "signal_at": {"updates": [6]}}
+    processes = lab.start_ranks("run", hooks=hooks, batch_size=3, from_resume=1)
+    assert [process.wait() for process in processes] == [143, 143]
+    assert "now covers 12 rows, before the resume it covered 4" in processes[0].out
+    lab.run("run", hooks=ledger, accumulation_steps=1, from_resume=1)
+    lab.check_ledger(lab.folder / "ledger", epochs=2)
+    steps = [line["step"] for line in lab.metrics("run")]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize("pack", [1, 0])
+def test_row_06_ragged_tail(scratch, server, tokenizer, tmp_path, pack):
+    """103 documents on two ranks: each once, the tail too."""
+    lab = Lab(tmp_path, server, tokenizer, make_corpus(tmp_path / "corpus.jsonl", n_documents=103), pack=pack)
+    lab.run_ranks("run", hooks={"ledger": {"path": str(tmp_path / "ledger")}}, num_workers=1)
+    lab.check_ledger(tmp_path / "ledger", epochs=2)
+
+
+# --------------------------------------------------------------------------- lost ranks
+
+
+def torchrun(lab, name, hooks, *launcher, **changes):
+    """(exit code, output, seconds) of a torchrun of two ranks with hooks planted."""
+    start = time.monotonic()
+    process = start_torchrun(lab, name, hooks, *launcher, **changes)
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output, time.monotonic() - start
+
+
+def left_running(lab):
+    """Processes that have this lab's folder on their command line."""
+    found = subprocess.run(["pgrep", "-f", f"launch.py.*{lab.folder}"], capture_output=True, text=True)
+    return found.stdout.split()
+
+
+@pytest.mark.slow
+def test_row_13_restarted_by_torchrun(lab):
+    """One rank killed twice: exit code 0 and the same curve."""
+    lab.run_ranks("whole")
+    kills = {"signal_at": {"updates": [3, 7], "name": "SIGKILL", "rank": 1, "once": str(lab.folder / "killed")}}
+    code, output, _ = torchrun(lab, "run", kills, "--max-restarts", "2", from_resume=1)
+    assert code == 0, output
+    assert {path.name for path in lab.folder.glob("killed.*")} == {"killed.3", "killed.7"}
+    assert lab.result("run") == lab.result("whole")
+    assert left_running(lab) == []
+
+
+@pytest.mark.slow
+def test_row_13_a_third_kill_ends_the_job(lab):
+    kills = {"signal_at": {"updates": [3, 5, 7], "name": "SIGKILL", "rank": 1, "once": str(lab.folder / "killed")}}
+    code, output, _ = torchrun(lab, "run", kills, "--max-restarts", "2", from_resume=1)
+    ended, killed = time.time(), (lab.folder / "killed.7").stat().st_mtime
+    assert code != 0 and ended - killed < 60, output
+    assert left_running(lab) == []
+
+
+@pytest.mark.parametrize("kind", ["raise", "hang"])
+def test_row_14_peer_of_a_rank_that_fails(lab, kind):
+    """The other rank is out within --dist_timeout and a little, with an error."""
+    processes = lab.start_ranks("run", hooks={"fail_at": {"updates": [4], "kind": kind, "rank": 1}}, dist_timeout=3)
+    start = time.monotonic()
+    code = processes[0].wait(30)
+    print(f"{kind}: out after {time.monotonic() - start:.1f} s")
+    assert code not in (0, -9)
+    processes[1].kill()
+    processes[1].wait()
+    lab.run_ranks("run", from_resume=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["raise", "hang"])
+def test_row_14_torchrun_ends_the_job(lab, kind):
+    """Nothing is left running: torchrun kills a rank that hangs 30 s after it has asked it to end."""
+    hooks = {"fail_at": {"updates": [4], "kind": kind, "rank": 1}}
+    code, output, seconds = torchrun(lab, "run", hooks, dist_timeout=5)
+    print(f"{kind}: the job ended {seconds:.0f} s after its launch")
+    assert code != 0 and seconds < 5 + 30 + 30, output
+    assert left_running(lab) == []
+
+
+# ----------------------------------------------------------------------- launches, compiled models
+
+
+@pytest.mark.slow
+def test_row_20_launched_from_anywhere(lab):
+    """From /, the repository and trainer/, by python and by torchrun: exit code 0 and the same loss."""
+    losses = {}
+    for cwd in (Path("/"), ROOT, ROOT / "trainer"):
+        script = os.path.relpath(SCRIPT, cwd)
+        for kind, launcher in (
+            ("python", [sys.executable]),
+            ("torchrun", [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]),
+        ):
+            name = f"run{len(losses)}"
+            command = [*launcher, script, *lab.flags(name, epochs=1)]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            losses[cwd, kind] = [line["loss"] for line in lab.metrics(name)]
+    assert len(losses) == 6 and len({tuple(found) for found in losses.values()}) == 1
+
+
+@pytest.mark.slow
+def test_row_21_compiled_and_plain_take_turns(lab):
+    """Compiled save, plain load, compiled resume, twice: no key differs (pitfall 24), and every resume goes on."""
+    keys, update = set(), 0
+    for i, compiled in enumerate((1, 0, 1, 0, 1)):
+        update += 4
+        last = i == 4
+        hooks = {} if last else {"signal_at": {"updates": [update]}}
+        process = lab.start("run", hooks, use_compile=compiled, from_resume=1)
+        assert process.wait(300) == (0 if last else 143), process.out + process.err
+        state = load_checkpoint(lab.checkpoints("run")[0])
+        keys.add((*state["model"], *torch.load(f"{lab.stem('run')}.pth", weights_only=True)))
+        assert "without torch.compile" not in process.out
+    assert len(keys) == 1 and not any("_orig_mod" in key or "module." in key for key in next(iter(keys)))

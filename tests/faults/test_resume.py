@@ -1,0 +1,109 @@
+"""What --from_resume 1 does with what it finds, and what a fresh run does with what is there."""
+
+import json
+import shutil
+import signal
+
+import pytest
+
+from tests.faults.harness import digest
+from trainer.checkpoint import verified
+
+
+def test_no_checkpoint_is_a_fresh_start_that_says_so(lab, whole):
+    process = lab.run("run", from_resume=1)
+    assert "there is no checkpoint yet, starting afresh" in process.out
+    assert lab.result("run") == whole.result("whole")
+
+
+def test_more_epochs_are_announced(lab, whole):
+    """A finished run goes on; the learning rate follows the new schedule, and each update is there once."""
+    shutil.copytree(whole.folder / "whole", lab.folder / "run")
+    process = lab.run("run", from_resume=1, epochs=3)
+    assert "--epochs is 3, was 2 before the resume" in process.out
+    steps = [line["step"] for line in lab.metrics("run")]
+    assert steps == list(range(3 * 19)) and lab.state("run")["progress"]["update"] == 30
+
+
+def test_metrics_after_a_kill_in_the_middle_of_an_update(lab, whole):
+    """Lines of micro-batches that the checkpoint does not have are written again, not twice."""
+    hooks = {"signal_at": {"updates": [9], "name": "SIGKILL"}, "slow_updates": {"seconds": 0.05}}
+    assert lab.start("run", hooks, accumulation_steps=2).wait() == -9
+    metrics = lab.stem("run").with_suffix(".metrics.jsonl")
+    metrics.write_bytes(metrics.read_bytes() + b'{"step": 3, "upd')  # and a line that was cut off
+    lab.run("run", from_resume=1)
+    assert lab.metrics("run") == whole.metrics("whole")
+
+
+def test_a_fresh_run_sets_the_old_one_aside(lab, whole):
+    """Nothing is deleted, with its metrics; renamed back, it resumes."""
+    lab.start("run", {"signal_at": {"updates": [5]}}).wait()
+    kept = {path.name: digest(list(path.read_bytes())) for path in lab.checkpoints("run")}
+    lines = lab.metrics("run")
+    for number in (1, 2):
+        process = lab.run("run", seed=number)
+        old = lab.stem("run").parent / f"pretrain_32_resume_old{number}"
+        assert str(old) in process.out
+    old = lab.stem("run").parent / "pretrain_32_resume_old1"
+    assert {path.name: digest(list(path.read_bytes())) for path in old.glob("update_*.pt")} == kept
+    assert all(map(verified, old.glob("update_*.pt")))
+    assert len((old / "pretrain_32.metrics.jsonl").read_text().splitlines()) == len(lines)
+
+    shutil.rmtree(lab.stem("run").parent / "pretrain_32_resume")
+    old.rename(lab.stem("run").parent / "pretrain_32_resume")
+    shutil.copy(old.with_name("pretrain_32_resume") / "pretrain_32.metrics.jsonl", lab.stem("run").parent)
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_fresh_run_killed_right_after_setting_aside(lab, whole, at):
+    """At its first system calls that write: the old run is whole in one place, and the next start is clean."""
+    lab.start("run", {"signal_at": {"updates": [5]}}).wait()
+    kept = sorted(path.name for path in lab.checkpoints("run"))
+    assert lab.start("run", {"kill_at_call": {"name": "replace", "at": at}}).wait() == -9
+    found = sorted(path.name for path in (lab.folder / "run").rglob("update_*.pt"))
+    assert found[: len(kept)] == kept and all(map(verified, (lab.folder / "run").rglob("update_*.pt")))
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
+
+
+def test_temporaries_of_other_runs_are_left_alone(lab):
+    """Only what this run's name has left is cleared away."""
+    out = lab.folder / "run"
+    (out / "pretrain_32_resume").mkdir(parents=True)
+    own = [out / "pretrain_32.pth.1.tmp", out / "pretrain_32_resume" / "update_00000001.pt.1.tmp"]
+    others = [out / "pretrain_32_moe.pth.1.tmp", out / "notes.tmp", out / "other_32.pth.1.tmp"]
+    for path in own + others:
+        path.write_bytes(b"")
+    lab.run("run", epochs=1)
+    assert not any(path.exists() for path in own) and all(path.exists() for path in others)
+
+
+def test_compile_workers_and_batch_size_may_differ(lab):
+    """Announced where the curve depends on it."""
+    assert lab.start("run", {"signal_at": {"updates": [4]}}).wait() == 143
+    process = lab.run("run", from_resume=1, batch_size=4, accumulation_steps=1, num_workers=1, learning_rate=1e-4)
+    assert "--batch_size is 4, was 2" in process.out and "--learning_rate is 0.0001, was 0.0005" in process.out
+    assert "warning" not in process.out  # 4 rows an update as before
+
+
+@pytest.mark.slow
+def test_wandb_continues_the_same_run(lab):
+    """Offline: both parts bear one id."""
+    environment = {"WANDB_MODE": "offline", "WANDB_DIR": str(lab.folder), "WANDB_SILENT": "true"}
+    first = lab.start("run", {"signal_at": {"updates": [4]}}, environment, use_wandb=1)
+    assert first.wait(300) == 128 + signal.SIGTERM, first.err
+    wandb_id = lab.state("run")["wandb_id"]
+    lab.run("run", environment=environment, use_wandb=1, from_resume=1)
+    assert lab.state("run")["wandb_id"] == wandb_id
+    folders = {path.name for path in lab.folder.glob("wandb/offline-run-*")}
+    assert len(folders) == 2 and all(name.endswith(wandb_id) for name in folders)
+
+
+def test_settings_are_in_the_checkpoint(whole):
+    """One state dict names all that a resume needs, as plain containers."""
+    state = whole.state("whole")
+    assert {"model", "engine", "progress", "ranks", "identity", "settings", "versions", "wandb_id"} == set(state)
+    assert {"optimizer", "scaler", "skipped"} == set(state["engine"])
+    assert json.dumps(state["settings"]) and json.dumps(state["versions"]) and json.dumps(state["identity"])

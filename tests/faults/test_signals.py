@@ -1,0 +1,191 @@
+"""Row 12: stop signals at every kind of moment. The reference is a run that nobody disturbed."""
+
+import os
+import pty
+import signal
+import time
+
+import pytest
+
+from tests.faults.harness import seeded_random, start_torchrun
+from trainer.checkpoint import verified
+
+STOP = ("SIGTERM", "SIGINT", "SIGHUP")
+OUT_WITHIN_S = 10
+
+
+def code_of(name):
+    return 128 + getattr(signal, name)
+
+
+def stop(process, name, whole_group=False):
+    """Send a stop signal; the seconds until the process is out, with the right code (0 if it had just trained to its end)."""
+    start = time.monotonic()
+    if whole_group:
+        os.killpg(process.pid, getattr(signal, name))
+    else:
+        process.kill(getattr(signal, name))
+    code = process.wait()
+    assert code == code_of(name) or code == 0 and "weights: " in process.out, process.out + process.err
+    seconds = time.monotonic() - start
+    assert seconds < OUT_WITHIN_S
+    return seconds
+
+
+def logged(lab, name):
+    """Updates begun so far, as the metrics file tells (--log_interval 1, two micro-batches an update)."""
+    path = lab.stem(name).with_suffix(".metrics.jsonl")
+    return path.read_bytes().count(b"\n") // 2 if path.exists() else 0
+
+
+def check_saved(lab, name, process):
+    """A checkpoint at the update at which the run says it stopped; nothing before it is lost."""
+    update = lab.state(name)["progress"]["update"]
+    assert f"after update {update}; everything is saved" in process.out
+    assert update >= logged(lab, name)
+    assert all(map(verified, lab.checkpoints(name))) and lab.leftovers(name) == []
+    return update
+
+
+@pytest.mark.parametrize("name", STOP)
+def test_row_12_at_any_moment(lab, whole, name):
+    """Seven random moments in each of three runs, one after the other, with two loader workers; then on to the end."""
+    generator = seeded_random(f"row 12 {name}")
+    options = {"hooks": {"slow_updates": {"seconds": 0.03}}, "num_workers": 2}
+    for _ in range(7):
+        begun = logged(lab, "run")
+        process = lab.start("run", from_resume=1, **options)
+        wanted = begun + generator.randint(0, 2)
+        if process.until(lambda wanted=wanted: logged(lab, "run") > wanted):
+            stop(process, name, whole_group=generator.random() < 0.5)
+            if process.wait() != 0:
+                check_saved(lab, "run", process)
+        else:
+            assert process.wait() == 0
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
+
+
+@pytest.mark.parametrize("name", STOP)
+def test_row_12_during_start_up(lab, whole, name):
+    """Before the loop runs there is nothing to save: out at once, and the next start is a fresh one that says so."""
+    generator = seeded_random(f"row 12 start-up {name}")
+    process = lab.start("run")
+    time.sleep(generator.uniform(0.01, 0.05))
+    process.kill(getattr(signal, name))
+    assert process.wait() in (code_of(name), -getattr(signal, name))  # negative: before the trainer's main began
+    again = lab.run("run", from_resume=1)
+    assert "there is no checkpoint yet, starting afresh" in again.out or "resumed from" in again.out
+    assert lab.result("run") == whole.result("whole")
+
+
+@pytest.mark.parametrize("moment", ["in the middle", "at the end"])
+def test_row_12_during_an_evaluation(lab, moment):
+    """It is broken off, and done by the next run: the metrics lack no line and have none twice."""
+    options = {"val_fraction": 0.5, "eval_interval": 8 if moment == "in the middle" else 0}
+    lab.run("whole", **options)
+    assert sum("val_loss" in line for line in lab.metrics("whole")) == (3 if moment == "in the middle" else 1)
+    process = lab.start("run", {"slow_evaluation": {"seconds": 0.5}}, **options)
+    assert process.until(lambda: "evaluating" in process.out)
+    stop(process, "SIGTERM")
+    check_saved(lab, "run", process)
+    lab.run("run", from_resume=1, **options)
+    assert lab.result("run")["metrics"] == lab.result("whole")["metrics"]
+    assert lab.result("run")["half"] == lab.result("whole")["half"]
+    lab.run("run", from_resume=1, **options)
+    assert lab.result("run")["metrics"] == lab.result("whole")["metrics"]
+
+
+@pytest.mark.parametrize("name", STOP)
+def test_row_12_inside_a_save(lab, whole, name):
+    process = lab.start("run", {"slow_save": {"seconds": 0.3}, "slow_updates": {"seconds": 0.02}})
+    assert process.until(lambda: any(lab.stem("run").parent.rglob("update_*.pt.*.tmp")))
+    stop(process, name)
+    check_saved(lab, "run", process)
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
+
+
+def test_row_12_a_second_signal_exits_at_once(lab, whole):
+    """Inside a save that takes long: out within a second, and the resume goes on from the checkpoint before."""
+    process = lab.start("run", {"slow_save": {"seconds": 20}, "slow_updates": {"seconds": 0.02}})
+    assert process.until(lambda: any(lab.stem("run").parent.rglob("update_*.pt.*.tmp")))
+    process.kill(signal.SIGTERM)
+    time.sleep(1.2)
+    assert process.running()
+    assert stop(process, "SIGINT") < 1
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole") and lab.leftovers("run") == []
+
+
+def test_row_12_repeats_within_milliseconds_count_as_one(lab):
+    """torchrun forwards what the terminal has sent to the whole group already, to both ranks."""
+    lab.run_ranks("whole", num_workers=1)
+    processes = lab.start_ranks("run", hooks={"slow_updates": {"seconds": 0.05}}, num_workers=1)
+    assert processes[0].until(lambda: logged(lab, "run") > 2)
+    for _ in range(3):
+        for process in processes:
+            os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.005)
+    assert [process.wait() for process in processes] == [130, 130]
+    check_saved(lab, "run", processes[0])
+    lab.run_ranks("run", from_resume=1)
+    assert lab.result("run") == lab.result("whole")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_row_12_one_of_two_ranks_signalled(lab, rank):
+    """Both stop at the same update, and neither leaves before the save is done; the saved state of both goes on exactly."""
+    lab.run_ranks("whole")
+    hooks = {"slow_save": {"seconds": 0.3}}
+    processes = lab.start_ranks("run", 2, hooks, {rank: {"signal_at": {"updates": [4], "rank": rank}}})
+    assert processes[1].wait() == 143
+    assert lab.checkpoints("run")[0].name == "update_00000004.pt"
+    assert processes[0].wait() == 143
+    assert check_saved(lab, "run", processes[0]) == 4
+    lab.run_ranks("run", from_resume=1)
+    assert lab.result("run") == lab.result("whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_row_12_torchrun_is_signalled(lab, name):
+    """As a scheduler does, and as Ctrl-C does for the whole group: both ranks save before torchrun is out."""
+    lab.run_ranks("whole")
+    launcher = start_torchrun(lab, "run", {"slow_updates": {"seconds": 0.2}, "slow_save": {"seconds": 1}})
+    while logged(lab, "run") < 3:
+        assert launcher.poll() is None
+        time.sleep(0.01)
+    start = time.monotonic()
+    if name == "SIGINT":
+        os.killpg(launcher.pid, signal.SIGINT)
+    else:
+        launcher.send_signal(signal.SIGTERM)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode != 0 and time.monotonic() - start < OUT_WITHIN_S
+    assert f"after update {lab.state('run')['progress']['update']}; everything is saved" in output
+    lab.run_ranks("run", from_resume=1)
+    assert lab.result("run") == lab.result("whole")
+
+
+def test_row_12_sigusr1_saves_and_goes_on(lab, whole):
+    hooks = {"signal_at": {"updates": [5], "name": "SIGUSR1"}}
+    lab.run("run", hooks=hooks, keep_checkpoints=50)
+    assert [path.stem for path in lab.checkpoints("run")][::-1] == [
+        f"update_{update:08d}" for update in (3, 5, 6, 9, 13, 16, 19, 20)
+    ]
+    assert lab.result("run") == whole.result("whole")
+
+
+def test_row_12_the_terminal_is_closed(lab, whole):
+    """Pitfall 25: SIGHUP comes, and every further line to the terminal fails."""
+    master, slave = pty.openpty()
+    process = lab.start("run", {"slow_updates": {"seconds": 0.03}}, terminal=os.ttyname(slave))
+    os.close(slave)
+    assert process.until(lambda: logged(lab, "run") > 2)
+    os.close(master)
+    process.kill(signal.SIGHUP)  # as the kernel does where this is the controlling terminal
+    assert process.wait(OUT_WITHIN_S) == 129
+    assert lab.state("run")["progress"]["update"] >= 3
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
