@@ -1,12 +1,13 @@
 # make pretrain   set up and train a small MiniMind on the documentation inside Python (a CPU is enough)
 # make test       set up and run the quick tests
 # make test-all   ... and the slow ones
+# make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 
 PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain test test-all lint clean
+.PHONY: pretrain test test-all bench lint clean
 
 $(VENV)/.installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +27,9 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	$(RUN) -m pytest
+
+bench: $(VENV)/.installed-dev
+	$(RUN) benchmarks/bench.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .

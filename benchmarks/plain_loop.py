@@ -32,11 +32,13 @@ from trainer.runtime import Ranks
 
 def plain_steps(model, dataset, batch_size, updates, lr, seed=42):
     """Train `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each."""
+    device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=False, foreach=False)
     generator = torch.Generator().manual_seed(seed)
     loader = DataLoader(dataset, batch_size, shuffle=True, drop_last=True, generator=generator)
     batches = itertools.chain.from_iterable(itertools.repeat(loader))  # as many epochs as it takes
     for step, (inputs, targets, mask) in zip(range(updates), batches, strict=False):
+        inputs, targets, mask = (x.to(device) for x in (inputs, targets, mask))
         for group in optimizer.param_groups:
             group["lr"] = get_lr(step, updates, lr)
         output = model(inputs)

@@ -1,0 +1,263 @@
+"""Training speed against the plain MiniMind loop and the Hugging Face Trainer, side by side in one run.
+
+    python benchmarks/bench.py                                             # 26 M, all cores, about 4 minutes
+    python benchmarks/bench.py --sizes 26m,104m,64m,moe --threads 1,2      # everything
+    python benchmarks/bench.py --sizes tiny --threads 1 --seconds 30       # whether it works
+    python benchmarks/bench.py --cold                                      # with an empty compile cache
+
+    plain        tokenise each item when it is asked for, pad, eager, AdamW; fp32 on a CPU, bf16 autocast on a GPU
+    hf           Trainer with Llama (or Qwen3, Qwen2-MoE) of the same shape: bf16, fused AdamW, documents end to end in
+                 full rows, in which each token sees the documents before its own
+    hf-compiled  the same with torch_compile; ours is compared with the faster of the two
+    ours         Corpus, loader, engine and compiled blocks as train_pretrain.py puts them together
+
+Every side is a process of its own, so that its peak memory is its own, and trains only while it is its turn: rounds of
+short slices, in which bf16 matrix products are measured too. A ratio is the median over the rounds, with its range.
+All sides train on the same documents: Wikipedia texts of ../shared/corpora (or the embedded corpus) cut to 325 tokens
+on average. "text" counts trained targets and leaves padding out.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import tempfile
+import time
+from statistics import median
+
+import torch
+
+from benchmarks import step
+from benchmarks.sides import train_side
+from dataset.embedded_corpus import build_embedded_corpus
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from model.model_minimind import MiniMindConfig
+from trainer.report import flops_per_token
+
+CORPORA = ROOT.parent / "shared" / "corpora"  # reference material beside the checkout; optional
+SIZES = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **step.SIZES}
+SIDES = ("plain", "hf", "hf-compiled", "ours")
+LENGTHS, LONGEST = (64, 600), 512  # tokens of a document, BOS and EOS included: drawn from this range, then cut
+
+
+# --------------------------------------------------------------------------------------- the documents
+
+
+def sources():
+    """Iterators over texts, to be drawn from in turn."""
+    files = [CORPORA / f"{name}.train.jsonl" for name in ("en_wiki", "zh_wiki")]
+    if not all(file.is_file() for file in files):
+        files = [build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")]
+    return [(json.loads(line)["text"] for line in open(file, encoding="utf-8")) for file in files]  # noqa: SIM115
+
+
+def cut_documents(texts, tokenizer, n, seed=0):
+    """The beginnings of `n` texts, 325 tokens on average, LONGEST at most; a text that is too short is passed over."""
+    draw = random.Random(seed)
+    length, found = min(draw.randint(*LENGTHS), LONGEST), []
+    for text in texts:
+        text = text[: 8 * LONGEST]
+        ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        if len(ends) >= length - 2:  # BOS and EOS come with the encoder
+            found.append(text[: ends[length - 3][1]])
+            length = min(draw.randint(*LENGTHS), LONGEST)
+        if len(found) == n:
+            break
+    return found
+
+
+def write_documents(path, n):
+    """Write `n` documents, or as many as there are; returns the number of (input, target) pairs of each."""
+    tokenizer = load_tokenizer(ROOT / "model")
+    documents = cut_documents(itertools.chain.from_iterable(zip(*sources(), strict=False)), tokenizer, n)
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents)
+    return [len(ids) - 1 for ids in DocumentEncoder(tokenizer).encode(documents)]
+
+
+# ------------------------------------------------------------------------------- the run, and its figures
+
+
+class Side:
+    """The process of one side, as the run sees it. An answer is None once the process has ended."""
+
+    def __init__(self, name, size, threads, args, documents, environment):
+        shape = ("--rows", args.rows, "--max_seq_len", args.max_seq_len, "--device", args.device)
+        command = [sys.executable, __file__, "--side", name, "--sizes", size, "--threads", threads, *shape]
+        command += ["--use_compile", args.use_compile, "--documents", documents, "--started", time.time()]
+        self.name, self.slices = name, []
+        self.process = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **environment, "OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)},
+        )  # fmt: skip
+        self.first = self.answer()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def ask(self, command):
+        try:
+            print(command, file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            return None
+        return self.answer()
+
+    def end(self):
+        """Wait until it has left: it does so at the end of its turn, or when the pipe ends."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(size, threads, args, documents, pairs):
+    """All sides on one size: alternate until `args.seconds` have passed since the start. Returns the record."""
+    deadline, sides, rates = time.monotonic() + args.seconds, [], []
+    torch.set_num_threads(threads)
+    with contextlib.ExitStack() as stack:
+        environment = {}
+        if args.device.startswith("cuda"):  # one GPU; the Trainer would take all
+            environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        if args.cold:
+            environment["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
+        for name in args.sides:  # one after the other, so that no start disturbs another
+            side = Side(name, size, threads, args, documents, environment)
+            stack.callback(side.end)
+            if side.first is None:
+                print(f"{name}: could not start (its error stands above) and is left out", flush=True)
+            else:
+                sides.append(side)
+        round_seconds = 0.0
+        while len(rates) < 3 or time.monotonic() + round_seconds < deadline:
+            begin = time.monotonic()
+            rates.append(step.best_product_rate(torch.device(args.device)))
+            for side in sides if len(rates) % 2 else sides[::-1]:
+                answer = side.ask(args.slice)
+                if answer is None:
+                    raise SystemExit(f"{side.name} on {size} has ended within the run (its error stands above)")
+                side.slices.append(answer)
+            round_seconds = time.monotonic() - begin
+        ends = {side.name: side.ask("end") for side in sides}
+    config, length = MiniMindConfig(**SIZES[size]), sum(n * n for n in pairs) / sum(pairs)
+    record = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates), "sides": {}}
+    record |= {name: getattr(args, name) for name in ("device", "rows", "max_seq_len", "slice", "cold")}
+    for side in sides:
+        context = args.max_seq_len if side.name.startswith("hf") else length  # what a token sees, see flops_per_token
+        figures = summary(side.slices, flops_per_token(config, context), max(rates))
+        record["sides"][side.name] = {**figures, **side.first, **(ends[side.name] or {}), "slices": side.slices}
+    record["ratios"] = ratios({side.name: side.slices for side in sides})
+    return record
+
+
+def rate(part, count="text"):
+    return part[count] / part["seconds"]
+
+
+def summary(slices, flops, product_flops):
+    """Figures of one side: median rates, and the utilisation of the median and of the best slice.
+
+    flops: of a text token; product_flops: the best rate of a matrix product in the run, FLOP/s.
+    """
+    text, positions = (sum(part[count] for part in slices) for count in ("text", "positions"))
+    middle, best = median(map(rate, slices)), max(map(rate, slices))
+    return {
+        "text_tokens_per_second": middle,
+        "positions_per_second": median(rate(part, "positions") for part in slices),
+        "padding": 1 - text / positions,
+        "utilisation": middle * flops / product_flops,
+        "best_utilisation": best * flops / product_flops,
+        "mflop_per_token": flops / 1e6,
+    }
+
+
+def ratios(slices):
+    """{what: (median, least, greatest) over the rounds} of ours against each other side, from {side: its slices}."""
+    found = {}
+    hf = [name for name in slices if name.startswith("hf")]
+    fastest = max(hf, key=lambda name: median(map(rate, slices[name])), default=None)
+    for what, other, count in (
+        ("ours / plain, text tokens", "plain", "text"),
+        ("ours / plain, padded positions", "plain", "positions"),
+        (f"ours / {fastest}, text tokens", fastest, "text"),
+    ):
+        if "ours" in slices and other in slices:
+            each = [rate(a, count) / rate(b, count) for a, b in zip(slices["ours"], slices[other], strict=True)]
+            found[what] = (median(each), min(each), max(each))
+    return found
+
+
+def show(record):
+    print(
+        f"\n{record['size']}, {record['threads']} threads, {record['device']}, {record['rows']} x {record['max_seq_len']}, "
+        f"{record['rounds']} rounds; best bf16 product {record['product_flops'] / 1e9:,.0f} GFLOP/s"
+    )
+    print(
+        "| side | M parameters | text tokens/s | padding | utilisation (best slice) | peak GB | first update s | from start s |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for name, side in record["sides"].items():
+        print(
+            f"| {name} | {side['parameters'] / 1e6:.2f} | {side['text_tokens_per_second']:,.0f} | {side['padding']:.1%} "
+            f"| {side['utilisation']:.1%} ({side['best_utilisation']:.1%}) | {side.get('peak_memory_bytes', 0) / 1e9:.2f} | "
+            f"{side['first_update_seconds']:.1f} | {side['start_to_first_update_seconds']:.1f} |"
+        )
+    for what, (middle, least, greatest) in record["ratios"].items():
+        print(f"{what}: {middle:.2f} ({least:.2f} to {greatest:.2f})")
+    sys.stdout.flush()
+
+
+def build_parser():
+    on_gpu = torch.cuda.is_available()
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--sizes", default="26m", help=f"of {', '.join(SIZES)}")
+    p.add_argument("--threads", default=str(torch.get_num_threads()), help="such as 1,2: one run for each")
+    p.add_argument("--sides", default=",".join(SIDES), help="those to compare")
+    p.add_argument("--seconds", type=float, default=240, help="for one size and thread count, all in all")
+    p.add_argument("--slice", type=float, default=3.0, help="seconds of a turn; a turn is one update at least")
+    p.add_argument("--rows", type=int, default=32 if on_gpu else 8)
+    p.add_argument("--max_seq_len", type=int, default=512)
+    p.add_argument("--documents", default="4000", help="how many")
+    p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours")
+    p.add_argument("--cold", action="store_true", help="begin with an empty compile cache")
+    p.add_argument("--device", default="cuda" if on_gpu else "cpu")
+    p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures, in JSON")
+    p.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)  # this process is that side
+    p.add_argument("--started", type=float, help=argparse.SUPPRESS)
+    return p
+
+
+def main(argv=None):
+    p = build_parser()
+    args = p.parse_args(argv)
+    if args.side:
+        args.threads = int(args.threads)
+        return train_side(args, SIZES[args.sizes])
+    sizes, args.sides = args.sizes.split(","), args.sides.split(",")
+    for name, known in (*((size, SIZES) for size in sizes), *((side, SIDES) for side in args.sides)):
+        if name not in known:
+            p.error(f"{name!r} is none of {', '.join(known)}")
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        documents = Path(folder, "documents.jsonl")
+        pairs = write_documents(documents, int(args.documents))
+        print(f"{len(pairs):,} documents of {sum(pairs) / len(pairs):.0f} tokens on average", flush=True)
+        for size, threads in itertools.product(sizes, map(int, args.threads.split(","))):
+            records.append(measure(size, threads, args, documents, pairs))
+            show(records[-1])
+            Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+            Path(args.out).write_text(json.dumps(records, indent=1), encoding="utf-8")
+    print(f"\nall figures: {args.out}")
+
+
+if __name__ == "__main__":
+    main()

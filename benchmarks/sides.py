@@ -1,0 +1,174 @@
+"""The sides that benchmarks/bench.py compares: each trains in a process of its own, when it is asked to.
+
+A side hands every update it has made to `Turns.done`, which measures the turn and holds the side until the next one.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.plain_loop import plain_steps
+from dataset.corpus import Corpus
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.lm_dataset import PretrainDataset
+from dataset.loader import UpdateSchedule, make_loader
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from trainer.engine import Engine
+from trainer.loop import Totals
+from trainer.optim import build_optimizer
+from trainer.runtime import Ranks, compile_blocks, pick_dtype
+from trainer.train_pretrain import objective
+
+TOKENIZER = Path(__file__).resolve().parents[1] / "model"
+LR, ENDLESS = 5e-4, 10**6  # updates: more than any run makes
+WARM_UP = 2  # updates before the first turn: compiling, and what the second still has to set up
+
+
+class Turns:
+    """Lets a side train only when it is asked to: reads seconds from `commands`, answers in lines of JSON.
+
+    started: wall-clock time at which the process was started.
+    """
+
+    def __init__(self, commands, answers, device, started):
+        self.commands, self.answers, self.device, self.started = commands, answers, device, started
+        self.updates = 0
+
+    def begin(self, model):
+        """Everything is set up and the first update of `model` comes next."""
+        self.first = {"parameters": sum(p.numel() for p in model.parameters())}
+        self.start = time.perf_counter()
+
+    def done(self, text, positions):
+        """An update has trained `text` targets in `positions` positions. Ends the process when no turn comes any more."""
+        self.updates += 1
+        if self.updates == 1:
+            self.synchronize()
+            first, since_start = time.perf_counter() - self.start, time.time() - self.started
+            self.first |= {"first_update_seconds": first, "start_to_first_update_seconds": since_start}
+        if self.updates <= WARM_UP:
+            if self.updates == WARM_UP:
+                self.synchronize()
+                self.answer(self.first)
+                self.wait()
+            return
+        self.slice["updates"] += 1
+        self.slice["text"] += text
+        self.slice["positions"] += positions
+        if time.perf_counter() - self.start >= self.limit:
+            self.synchronize()
+            self.answer({**self.slice, "seconds": time.perf_counter() - self.start})
+            self.wait()
+
+    def wait(self):
+        command = self.commands.readline().strip()
+        if not command or command == "end":
+            self.answer({"peak_memory_bytes": peak_memory(self.device)})
+            sys.exit(0)
+        self.slice = {"updates": 0, "text": 0, "positions": 0}
+        self.limit, self.start = float(command), time.perf_counter()
+
+    def synchronize(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def answer(self, values):
+        with contextlib.suppress(BrokenPipeError):  # whoever asked has gone
+            print(json.dumps(values), file=self.answers, flush=True)
+
+
+def peak_memory(device):
+    """Bytes: of the GPU, or resident. Not ru_maxrss where it can be helped: that begins with the parent's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def train_plain(args, config, device, turns):
+    model = MiniMindForCausalLM(config).to(device).train()
+    dataset = PretrainDataset(args.documents, load_tokenizer(TOKENIZER), args.max_seq_len)
+    positions = args.rows * (args.max_seq_len - 1)
+    turns.begin(model)
+    with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext():
+        for _, text in plain_steps(model, dataset, args.rows, ENDLESS, LR):
+            turns.done(text, positions)
+
+
+def train_hf(args, config, device, turns, compiled=False):
+    """Labels are the inputs, which the model shifts: T - 1 targets a row."""
+    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+    from scripts.hf_format import hf_config
+
+    config, T = hf_config(config), args.max_seq_len
+    if hasattr(config, "output_router_logits"):
+        config.output_router_logits = True  # the auxiliary loss, as on the other sides
+    with open(args.documents, encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for line in file]
+    ids = torch.tensor([*itertools.chain(*DocumentEncoder(load_tokenizer(TOKENIZER)).encode(texts))])
+    rows = [{"input_ids": row, "labels": row} for row in ids[: len(ids) // T * T].view(-1, T)]
+
+    class Pace(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            turns.done(args.rows * (T - 1), args.rows * T)
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = TrainingArguments(
+            folder, per_device_train_batch_size=args.rows, max_steps=ENDLESS, dataloader_drop_last=True,
+            learning_rate=LR, weight_decay=0.01, max_grad_norm=1.0, optim="adamw_torch_fused", torch_compile=compiled,
+            bf16=pick_dtype("bfloat16", device)[0] is torch.bfloat16, use_cpu=device.type == "cpu",
+            logging_strategy="no", logging_nan_inf_filter=False, save_strategy="no", report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        trainer = Trainer(model, settings, train_dataset=rows, callbacks=[Pace()])
+        turns.begin(model)
+        trainer.train()
+
+
+def train_ours(args, config, device, turns):
+    T, encoder = args.max_seq_len, DocumentEncoder(load_tokenizer(TOKENIZER))
+    model = MiniMindForCausalLM(config).to(device).train()
+    optimizer, dtype = build_optimizer(model, LR), pick_dtype("bfloat16", device)[0]
+    engine = Engine(model, optimizer, objective(model), device=device, dtype=dtype, ranks=Ranks())
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Corpus(
+            [args.documents], encoder, max_seq_len=T, seed=42, cache_dir=folder, num_procs=args.threads, progress=False
+        )
+        compile_blocks(model, args.use_compile, device, print, (args.rows, T))
+        turns.begin(model)
+        for epoch in itertools.count():
+            plan = corpus.plan(epoch)
+            schedule = UpdateSchedule(plan.n_rows, args.rows)
+            pin = device.type == "cuda"
+            for _, _, batch in make_loader(corpus.store, plan, schedule, num_workers=1, pin_memory=pin):
+                engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
+                engine.update(LR)
+                engine.poll()
+                turns.done(batch.n_targets, batch.targets.numel())
+
+
+def train_side(args, fields):
+    """Train as side `args.side` until the other end of the pipe has seen enough. fields: of the MiniMindConfig."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not get into the answers
+    device = torch.device(args.device)
+    turns = Turns(sys.stdin, answers, device, args.started)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    config = MiniMindConfig(**fields)
+    if args.side.startswith("hf"):
+        train_hf(args, config, device, turns, compiled=args.side == "hf-compiled")
+    else:
+        (train_plain if args.side == "plain" else train_ours)(args, config, device, turns)
