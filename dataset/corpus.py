@@ -39,7 +39,7 @@ class Corpus:
         self.store = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.bad_lines = [store.bad_lines for store in stores]
         self.max_seq_len, self.seed, self.pack, self.long_documents = max_seq_len, seed, pack, long_documents
-        self.val_fraction = val_fraction
+        self.val_fraction, self._last_plan = val_fraction, (None, None)
         self.fingerprint, self.max_token_id = self.store.fingerprint, max(store.max_token_id for store in stores)
         self.documents = self.val_documents = self.val_store = None
         if val_path:
@@ -66,11 +66,13 @@ class Corpus:
 
     def plan(self, epoch):
         """The EpochPlan of `epoch`, the same on every rank. DataError if no document can be trained."""
-        documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
-        plan = self._plan(self.store, documents, epoch)
-        if not plan.n_rows:
-            raise DataError(f"{', '.join(self.sources)}: no document of two tokens or more to train on")
-        return plan
+        if self._last_plan[0] != epoch:
+            documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
+            plan = self._plan(self.store, documents, epoch)
+            if not plan.n_rows:
+                raise DataError(f"{', '.join(self.sources)}: no document of two tokens or more to train on")
+            self._last_plan = (epoch, plan)
+        return self._last_plan[1]
 
     def _plan(self, store, documents, epoch, **options):
         return EpochPlan(
@@ -107,7 +109,7 @@ class Corpus:
 class ValidationBatches:
     """A sequence of Batches of EVAL_ROWS rows in a fixed order, the last one filled up with padding.
 
-    n_bytes: UTF-8 bytes of the documents' texts; fingerprint of what is in them.
+    n_bytes: UTF-8 bytes of the documents' texts.
     """
 
     def __init__(self, corpus, pad_id):

@@ -28,6 +28,8 @@ __all__ = ["BadLines", "DataError", "Fault", "find_files", "parse_line", "read_d
 
 def find_files(data_path: str) -> list[Path]:
     """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path."""
+    if not str(data_path).strip():
+        raise DataError("--data_path is empty: name a file, a folder or a glob")
     path = Path(data_path).expanduser()
     readable = f"files that are read: {', '.join(SUFFIXES)}"
     if path.is_file():

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock
+
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "distutils", "encodings", "pydoc_data", "antigravity"}
 SKIPPED |= {"this", "__phello__", "f2py", "msilib", "site-packages", "dist-packages", "__pycache__"}
 DOCUMENT_CHARACTERS = 2000  # entries of a module share a document until it has this many
@@ -30,6 +32,15 @@ def build_embedded_corpus(path: str | Path) -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(
+        path.with_name(f".{path.name}.lock")
+    ):  # of ranks that start together one builds; a second file would look like an edit
+        if not path.is_file():
+            _write(path)
+    return path
+
+
+def _write(path: Path) -> None:
     handle, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(handle, "w", encoding="utf-8", newline="\n") as file:
@@ -41,7 +52,6 @@ def build_embedded_corpus(path: str | Path) -> Path:
         os.replace(temp, path)
     finally:
         Path(temp).unlink(missing_ok=True)
-    return path
 
 
 def documents() -> Iterator[str]:

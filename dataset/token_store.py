@@ -147,7 +147,7 @@ class _Builder:
                         raise bad.first().error()
                 writer.add(encoded)
                 progress.advance(block.source_bytes, writer)
-            if _stats(self.files) != self.stats:
+            if _content_stats(_stats(self.files)) != _content_stats(self.stats):
                 raise DataError(f"{self.files[0].parent}: the data changed while it was being tokenised; start again")
             self._want_documents(writer, n, bad)
             return TokenStore(writer.commit(self.meta, bad))
@@ -239,6 +239,11 @@ def _stats(files: list[Path]) -> list[tuple]:
     """What changes when a file does, as far as the file system tells."""
     stats = [(str(file.resolve()), file.stat()) for file in files]
     return [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stats]
+
+
+def _content_stats(stats: list[tuple]) -> list[tuple]:
+    """Those of `_stats` that a chmod or a new link leaves alone."""
+    return [(path, size, modified) for path, size, modified, _, _ in stats]
 
 
 def _hash_files(files: list[Path], stats: list[tuple], places: list[Path]) -> tuple[list[tuple[str, str]], bool]:

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import warnings
 from pathlib import Path
 
 import torch
@@ -33,7 +34,21 @@ def load_pth(model_class, path, overrides):
     if config.tie_word_embeddings and not torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"]):
         raise ValueError(f"{path}: lm_head and embed_tokens differ; pass tie_word_embeddings=False")
     model.load_state_dict(state, strict=True)
+    if not beside.exists():
+        warn_of_guesses(path, config, overrides)
     return model.float().eval()
+
+
+def warn_of_guesses(path, config, overrides):
+    """Name the fields that no shape tells and that were taken from the generation's defaults."""
+    guessed = [] if config.generation == "minimind3" or overrides.get("head_dim") else ["num_attention_heads"]
+    guessed += ["num_experts_per_tok"] if config.use_moe else []
+    guessed = [f"{name}={getattr(config, name)}" for name in guessed if overrides.get(name) is None]
+    if guessed:
+        warnings.warn(
+            f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; pass others if they differ",
+            stacklevel=4,
+        )
 
 
 def read_state_dict(path):

@@ -119,7 +119,7 @@ def poisoned_rank(ranks):
         engine.micro_batch(*batch_of())
         engine.update(1e-3)
         moved = any(not torch.equal(p, q) for p, q in zip(engine.parameters, before, strict=True))
-        seen.append([engine.poll().skipped, moved, engine.scaler.get_scale()])
+        seen.append([engine.poll()[-1].skipped, moved, engine.scaler.get_scale()])
     return seen
 
 

@@ -2,10 +2,13 @@
 
 import json
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from dataset import embedded_corpus
 from dataset.documents import read_documents
 from dataset.embedded_corpus import build_embedded_corpus, documents
 
@@ -37,4 +40,14 @@ def test_the_same_again_and_not_built_twice(corpus):
     assert list(documents()) == [text for _, text in read_documents(corpus)]
     before = corpus.stat()
     assert build_embedded_corpus(corpus) == corpus and corpus.stat() == before
-    assert [file.name for file in corpus.parent.iterdir()] == [corpus.name], "no temporary file is left"
+    left = {file.name for file in corpus.parent.iterdir()}
+    assert left == {corpus.name, f".{corpus.name}.lock"}, "no temporary file is left"
+
+
+def test_of_two_that_start_together_one_builds(tmp_path, monkeypatch):
+    """As the ranks of a first torchrun do: a file that is replaced under a reader looks like an edit."""
+    built = []
+    monkeypatch.setattr(embedded_corpus, "documents", lambda: built.append(time.sleep(0.3)) or iter(["a text"]))
+    with ThreadPoolExecutor(2) as pool:
+        inodes = list(pool.map(lambda _: build_embedded_corpus(tmp_path / "docs.jsonl").stat().st_ino, range(2)))
+    assert len(built) == 1 and inodes[0] == inodes[1]

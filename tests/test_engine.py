@@ -114,7 +114,7 @@ def test_clipping_equals_torch():
         norms.append(float(torch.nn.utils.clip_grad_norm_(twin.parameters(), grad_clip or float("inf"))))
         build_optimizer(twin, 1e-3).step()
         engine.update(1e-3)
-        assert engine.poll().grad_norm == pytest.approx(norms[-1], rel=1e-6)
+        assert engine.poll()[-1].grad_norm == pytest.approx(norms[-1], rel=1e-6)
         for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6, msg=name)
     assert norms[0] > 0.1
@@ -157,7 +157,7 @@ def test_pitfall_1_autocast_follows_the_flag_and_the_scaler_is_for_float16(dtype
     before = parameters_of(engine)
     engine.micro_batch(*batch_of())
     engine.update(1e-3)
-    assert seen == [dtype] and not all_equal(before, parameters_of(engine)) and engine.poll().skipped == 0
+    assert seen == [dtype] and not all_equal(before, parameters_of(engine)) and engine.poll()[-1].skipped == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -185,7 +185,7 @@ def test_pitfall_7_no_value_is_read_back_to_the_host(kind, monkeypatch):
         for _ in range(2):
             engine.micro_batch(batch, totals)
             engine.update(1e-3)
-    assert engine.poll().skipped == 0
+    assert engine.poll()[-1].skipped == 0
 
 
 # ----------------------------------------------------------------------------- what is not finite (rows 15, 16)
@@ -225,8 +225,8 @@ def test_non_finite_updates_are_not_applied(what, fused):
             engine.micro_batch(batch, totals)
             engine.update(1e-3)
             if now["now"]:
-                assert engine.poll().skipped_in_a_row >= 1
-        ends.append((engine, engine.poll(), engine.collect()))
+                assert engine.poll()[-1].skipped_in_a_row >= 1
+        ends.append((engine, engine.poll()[-1], engine.collect()))
     (engine, outcome, sums), (clean, _, _) = ends
     assert outcome.skipped == 2 and outcome.skipped_in_a_row == 0
     assert all(map(torch.isfinite, map(torch.tensor, sums)))
@@ -246,12 +246,12 @@ def test_fp16_overflow_skips_the_update_and_halves_the_scale_once():
     engine.micro_batch(batch, totals)
     engine.update(1e-3)
     assert engine.scaler.get_scale() == scale / 2
-    assert all_equal(before, parameters_of(engine)) and engine.poll().skipped == 1
+    assert all_equal(before, parameters_of(engine)) and engine.poll()[-1].skipped == 1
     now["now"] = ""
     engine.micro_batch(batch, totals)
     engine.update(1e-3)
     assert engine.scaler.get_scale() == scale / 2
-    assert not all_equal(before, parameters_of(engine)) and engine.poll().skipped == 1
+    assert not all_equal(before, parameters_of(engine)) and engine.poll()[-1].skipped == 1
 
 
 def test_fp16_scaler_and_counts_survive_a_state_dict():
@@ -262,17 +262,17 @@ def test_fp16_scaler_and_counts_survive_a_state_dict():
     other = make_engine(tiny_model(), dtype=torch.float16)
     other.load_state_dict(engine.state_dict())
     assert other.scaler.state_dict() == engine.scaler.state_dict()
-    assert other.poll()[:2] == engine.poll()[:2] == (1.0, 1.0)
+    assert other.poll()[-1][:2] == engine.poll()[-1][:2] == (1.0, 1.0)
 
 
 def test_requests_reach_the_outcome():
     engine = make_engine(tiny_model())
     engine.micro_batch(*batch_of())
     engine.update(1e-3, stop_signal=15, save=True)
-    assert engine.poll().stop_signal == 15 and engine.poll().save == 1
+    assert engine.poll()[-1].stop_signal == 15 and engine.poll()[-1].save == 1
     engine.micro_batch(*batch_of())
     engine.update(1e-3)
-    assert engine.poll().stop_signal == engine.poll().save == 0
+    assert engine.poll()[-1].stop_signal == engine.poll()[-1].save == 0
 
 
 def test_documents_of_one_token_give_no_row():

@@ -2,12 +2,14 @@
 
 import json
 import pickle
+import warnings
 
 import pytest
 import torch
 
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*no .json beside it")  # what most tests here are about
 SIZE = {"vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 2}  # 8 / 2 or 8 / 4 heads: each generation's own
 KINDS = {
     "minimind2": {},
@@ -64,6 +66,17 @@ def test_json_beside_the_file_tells_what_keys_cannot(tmp_path):
     assert loaded.config.num_attention_heads == 16 and loaded.config.num_experts_per_tok == 3
     loaded = MiniMindForCausalLM.from_pth(str(path), num_experts_per_tok=1, aux_loss_alpha=0.5)  # overrides win
     assert loaded.config.num_experts_per_tok == 1 and loaded.config.router_aux_loss_coef == 0.5
+
+
+def test_what_no_shape_tells_is_named(tmp_path):
+    """A top-1 mixture and a top-2 one have the same keys and shapes: the default is taken, and said."""
+    path = tmp_path / "weights.pth"
+    write(path, use_moe=True, num_experts_per_tok=1)
+    with pytest.warns(UserWarning, match="num_attention_heads=8, num_experts_per_tok=2 taken from minimind2"):
+        MiniMindForCausalLM.from_pth(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MiniMindForCausalLM.from_pth(path, num_attention_heads=8, num_experts_per_tok=1)
 
 
 def test_overrides_fill_what_the_keys_leave_open(tmp_path):

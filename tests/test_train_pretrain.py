@@ -104,6 +104,59 @@ def test_pitfall_6_saves_happen_at_update_boundaries(data, tmp_path):
     assert all(gradient is None for _, gradient in seen)
 
 
+def test_pitfall_6_intervals_run_on_over_epochs(data, tmp_path):
+    """An epoch that is shorter than the interval is saved and evaluated as often as one long epoch would be."""
+    seen = {"save": [], "validate": []}
+
+    def validate(run):
+        run.progress.evaluation_due = False
+        seen["validate"].append(run.progress.step + 1)
+        return 0
+
+    with (
+        mock.patch("trainer.loop.save", lambda run: seen["save"].append(run.progress.update)),
+        mock.patch("trainer.loop.validate", validate),
+    ):
+        run = train(data_path=data, out_dir=tmp_path, epochs=4, accumulation_steps=1, batch_size=8, save_interval=7,
+                    eval_interval=9, val_fraction=0.2)  # fmt: skip
+    steps = run.progress.step + 1
+    assert steps == run.progress.update and steps // 4 < 7 < steps
+    assert seen["save"] == [*range(7, steps, 7), steps]
+    assert seen["validate"] == [*range(9, steps, 9), steps]
+
+
+def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
+    """What a resume announces as changed is changed: the groups' options are the new flags', the moments the old ones."""
+    options = {"data_path": data, "out_dir": tmp_path, "optimizer": "muon"}
+    before = train(**options, epochs=1).engine.optimizer
+    after = train(
+        **options, epochs=2, from_resume=1, weight_decay=0.3, muon_lr=0.05, learning_rate=1e-3
+    ).engine.optimizer
+    assert [group["weight_decay"] for group in before.param_groups] == [0.01, 0.0, 0.01]
+    assert [group["weight_decay"] for group in after.param_groups] == [0.3, 0.0, 0.3]
+    assert after.param_groups[-1]["lr_scale"] == pytest.approx(0.05 / 1e-3)
+
+
+def test_a_finished_run_writes_missing_weights_again(data, tmp_path):
+    run = train(data_path=data, out_dir=tmp_path)
+    (tmp_path / "pretrain_16.pth").unlink()
+    assert train(data_path=data, out_dir=tmp_path, from_resume=1).progress.update == run.progress.update
+    state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
+    assert all(torch.equal(p.half(), state[name]) for name, p in run.engine.model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"muon_lr": 0.1}, {"eval_interval": 7}, {"wandb_project": "mine"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_settings_without_effect_are_named(data, tmp_path, capsys, changes):
+    """Pitfall 2, the contract: a setting that is ignored is warned about."""
+    train(data_path=data, out_dir=tmp_path, **changes)
+    out = capsys.readouterr().out
+    assert any(f"warning: --{name} {value} has no effect" in out for name, value in changes.items())
+
+
 def test_a_micro_batch_that_is_never_trained_is_the_tail(data, tmp_path):
     """Pitfall 4: every target is trained in every epoch, tail included. Reference: the corpus counted here."""
     run = train(data_path=data, out_dir=tmp_path, epochs=2, batch_size=3, accumulation_steps=5)
@@ -226,7 +279,7 @@ def test_train_epoch_and_friends_are_offered():
 
 def test_a_local_rank_that_does_not_fit_is_ignored_with_a_warning(data, tmp_path, capsys):
     train(data_path=data, out_dir=tmp_path, local_rank=3)
-    assert "warning: --local_rank 3 is ignored" in capsys.readouterr().out
+    assert "warning: --local_rank 3 has no effect" in capsys.readouterr().out
     train(data_path=data, out_dir=tmp_path, local_rank=0)
     assert "--local_rank" not in capsys.readouterr().out
 
@@ -256,7 +309,7 @@ def test_row_15_a_non_finite_update_is_named_counted_and_not_applied(data, tmp_p
     said = [line for line in capsys.readouterr().out.splitlines() if "non-finite" in line]
     documents = {d for row in range(4, 8) for d, _, _ in run.plan(0).pieces_of_row(row)}
     assert len(said) == 1 and said[0].startswith("step 3: ") and "update 2 is not applied (1 so far)" in said[0]
-    named = said[0].split("documents are ")[1]
+    named = said[0].split("(counted from 0) are ")[1]
     assert {int(n) for n in re.findall(r"\d+", named.split(" and ")[0])} <= documents
     assert records(run)[-1]["skipped_updates"] == 1
     assert all(torch.isfinite(p).all() for p in run.engine.parameters)

@@ -46,6 +46,13 @@ def row_length(text):
     return value
 
 
+def seed(text):
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 2**32")
+    return value
+
+
 def fraction(text):
     value = float(text)
     if not 0 <= value < 1:
@@ -140,11 +147,11 @@ def parser():
     g.add_argument("--weight_decay", type=not_negative(float), default=0.01, help="on matrices alone")
     g.add_argument("--grad_clip", type=not_negative(float), default=1.0, help="largest global gradient norm; 0: off")
     g.add_argument("--max_bad_updates", type=count, default=10, help="stop after so many non-finite updates in a row")
-    g.add_argument("--seed", type=size, default=42, help="of weights, data order and samples")
-    g.add_argument("--from_resume", type=int, choices=(0, 1), default=0, help="1: go on from the newest checkpoint")
+    g.add_argument("--seed", type=seed, default=42, help="of weights, data order and samples")
+    p.switch(g, "--from_resume", False, "go on from the newest intact checkpoint, if there is one")
 
     g = p.add_argument_group("validation")
-    g.add_argument("--val_path", help="validation documents, as --data_path")
+    g.add_argument("--val_path", help="validation documents: a file, a folder or a glob")
     g.add_argument("--val_fraction", type=fraction, default=0.0, help="share of the documents held out, by their hash")
     g.add_argument("--eval_interval", type=size, default=500, help="micro-batches between evaluations; 0: at the end")
 

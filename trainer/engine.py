@@ -104,21 +104,27 @@ class Engine:
         return requests
 
     def poll(self, where=None):
-        """The Outcome of the last update. On CUDA of the one before it, so that the host need not wait for the device.
+        """The Outcomes that are known after an update, oldest first; `where` says what the update was.
 
-        All ranks read the same one and so decide alike. where: what the last update was; the Outcome says it again.
+        On CUDA that of the last update is still under way: the host gets it with the next one and need not wait for
+        the device. All ranks get the same ones and so decide alike.
         """
         if self.device.type != "cuda":
-            return Outcome(*self.outcome.tolist(), where)
-        previous = self._pending
+            return [Outcome(*self.outcome.tolist(), where)]
+        known = self.drain()
         host = torch.empty(len(self.outcome), pin_memory=True).copy_(self.outcome, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
         self._pending = (host, arrived, where)
-        if previous is None:
-            return Outcome(*[0.0] * len(self.outcome))
-        previous[1].synchronize()
-        return Outcome(*previous[0].tolist(), previous[2])
+        return known
+
+    def drain(self):
+        """Wait for the Outcome that is under way, if any: a list of one or none."""
+        if self._pending is None:
+            return []
+        (host, arrived, where), self._pending = self._pending, None
+        arrived.synchronize()
+        return [Outcome(*host.tolist(), where)]
 
     def collect(self):
         """The sums of all ranks since the last call, as floats (on rank 0; the other ranks get their own)."""
@@ -136,7 +142,11 @@ class Engine:
         }
 
     def load_state_dict(self, state):
+        """Continue from `state_dict`; the options of the groups (weight decay, rates ...) stay this run's own."""
+        own = [{name: value for name, value in g.items() if name != "params"} for g in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, options in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(options)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.outcome[:2] = torch.tensor(state["skipped"])

@@ -54,10 +54,10 @@ def sample(engine, tokenizer, prompts, seed, max_new_tokens=120, temperature=0.7
             ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
             if tokenizer.bos_token_id is not None:
                 ids = [tokenizer.bos_token_id, *ids]
-            room = model.config.max_position_embeddings - len(ids)
+            ids = ids[max_new_tokens - model.config.max_position_embeddings :] or [tokenizer.eos_token_id or 0]
             output = model.generate(
                 torch.tensor([ids], device=engine.device),
-                max_new_tokens=min(max_new_tokens, room),
+                max_new_tokens=max_new_tokens,
                 do_sample=True,
                 temperature=temperature,
                 top_p=top_p,

@@ -76,6 +76,7 @@ def train_epoch(run, epoch):
     for update, micro, batch in loader:
         step = update * args.accumulation_steps + micro
         if micro == 0:  # of a new update: the global rows [first_row, end_row)
+            steps_before = progress.step + 1
             first_row, end_row = schedule.rows(update)
             totals = Totals(plan.row_targets(first_row, end_row), plan.row_documents(first_row, end_row))
             lr = learning_rate(
@@ -95,17 +96,23 @@ def train_epoch(run, epoch):
         engine.update(lr, run.signals.signum, run.signals.take_save_request())
         progress.update, progress.tokens = progress.update + 1, progress.tokens + totals.targets
         progress.epoch, progress.row = (epoch, end_row) if end_row < plan.n_rows else (epoch + 1, 0)
-        outcome = engine.poll((progress.update, step, first_row, end_row))
-        progress.grad_norm, stop_signal = outcome.grad_norm, int(outcome.stop_signal)
-        if outcome.skipped > progress.skipped:
-            report_skipped(run, outcome, plan)
+        outcomes = engine.poll((progress.update, step, first_row, end_row))
+        finished = progress.epoch == args.epochs
+        saving = finished or crosses(args.save_interval, steps_before, progress.step)
+        saving = saving or any(outcome.stop_signal or outcome.save for outcome in outcomes)
+        if saving or progress.row == 0:  # nothing may be under way at a save, nor when the plan changes
+            outcomes += engine.drain()
+        stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
+        for outcome in outcomes:
+            progress.grad_norm = outcome.grad_norm
+            if outcome.skipped > progress.skipped:
+                report_skipped(run, outcome, plan)
 
-        first_step, finished = update * args.accumulation_steps, progress.epoch == args.epochs
-        if run.validate and (finished or crosses(args.eval_interval, first_step, step)):
+        if run.validate and (finished or crosses(args.eval_interval, steps_before, progress.step)):
             progress.evaluation_due = True
         if run.validate and progress.evaluation_due and not stop_signal:
             stop_signal = validate(run)
-        if finished or crosses(args.save_interval, first_step, step) or outcome.save or stop_signal:
+        if saving or stop_signal:
             save(run)
         if stop_signal:
             return run.signals.signum or stop_signal  # its own; a rank that got none ends with the others'
@@ -113,7 +120,7 @@ def train_epoch(run, epoch):
 
 
 def crosses(interval, first_step, last_step):
-    """Whether a multiple of `interval` steps is completed within the steps first_step ... last_step (0-based)."""
+    """Whether a multiple of `interval` steps is completed within first_step ... last_step (0-based, over all epochs)."""
     return interval > 0 and (last_step + 1) // interval > first_step // interval
 
 
@@ -124,6 +131,8 @@ def fit(run):
         validate(run)
     elif progress.epoch >= args.epochs:
         say(f"this run has already done its {args.epochs} epochs: nothing to do (a higher --epochs goes on)")
+        if run.ranks.is_main:
+            run.save_weights(run.engine.model.state_dict())  # perhaps they were moved away, or could not be written
     while progress.epoch < args.epochs:
         stop_signal = train_epoch(run, progress.epoch)
         if stop_signal:
@@ -162,17 +171,18 @@ def report_skipped(run, outcome, plan):
     """Say which update was not applied; UserError after `--max_bad_updates` in a row."""
     update, step, first_row, end_row = outcome.where
     run.progress.skipped = int(outcome.skipped)
-    documents = [str(document) for row in range(first_row, end_row) for document, _, _ in plan.pieces_of_row(row)]
+    pieces = (piece for row in range(first_row, end_row) for piece in plan.pieces_of_row(row))
+    documents = [str(number) for number in dict.fromkeys(document for document, _, _ in pieces)]
     more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
     run.reporter.say(
         f"step {step}: non-finite loss or gradient: update {update} is not applied ({run.progress.skipped} so far); its "
-        f"documents are {', '.join(documents[:8])}{more}"
+        f"documents (counted from 0) are {', '.join(documents[:8])}{more}"
     )
     if outcome.skipped_in_a_row >= run.args.max_bad_updates:
         finish_saving(run)
         raise UserError(
-            f"{int(outcome.skipped_in_a_row)} updates in a row had a non-finite loss or gradient (up to step {step}); the "
-            "last checkpoint is untouched: lower --learning_rate or look at the documents named above"
+            f"{int(outcome.skipped_in_a_row)} updates in a row had a non-finite loss or gradient (up to step {step}); "
+            "nothing of them is saved: lower --learning_rate or look at the documents named above"
         )
 
 
@@ -192,6 +202,9 @@ def validate(run):
 # ---------------------------------------------------------------------------------------- saving, resuming
 
 
+FORMAT = 1  # of a checkpoint; raised when an older trainer's cannot be continued
+
+
 def state_dict(run):
     """Everything that a resume needs, as tensors and plain containers. A collective: all ranks must call it."""
     # The sums stay apart for each rank: added up in another order they would differ in the last bit.
@@ -200,6 +213,7 @@ def state_dict(run):
         own, ranks = ranks[0], [None] * run.ranks.world_size if run.ranks.is_main else None
         dist.gather_object(own, ranks, dst=0)
     return {
+        "format": FORMAT,
         "model": run.engine.model.state_dict(),
         "engine": run.engine.state_dict(),
         "progress": asdict(run.progress),
@@ -262,6 +276,10 @@ def resume(run):
         say("--from_resume 1: there is no checkpoint yet, starting afresh")
         return
     state = found[0] if run.ranks.is_main else load_checkpoint(path[0])
+    if state.get("format") != FORMAT:
+        raise UserError(
+            f"{path[0]}: written by another version of this trainer; go on from its .pth with --from_weight"
+        )
     for what, value in run.identity.items():
         if state["identity"].get(what) != value:
             raise UserError(f"{path[0]}: {difference(what, state['identity'].get(what), value)}")

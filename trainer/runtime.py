@@ -40,6 +40,9 @@ def user_errors():
 
 def run_cli(main):
     """Run `main()`; print what the user can mend as one line on stderr and exit with 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a sample's characters must not end a run
+            stream.reconfigure(errors="backslashreplace")
     try:
         sys.exit(main())
     except (UserError, DataError) as error:

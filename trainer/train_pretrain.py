@@ -23,7 +23,7 @@ from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from trainer.arguments import parse_args
+from trainer.arguments import parse_args, parser
 from trainer.checkpoint import Checkpoints, remove_temporaries, save_weights
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, sample
@@ -67,9 +67,10 @@ def train(args, ranks, device, signals):
         model = init_model(config, args.from_weight, args.out_dir, args.init_scheme).to(device)
         config = model.config
         stem = Path(args.out_dir) / weight_name(args.save_weight, config)
-        stem.parent.mkdir(parents=True, exist_ok=True)
+        check_length(args, config)
+        make_folder(stem.parent)
         corpus = open_corpus(args, encoder, ranks)
-    check_lengths(args, config, corpus)
+    check_vocabulary(args, config, corpus)
     if args.gradient_checkpointing:
         model.activation_checkpointing_enable()
     model.train()
@@ -125,10 +126,8 @@ def train(args, ranks, device, signals):
             checkpoints.set_aside(f"{stem}.metrics.jsonl", reporter.say)
         reporter.open(f"{stem}.metrics.jsonl", is_past(run) if args.from_resume else None)
     describe(run, corpus, dtype, precision_notice)
-    if args.local_rank not in (-1, ranks.local_rank):
-        reporter.say(
-            f"warning: --local_rank {args.local_rank} is ignored: torchrun's environment decides, or there is none"
-        )
+    for line in ignored_settings(args, ranks, corpus):
+        reporter.say(line)
     rows = corpus.plan(0)
     flops = flops_per_token(config, rows.T) * rows.n_rows * rows.T * args.epochs / ranks.world_size
     compile_blocks(model, args.use_compile, device, reporter.say, (args.batch_size, rows.T), flops)
@@ -220,16 +219,49 @@ def open_corpus(args, encoder, ranks):
     return corpus
 
 
-def check_lengths(args, config, corpus):
+def make_folder(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out_dir: {folder} cannot be made ({error.strerror}): name another folder") from error
+
+
+def check_length(args, config):
     if args.max_seq_len > config.max_position_embeddings:
         raise UserError(
             f"--max_seq_len {args.max_seq_len} is beyond the position table of {config.max_position_embeddings}"
         )
+
+
+def check_vocabulary(args, config, corpus):
     if corpus.max_token_id >= config.vocab_size:
         raise UserError(
             f"--tokenizer_path {args.tokenizer_path} gives token id {corpus.max_token_id}, beyond the model's vocabulary of "
             f"{config.vocab_size}: use the tokenizer that the weights were trained with"
         )
+
+
+def ignored_settings(args, ranks, corpus):
+    """A line for each setting that was given and has no effect."""
+    default = parser().get_default
+    muon = args.optimizer == "muon"
+    cases = [
+        (
+            "local_rank",
+            args.local_rank not in (-1, ranks.local_rank),
+            "torchrun's environment decides, or there is none",
+        ),
+        ("device", ":" in (args.device or "") and ranks.world_size > 1, "each rank takes the device of its local rank"),
+        ("muon_lr", args.muon_lr != default("muon_lr") and not muon, "--optimizer is adamw"),
+        ("init_scheme", args.init_scheme != "default" and args.from_weight != "none", "the weights come from a file"),
+        (
+            "eval_interval",
+            args.eval_interval != default("eval_interval") and not corpus.val_store,
+            "no validation data",
+        ),
+        ("wandb_project", args.wandb_project != default("wandb_project") and not args.use_wandb, "--use_wandb is off"),
+    ]
+    return [f"warning: --{name} {getattr(args, name)} has no effect: {why}" for name, applies, why in cases if applies]
 
 
 def objective(model):

@@ -60,6 +60,8 @@ def run(request, hooks, train_pretrain):
         for number, kind in ((1, "out"), (2, "err")):
             with open(request["terminal"] or f"{request['log']}.{kind}", "a") as file:
                 os.dup2(file.fileno(), number)
+            # anew: those of the server know their own file's kind, for instance whether it can seek
+            setattr(sys, f"std{kind}", open(number, "w", buffering=1, closefd=False))  # noqa: SIM115
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
         sys.argv = ["train_pretrain.py", *request["arguments"]]

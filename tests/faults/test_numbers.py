@@ -11,7 +11,7 @@ import torch
 from trainer.checkpoint import verified
 
 
-@pytest.mark.parametrize("kind, value", itertools.product(("loss", "gradient"), ("nan", "inf")))
+@pytest.mark.parametrize("kind, value", list(itertools.product(("loss", "gradient"), ("nan", "inf"))))
 def test_row_15_a_bad_update_is_not_applied(lab, kind, value):
     process = lab.run("run", hooks={"poison": {"updates": [4, 7], "kind": kind, "value": value}})
     assert re.findall(r"update (\d+) poisoned, weights unchanged: (\w+)", process.out) == [("4", "True"), ("7", "True")]
@@ -25,7 +25,10 @@ def test_row_15_a_bad_update_is_not_applied(lab, kind, value):
 def test_row_15_names_the_documents(lab):
     """Those of the update's rows, which the ledger has as tokens."""
     process = lab.run("run", hooks={"poison": {"updates": [4]}, "ledger": {"path": str(lab.folder / "ledger")}})
-    named = {int(number) for number in re.search(r"its documents are ([\d, ]+)", process.out)[1].split(",")}
+    named = {
+        int(number)
+        for number in re.search(r"its documents \(counted from 0\) are ([\d, ]+)", process.out)[1].split(",")
+    }
     documents = dict(enumerate(self_order(lab)))
     pieces, _ = lab.ledger(lab.folder / "ledger")[4]
     assert {documents[number] for number in named} <= set(pieces) and len(named) == min(8, len(pieces))

@@ -104,6 +104,7 @@ def test_wandb_continues_the_same_run(lab):
 def test_settings_are_in_the_checkpoint(whole):
     """One state dict names all that a resume needs, as plain containers."""
     state = whole.state("whole")
-    assert {"model", "engine", "progress", "ranks", "identity", "settings", "versions", "wandb_id"} == set(state)
+    named = {"format", "model", "engine", "progress", "ranks", "identity", "settings", "versions", "wandb_id"}
+    assert named == set(state)
     assert {"optimizer", "scaler", "skipped"} == set(state["engine"])
     assert json.dumps(state["settings"]) and json.dumps(state["versions"]) and json.dumps(state["identity"])
