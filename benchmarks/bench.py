@@ -42,6 +42,7 @@ from benchmarks.sides import train_side
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
+from trainer.machine import product_rate
 from trainer.report import flops_per_token
 
 CORPORA = ROOT.parent / "shared" / "corpora"  # reference material beside the checkout; optional
@@ -140,7 +141,7 @@ def measure(size, threads, args, documents, pairs):
         round_seconds = 0.0
         while len(rates) < 3 or time.monotonic() + round_seconds < deadline:
             begin = time.monotonic()
-            rates.append(step.best_product_rate(torch.device(args.device)))
+            rates.append(product_rate(torch.device(args.device)))
             for side in sides if len(rates) % 2 else sides[::-1]:
                 answer = side.ask(args.slice)
                 if answer is None:

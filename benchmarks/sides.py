@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -23,9 +22,10 @@ from dataset.loader import UpdateSchedule, make_loader
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.loop import Totals
+from trainer.machine import peak_memory
 from trainer.optim import build_optimizer
 from trainer.runtime import Ranks, compile_blocks, pick_dtype
-from trainer.train_pretrain import objective
+from trainer.train_pretrain import n_sums, objective
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
 LR, ENDLESS = 5e-4, 10**6  # updates: more than any run makes
@@ -85,17 +85,6 @@ class Turns:
             print(json.dumps(values), file=self.answers, flush=True)
 
 
-def peak_memory(device):
-    """Bytes: of the GPU, or resident. Not ru_maxrss where it can be helped: that begins with the parent's."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def train_plain(args, config, device, turns):
     model = MiniMindForCausalLM(config).to(device).train()
     dataset = PretrainDataset(args.documents, load_tokenizer(TOKENIZER), args.max_seq_len)
@@ -141,7 +130,8 @@ def train_ours(args, config, device, turns):
     T, encoder = args.max_seq_len, DocumentEncoder(load_tokenizer(TOKENIZER))
     model = MiniMindForCausalLM(config).to(device).train()
     optimizer, dtype = build_optimizer(model, LR), pick_dtype("bfloat16", device)[0]
-    engine = Engine(model, optimizer, objective(model), device=device, dtype=dtype, ranks=Ranks())
+    options = {"device": device, "dtype": dtype, "ranks": Ranks(), "n_sums": n_sums(config)}
+    engine = Engine(model, optimizer, objective(model), **options)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(
             [args.documents], encoder, max_seq_len=T, seed=42, cache_dir=folder, num_procs=args.threads, progress=False

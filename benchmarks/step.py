@@ -17,7 +17,6 @@ if __package__ in (None, ""):
 
 import argparse
 import json
-import resource
 import time
 
 import torch
@@ -26,10 +25,11 @@ from dataset.loader import Batch
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.loop import Totals
+from trainer.machine import peak_memory, product_rate, seconds
 from trainer.optim import build_optimizer
 from trainer.report import flops_per_token
 from trainer.runtime import Ranks, compile_blocks
-from trainer.train_pretrain import objective
+from trainer.train_pretrain import n_sums, objective
 
 SIZES = {
     "26m": {},
@@ -53,26 +53,6 @@ def packed_batch(rows, T, mean_length, vocab_size, generator):
     ids = torch.randint(3, vocab_size, (rows, T + 1), generator=generator)
     batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids, position_ids, rows * T, len(lengths))
     return batch, sum(n * n for n in lengths) / sum(lengths)
-
-
-def best_product_rate(device, dtype=torch.bfloat16):
-    """FLOP/s of the fastest of some large matrix products."""
-    best = 0.0
-    for n in (1024, 2048, 4096) if device.type == "cpu" else (4096, 8192):
-        a, b, c = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(3))
-        for _ in range(4):
-            best = max(best, 2 * n**3 / seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), device))
-    return best
-
-
-def seconds(work, device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def main():
@@ -107,6 +87,7 @@ def main():
         device=device,
         dtype=torch.bfloat16,
         ranks=Ranks(),
+        n_sums=n_sums(model.config),
     )
     compile_blocks(model, args.compile, device, print, (args.rows, args.max_seq_len))
 
@@ -117,7 +98,7 @@ def main():
     first = seconds(step, device)
     times, rate = [], 0.0
     for _ in range(args.steps):
-        rate = max(rate, best_product_rate(device))
+        rate = max(rate, product_rate(device))
         time.sleep(args.pause)
         times.append(seconds(step, device))
     if args.profile:
@@ -127,8 +108,6 @@ def main():
 
     tokens = args.rows * args.max_seq_len
     flops = flops_per_token(model.config, length)
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else resident
     print(
         json.dumps(
             {
@@ -141,7 +120,7 @@ def main():
                 "product_gflops": round(rate / 1e9),
                 "utilisation": round(tokens / min(times) * flops / rate, 3),
                 "first_step_seconds": round(first, 1),
-                "peak_memory_gb": round(peak / 1e9, 2),
+                "peak_memory_gb": round(peak_memory(device) / 1e9, 2),
             }
         )
     )

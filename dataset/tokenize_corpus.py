@@ -19,22 +19,21 @@ if __package__ in (None, ""):  # run by path: dataset/ would come first and coul
 
 from dataset.corpus import split_weight
 from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.flags import Parser, positive
 from dataset.token_store import open_or_build
 
 
 def parse_args(argv=None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    p = Parser(prog="tokenize_corpus.py", description=__doc__, **options)
     p.add_argument("--data_path", nargs="+", required=True, help="as the trainer's; each source gets a store")
     p.add_argument("--tokenizer_path", default=str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
     p.add_argument("--text_field", default="text", help="the field that holds the text")
     p.add_argument("--cache_dir", help="folder for tokenised data (default: .token_store beside the data)")
     p.add_argument("--shard", type=shard, help="k/n: do part k (from 1) of n")
-    p.add_argument("--num_procs", type=positive, help="processes (default: one a core)")
-    switch = {"nargs": "?", "const": True, "default": False, "type": boolean, "metavar": "true|false"}
-    p.add_argument("--skip_bad_lines", **switch, help="skip and count faulty lines instead of stopping at the first")
-    p.add_argument(
-        "--parse_special_tokens", **switch, help="special tokens spelt out inside a text become those tokens"
-    )
+    p.add_argument("--num_procs", type=positive(int), help="processes (default: one a core)")
+    p.switch(p, "--skip_bad_lines", False, "skip and count faulty lines instead of stopping at the first")
+    p.switch(p, "--parse_special_tokens", False, "special tokens spelt out inside a text become those tokens")
     return p.parse_args(argv)
 
 
@@ -43,18 +42,6 @@ def shard(value: str) -> tuple[int, int]:
     if not (slash and k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n)):
         raise argparse.ArgumentTypeError(f"{value!r} is not k/n with k from 1 to n, such as 3/16")
     return int(k), int(n)
-
-
-def positive(value: str) -> int:
-    if not value.isdigit() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number from 1 on")
-    return int(value)
-
-
-def boolean(value: str) -> bool:
-    if value.lower() not in ("true", "false", "1", "0"):
-        raise argparse.ArgumentTypeError(f"{value!r} is neither true nor false")
-    return value.lower() in ("true", "1")
 
 
 def main(argv=None) -> int:

@@ -243,6 +243,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         if position_ids is None:
             position_ids = torch.arange(T, device=x.device).unsqueeze(0)
         segments = self.segments(B, T, document_ids, x.device)
+        for layer in self.model.layers if self.config.use_moe else ():
+            layer.mlp.slots.zero_()  # before the pass: checkpointing counts once more in the backward pass
         targets = targets.reshape(-1)
         fast = self.fast_path
         if fast is not None and fast.serves(self, x):
@@ -263,15 +265,12 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """
         self.fast_path = FastPath(self, shape)
 
-    def expert_load(self):
-        """[layers, experts]: the share of the routed slots that each expert got in training since the last call.
+    def expert_slots(self):
+        """[layers, experts]: the tokens that the router of each layer gave to each expert in the last `training_losses`.
 
-        Padding does not count. Nothing waits for the device here.
+        Counted in train mode alone, without padding. Nothing waits for the device here.
         """
-        slots = torch.stack([layer.mlp.slots for layer in self.model.layers])
-        for layer in self.model.layers:
-            layer.mlp.slots.zero_()
-        return slots / slots.sum(dim=1, keepdim=True).clamp(min=1)
+        return torch.stack([layer.mlp.slots for layer in self.model.layers])
 
     @can_return_tuple
     def forward(

@@ -42,7 +42,7 @@ class MoEFeedForward(nn.Module):
         self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(*sizes) for _ in range(config.num_experts))
         self.shared_experts = nn.ModuleList(FeedForward(*sizes) for _ in range(config.n_shared_experts))
-        self.register_buffer("slots", torch.zeros(config.num_experts), persistent=False)  # see `expert_load`
+        self.register_buffer("slots", torch.zeros(config.num_experts), persistent=False)  # see `expert_slots`
 
     def forward(self, x, segments=None, num_segments=0):
         """x [B, T, H] -> (output [B, T, H], auxiliary loss, 0-d fp32).

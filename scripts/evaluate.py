@@ -25,10 +25,10 @@ import time
 
 import torch
 
+from dataset.flags import Parser, positive
 from scripts.common import compute_dtype, load, model_flags
 from scripts.scoring import Score, batches, score_groups
 from scripts.tasks import TASKS, Limits
-from trainer.arguments import Parser, positive
 from trainer.checkpoint import atomic_file
 from trainer.runtime import UserError, run_cli, user_errors
 

@@ -25,11 +25,11 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
 from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.flags import Parser
 from model.model_minimind import MiniMindForCausalLM
 from scripts.common import DTYPES, load_model, prompt_ids, tokenizer_folder
 from scripts.hf_format import from_hf, hf_config, to_hf
 from scripts.model_card import model_card
-from trainer.arguments import Parser
 from trainer.checkpoint import save_weights
 from trainer.runtime import UserError, run_cli, user_errors
 

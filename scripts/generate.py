@@ -20,8 +20,8 @@ import time
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from dataset.flags import Parser, fraction, not_negative, positive
 from scripts.common import compute_dtype, load, model_flags, prompt_ids
-from trainer.arguments import Parser, fraction, not_negative, positive
 from trainer.runtime import UserError, run_cli
 
 __all__ = ["TextStream", "generate", "main"]

@@ -88,6 +88,7 @@ SMALL = {
     "dtype": "float32",
     "use_compile": 0,
     "dist_timeout": 60,
+    "report": 0,
 }
 
 
@@ -111,6 +112,11 @@ def records(run, key="loss"):
     """The lines of a run's metrics file that have `key`: "loss" for log lines, "val_loss" for evaluations."""
     with open(run.reporter.file.name, encoding="utf-8") as file:
         return [record for record in map(json.loads, file) if key in record]
+
+
+def losses(run):
+    """The losses of a run's log lines."""
+    return [record["loss"] for record in records(run)]
 
 
 def command_line(arguments, launcher=(), cwd=None, **environment):

@@ -6,14 +6,9 @@ import os
 import pytest
 import torch
 
-from tests.helpers import command_line, flags, train, write_corpus
+from tests.helpers import command_line, flags, train
 from trainer import train_pretrain
 from trainer.runtime import run_cli
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("data") / "data.jsonl", 6)
 
 
 def complaint(capsys, **changes):

@@ -81,7 +81,7 @@ def watched_run(folder):
         "in updates": calls[1::2],
         "between updates": calls[0::2],
         "sums": sums[:-1],
-        "wandb": run.reporter.run is not None,
+        "wandb": run.reporter.tracker is not None,
         "file": run.reporter.file and run.reporter.file.name,
     }
 
@@ -187,7 +187,8 @@ def test_pitfall_8_the_logged_loss_is_the_mean_over_all_ranks_since_the_last_lin
     ours, theirs = (result["run"]["sums"] for result in both)
     assert len(lines) == len(ours) == len(theirs) > 6
     for line, *intervals in zip(lines, ours, theirs, strict=True):
-        cross_entropy, aux, targets, documents = map(sum, zip(*intervals[0], *intervals[1], strict=True))
+        cross_entropy, aux, targets, documents, *slots = map(sum, zip(*intervals[0], *intervals[1], strict=True))
+        assert line["expert_load"] == pytest.approx([share / sum(slots) for share in slots])
         assert line["loss"] == pytest.approx(cross_entropy / targets, rel=1e-5)
         assert line["aux_loss"] == pytest.approx(aux / documents, rel=1e-5)
 

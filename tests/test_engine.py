@@ -12,7 +12,7 @@ from trainer.engine import Engine
 from trainer.loop import Totals
 from trainer.optim import build_optimizer
 from trainer.runtime import Ranks
-from trainer.train_pretrain import metrics, objective
+from trainer.train_pretrain import metrics, n_sums, objective
 
 CPU = torch.device("cpu")
 CUTS = [(1, 8), (2, 4), (8, 1)]
@@ -20,7 +20,14 @@ CUTS = [(1, 8), (2, 4), (8, 1)]
 
 def make_engine(model, lr=1e-3, dtype=torch.float32, losses=None, **options):
     return Engine(
-        model, build_optimizer(model, lr), losses or objective(model), device=CPU, dtype=dtype, ranks=Ranks(), **options
+        model,
+        build_optimizer(model, lr),
+        losses or objective(model),
+        device=CPU,
+        dtype=dtype,
+        ranks=Ranks(),
+        n_sums=n_sums(model.config),
+        **options,
     )
 
 
@@ -97,7 +104,7 @@ def test_overfitting_one_batch(fields):
     for _ in range(150):
         engine.micro_batch(batch, totals)
         engine.update(1e-2)
-        loss = metrics(engine.collect())[0]["loss"]
+        loss = metrics(engine.collect(), model.config.num_experts)[0]["loss"]
     assert loss < 0.05
 
 
@@ -132,11 +139,11 @@ def test_pitfall_8_sums_are_means_over_tokens_with_the_auxiliary_loss_apart():
         with torch.no_grad():
             cross_entropy, aux_loss = model.training_losses(*batch[:4])
         losses, aux = losses + float(cross_entropy), aux + float(aux_loss) * batch.n_documents
-    values, tokens = metrics(engine.collect())
+    values, tokens = metrics(engine.collect(), model.config.num_experts)
     assert tokens == totals.targets
     assert values["loss"] == pytest.approx(losses / totals.targets, rel=1e-6)
     assert values["aux_loss"] == pytest.approx(aux / totals.documents, rel=1e-6)
-    assert engine.collect() == [0.0] * 4
+    assert engine.collect() == [0.0] * n_sums(model.config)
 
 
 # ---------------------------------------------------------------------------------------------- precision

@@ -255,9 +255,12 @@ def ask(url, request, server, patience_s=240):
 
 def test_the_commands_of_the_document_run(tmp_path, monkeypatch, capsys):
     """Every `python scripts/...` line of docs/scripts.md, in its order, on a tiny model and tiny data."""
-    from scripts import evaluate, generate
+    from scripts import evaluate, generate, report
+    from tests.test_html_report import metrics_file
 
     (tmp_path / "out").mkdir()
+    for name in ("pretrain_512", "a_512", "b_512"):
+        metrics_file(tmp_path / "out" / f"{name}.metrics.jsonl")
     write(tmp_path / "out", "pretrain_512")
     data = {
         "valid": {"text": "the cat sat"},
@@ -272,9 +275,11 @@ def test_the_commands_of_the_document_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "ROOT", tmp_path)  # where results go without --out
     lines = (ROOT / "docs" / "scripts.md").read_text(encoding="utf-8").splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("python scripts/")]
-    assert len(commands) == 10
-    scripts = {"scripts/generate.py": generate, "scripts/export_hf.py": export_hf, "scripts/evaluate.py": evaluate}
+    assert len(commands) == 12
+    modules = {
+        f"scripts/{module.__name__.split('.')[1]}.py": module for module in (generate, export_hf, evaluate, report)
+    }
+    extra = {generate: ["--max_new_tokens", "4", "--device", "cpu"], evaluate: ["--device", "cpu"]}
     for script, *arguments in commands:
-        extra = {generate: ["--max_new_tokens", "4", "--device", "cpu"], evaluate: ["--device", "cpu"], export_hf: []}
-        assert scripts[script].main([*arguments, *extra[scripts[script]]]) == 0
+        assert modules[script].main([*arguments, *extra.get(modules[script], [])]) == 0
     assert "accuracy/order" in capsys.readouterr().out and (tmp_path / "out" / "back_512.json").exists()

@@ -9,7 +9,7 @@ from tests.helpers import tiny_model, token_store
 from trainer.engine import Engine
 from trainer.loop import Totals
 from trainer.runtime import Ranks
-from trainer.train_pretrain import objective
+from trainer.train_pretrain import n_sums, objective
 
 T = 16
 KINDS = {
@@ -45,7 +45,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None):
     model = tiny_model(**KINDS[kind][0])
     engine = Engine(
         model, Recorder(model.parameters()), objective(model), device=torch.device("cpu"), dtype=torch.float32,
-        ranks=ranks, grad_clip=0,
+        ranks=ranks, grad_clip=0, n_sums=n_sums(model.config),
     )  # fmt: skip
     store, plan = plan_of(kind)
     schedule = UpdateSchedule(plan.n_rows, batch_size, accumulation_steps, ranks.world_size)

@@ -1,42 +1,13 @@
 """The flags of the main trainer."""
 
 import argparse
-import math
-import sys
 from pathlib import Path
+
+from dataset.flags import Parser, fraction, not_negative, positive
+from trainer.trackers import TRACKERS
 
 ROOT = Path(__file__).resolve().parents[1]
 LR_SCHEDULES = ("minimind", "cosine", "wsd", "linear", "constant")  # optim.py has their formulas
-
-
-def boolean(text):
-    """`--flag`, `--flag true`, `--flag 0` ...: bool("False") would be true."""
-    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
-    return values[text.lower()]
-
-
-def positive(kind):
-    def convert(text):
-        value = kind(text)
-        if not (value > 0 and math.isfinite(value)):
-            raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
-        return value
-
-    convert.__name__ = f"positive {kind.__name__}"  # what argparse calls it in its message
-    return convert
-
-
-def not_negative(kind):
-    def convert(text):
-        value = kind(text)
-        if not (value >= 0 and math.isfinite(value)):
-            raise argparse.ArgumentTypeError(f"{text} must be a number from 0 up")
-        return value
-
-    convert.__name__ = f"non-negative {kind.__name__}"
-    return convert
 
 
 def row_length(text):
@@ -51,24 +22,6 @@ def seed(text):
     if not 0 <= value < 2**32:
         raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 2**32")
     return value
-
-
-def fraction(text):
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 1")
-    return value
-
-
-class Parser(argparse.ArgumentParser):
-    """One line for a wrong flag, and a bare form for booleans."""
-
-    def error(self, message):
-        print(f"error: {message} (--help lists the flags)", file=sys.stderr)
-        sys.exit(2)
-
-    def switch(self, group, name, default, help):
-        group.add_argument(name, type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=help)
 
 
 def parser():
@@ -88,8 +41,10 @@ def parser():
     g.add_argument("--save_interval", type=count, default=100, help="micro-batches between saves")
     g.add_argument("--keep_checkpoints", type=count, default=2, help="resume checkpoints to keep")
     g.add_argument("--log_interval", type=count, default=100, help="micro-batches between log lines")
-    p.switch(g, "--use_wandb", False, "log to Weights & Biases (WANDB_MODE=offline needs no network)")
-    g.add_argument("--wandb_project", default="MiniMind-Pretrain", help="W&B project")
+    p.switch(g, "--report", True, "write {weight}.report.html and .loss.png at the end")
+    g.add_argument("--tracker", choices=("none", *TRACKERS), default="none", help="log to an experiment tracker too")
+    p.switch(g, "--use_wandb", False, "--tracker wandb (WANDB_MODE=offline needs no network)")
+    g.add_argument("--wandb_project", default="MiniMind-Pretrain", help="project in the tracker")
     g.add_argument(
         "--sample_prompts", nargs="+", default=[], help="continue these at every evaluation and at the end; or a file"
     )
@@ -171,6 +126,10 @@ def parser():
 def parse_args(argv=None):
     p = parser()
     args = p.parse_args(argv)
+    if args.use_wandb and args.tracker not in ("none", "wandb"):
+        p.error(f"--use_wandb and --tracker {args.tracker} exclude each other: drop one")
+    if args.use_wandb:
+        args.tracker = "wandb"
     if args.val_path and args.val_fraction:
         p.error("--val_path and --val_fraction exclude each other: drop one")
     return args

@@ -3,17 +3,16 @@
 What differs between trainers comes in as the functions of a `Run`; what makes an update is in engine.py.
 """
 
-import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import transformers
 
 from dataset.loader import UpdateSchedule, make_loader
 from trainer.checkpoint import load_checkpoint
+from trainer.machine import peak_memory, versions
 from trainer.optim import learning_rate
 from trainer.report import Stopwatch, log_line
 from trainer.runtime import UserError, rng_state, set_rng_state
@@ -56,10 +55,13 @@ class Run:
     metrics: Callable  # the engine's sums -> dict of what to log
     save_weights: Callable  # model state dict (on the CPU) -> None
     identity: dict  # what a checkpoint must agree with: {what: value}
+    command: str = ""  # that started it, for the report
     validate: Callable | None = None  # signals -> (dict with val_loss, number of a stop signal that came or 0)
     pad_id: int = 0
     progress: Progress = field(default_factory=Progress)
-    wandb_id: str | None = None
+    flops_per_token: float = 0.0
+    product_rate: float = 0.0  # FLOP/s of this rank's best matrix product; 0: not measured
+    tracker_ids: dict = field(default_factory=dict)  # {tracker: id of the run in it}
     saved_update: int = -1
 
 
@@ -71,6 +73,9 @@ def train_epoch(run, epoch):
     pin = engine.device.type == "cuda"
     loader = make_loader(run.store, plan, schedule, ranks.rank, args.num_workers, pin, run.pad_id)
     warmup_rows = args.warmup_iters * args.batch_size * ranks.world_size
+    later_epochs = UpdateSchedule(plan.n_rows, *schedule[1:4]).n_updates * (args.epochs - epoch - 1)
+    all_updates = progress.update + schedule.n_updates - schedule.first_update + later_epochs
+    run.reporter.advance(progress.update, all_updates)
     watch = Stopwatch()
     run.signals.arm()
     for update, micro, batch in loader:
@@ -96,6 +101,7 @@ def train_epoch(run, epoch):
         engine.update(lr, run.signals.signum, run.signals.take_save_request())
         progress.update, progress.tokens = progress.update + 1, progress.tokens + totals.targets
         progress.epoch, progress.row = (epoch, end_row) if end_row < plan.n_rows else (epoch + 1, 0)
+        run.reporter.advance(progress.update, all_updates)
         outcomes = engine.poll((progress.update, step, first_row, end_row))
         finished = progress.epoch == args.epochs
         saving = finished or crosses(args.save_interval, steps_before, progress.step)
@@ -111,7 +117,8 @@ def train_epoch(run, epoch):
         if run.validate and (finished or crosses(args.eval_interval, steps_before, progress.step)):
             progress.evaluation_due = True
         if run.validate and progress.evaluation_due and not stop_signal:
-            stop_signal = validate(run)
+            with watch.paused():
+                stop_signal = validate(run)
         if saving or stop_signal:
             save(run)
         if stop_signal:
@@ -146,24 +153,32 @@ def fit(run):
     return 0
 
 
+def position(run):
+    """Where a line of the metrics file stands: the axis that all of them share."""
+    return {"step": run.progress.step, "update": run.progress.update, "tokens": run.progress.tokens}
+
+
 def log_step(run, epoch, step, steps, lr, watch):
     """One log line: means over the tokens since the last one, over all ranks."""
     sums, progress = run.engine.collect(), run.progress
     if not run.ranks.is_main:
         return
     metrics, tokens = run.metrics(sums)
+    tokens_per_second = tokens / watch.lap()
     record = {
-        "step": progress.step,
-        "update": progress.update,
+        **position(run),
         "epoch": epoch + 1,
-        "tokens": progress.tokens,
         **metrics,
         "lr": lr,
         "grad_norm": progress.grad_norm,
         "skipped_updates": progress.skipped,
-        "tokens_per_second": tokens / watch.lap(),
+        "tokens_per_second": tokens_per_second,
+        "memory": peak_memory(run.engine.device),
         "epoch_Time": watch.remaining_minutes(step, steps),
     }
+    if run.product_rate:
+        rate = run.product_rate * run.ranks.world_size
+        record["flops_utilisation"] = tokens_per_second * run.flops_per_token / rate
     run.reporter.log(record, log_line(record, f"Epoch:[{epoch + 1}/{run.args.epochs}]({step}/{steps})"))
 
 
@@ -194,8 +209,7 @@ def validate(run):
         progress.evaluation_due = False
         progress.best_val_loss = min(progress.best_val_loss, values["val_loss"])
         text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
-        record = {"step": progress.step, "update": progress.update, "tokens": progress.tokens, **values}
-        run.reporter.log(record, f"Validation after update {progress.update}: {text}")
+        run.reporter.log({**position(run), **values}, f"Validation after update {progress.update}: {text}")
     return stop_signal
 
 
@@ -220,12 +234,8 @@ def state_dict(run):
         "ranks": ranks,
         "identity": run.identity,
         "settings": {name: value for name, value in vars(run.args).items() if value is not None},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),  # a class of its own, which weights_only refuses
-            "transformers": transformers.__version__,
-        },
-        "wandb_id": run.wandb_id,
+        "versions": versions(),
+        "tracker_ids": run.tracker_ids,
     }
 
 
@@ -285,7 +295,7 @@ def resume(run):
             raise UserError(f"{path[0]}: {difference(what, state['identity'].get(what), value)}")
     run.engine.model.load_state_dict(state["model"])
     run.engine.load_state_dict(state["engine"])
-    run.progress, run.wandb_id = Progress(**state["progress"]), state["wandb_id"]
+    run.progress, run.tracker_ids = Progress(**state["progress"]), state["tracker_ids"]
     run.saved_update = run.progress.update
     restore_rank(run, state["ranks"])
     announce_changes(run, state)
@@ -309,7 +319,8 @@ def is_past(run):
     Lines after it are of a run that was killed later than its last checkpoint; without them each stands there once.
     """
     step, due = run.progress.step, run.progress.evaluation_due
-    return lambda record: record["step"] < step or record["step"] == step and not (due and "val_loss" in record)
+    again = {"val_loss", "text"} if due else set()  # an evaluation and its samples
+    return lambda record: record["step"] < step or record["step"] == step and not again & record.keys()
 
 
 SCHEDULE_FLAGS = (

@@ -1,5 +1,6 @@
-"""What the user sees: log lines, the metrics file and Weights & Biases. Only global rank 0 reports."""
+"""What the user sees: progress bar or log lines, the metrics file, an experiment tracker. Only global rank 0 reports."""
 
+import contextlib
 import json
 import math
 import os
@@ -7,20 +8,23 @@ import sys
 import time
 from pathlib import Path
 
+from tqdm import tqdm
+
 from dataset.loader import UpdateSchedule
 from trainer.checkpoint import atomic_file
-from trainer.runtime import UserError
+from trainer.machine import describe_machine, versions
 
 
 class Reporter:
     """Prints and records. On the other ranks every method does nothing."""
 
     def __init__(self, is_main):
-        self.is_main, self.run, self.file = is_main, None, None
+        self.is_main, self.tracker, self.file, self.bar = is_main, None, None, None
+        self.has_terminal = is_main and sys.stdout.isatty()
         self._unwritten = b""  # lines that a full disk did not take; they are tried again with the next one
 
     def open(self, metrics_path, is_past=None):
-        """Begin the metrics file: JSON lines, one object per log line or evaluation.
+        """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
 
         is_past: tells of a line (as a dict) that is there already whether to keep it; default: of none.
         """
@@ -34,40 +38,52 @@ class Reporter:
 
     def say(self, text):
         if self.is_main:
-            try:
-                print(text, flush=True)
-            except OSError:  # the terminal was closed or the reader of the pipe has gone: training goes on
-                sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            with self._terminal():
+                if self.bar is None:
+                    print(text, flush=True)
+                else:
+                    self.bar.write(text, file=sys.stdout)
 
-    def start_wandb(self, project, name, settings, run_id=None):
-        """Begin or continue a W&B run (WANDB_MODE=offline needs no network); returns its id for the checkpoint.
-
-        Errors: UserError where W&B is not installed or refuses.
-        """
-        if not self.is_main:
-            return run_id
-        try:
-            import wandb  # not needed by anybody who does not ask for it
-        except ImportError as error:
-            raise UserError("--use_wandb needs a package that is not here: pip install wandb") from error
-        try:
-            self.run = wandb.init(project=project, name=name, id=run_id, resume="allow", config=settings)
-        except wandb.Error as error:
-            raise UserError(f"--use_wandb: {error} (WANDB_MODE=offline needs neither account nor network)") from error
-        return self.run.id
+    def advance(self, done, total):
+        """Move the bar, where there is a terminal, to `done` updates of `total`."""
+        if not self.has_terminal:
+            return
+        with self._terminal():
+            if self.bar is None:
+                tqdm.monitor_interval = 0  # no thread of its own
+                layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} updates [{elapsed}<{remaining}]{postfix}"
+                self.bar = tqdm(total=total, initial=done, file=sys.stdout, bar_format=layout, dynamic_ncols=True)
+            self.bar.total = total
+            self.bar.update(done - self.bar.n)
 
     def log(self, record, text=None):
-        """Record one dict of numbers (`step` and `update` are its axis); print `text`."""
+        """Record one dict (`step` and `update` are its axis); print `text`, or show a log line's figures in the bar."""
         if not self.is_main:
             return
-        if text:
+        if self.bar is not None and "lr" in record:
+            with self._terminal():
+                self.bar.set_postfix_str(bar_line(record))
+        elif text:
             self.say(text)
+        self.record(record)
+        if self.tracker:
+            self.tracker.log(flat_numbers(record))
+
+    def record(self, record):
+        """Put a dict into the metrics file alone."""
         if self.file:
-            # JSON has no NaN or infinity; after a skipped update the gradient norm is one.
-            finite = {name: value if math.isfinite(value) else None for name, value in record.items()}
-            self._write(json.dumps(finite).encode() + b"\n")
-        if self.run:
-            self.run.log(record, step=record["step"])
+            self._write(json.dumps(finite(record), ensure_ascii=False).encode() + b"\n")
+
+    @contextlib.contextmanager
+    def _terminal(self):
+        """Around what writes to stdout: if the terminal was closed or the reader has gone, training goes on without it."""
+        try:
+            yield
+        except OSError:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            if self.bar is not None:
+                self.bar.disable = True
+            self.bar, self.has_terminal = None, False
 
     def _write(self, line):
         first = not self._unwritten
@@ -79,10 +95,31 @@ class Reporter:
                 self.say(f"warning: {self.file.name}: {error.strerror}; the line is kept and tried again")
 
     def close(self):
+        with self._terminal():
+            if self.bar is not None:
+                self.bar.close()
+        self.bar = None
         if self.file:
             self.file.close()
-        if self.run:
-            self.run.finish()
+        if self.tracker:
+            self.tracker.finish()
+
+
+def finite(value):
+    """`value` with None for NaN and infinity, which JSON does not have; a skipped update's gradient norm is one."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def flat_numbers(record):
+    """The numbers of a record by name, those of a list as name/0, name/1 ...: what trackers draw."""
+    numbers = {}
+    for name, value in record.items():
+        numbers |= {f"{name}/{i}": item for i, item in enumerate(value)} if isinstance(value, list) else {name: value}
+    return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
 
 
 def _record(line):
@@ -105,6 +142,13 @@ class Stopwatch:
         elapsed, self.last = now - self.last, now
         return elapsed
 
+    @contextlib.contextmanager
+    def paused(self):
+        """What the block takes does not count for the next lap: evaluations are no training."""
+        start = time.perf_counter()
+        yield
+        self.last += time.perf_counter() - start
+
     def remaining_minutes(self, step, steps):
         """Time left in an epoch of `steps` micro-batches when `step` (0-based) is done."""
         if self.first_step is None:
@@ -121,6 +165,15 @@ def log_line(record, head):
     if record["skipped_updates"]:
         more["skipped_updates"] = str(record["skipped_updates"])
     return line + "".join(f" {name}:{value}" for name, value in more.items())
+
+
+def bar_line(record):
+    """What stands behind the bar: the figures of the last log line."""
+    parts = [f"{record['tokens'] / 1e6:,.2f}M tokens", f"{record['tokens_per_second']:,.0f}/s"]
+    parts += [f"loss {record['loss']:.3f}", f"lr {record['lr']:.2g}", f"{record['memory'] / 1e9:.1f} GB"]
+    if record["skipped_updates"]:
+        parts.append(f"{record['skipped_updates']} skipped")
+    return ", ".join(parts)
 
 
 def flops_per_token(config, length):
@@ -140,8 +193,14 @@ def flops_per_token(config, length):
     return 6 * weights + 6 * L * length * H * D
 
 
+def mean_context(plan):
+    """Mean squared / mean length of the pieces in the first 1,000 rows of a plan: `length` of `flops_per_token`."""
+    *_, pairs = plan.pieces(range(min(plan.n_rows, 1000)))
+    return float((pairs**2).sum() / max(pairs.sum(), 1))
+
+
 def describe(run, corpus, dtype, precision_notice):
-    """Print what the run derives from its flags, once, before it starts."""
+    """Print what the run derives from its flags, once, before it starts; record it for the report."""
     args, ranks, config, say = run.args, run.ranks, run.engine.model.config, run.reporter.say
     rows = run.plan(run.progress.epoch)
     schedule = UpdateSchedule(rows.n_rows, args.batch_size, args.accumulation_steps, ranks.world_size)
@@ -165,4 +224,20 @@ def describe(run, corpus, dtype, precision_notice):
         f"run: {schedule.n_updates * args.epochs:,} updates in {args.epochs} epochs, {schedule.rows_per_update} rows "
         f"= {schedule.rows_per_update * rows.T:,} tokens each ({args.batch_size} x {args.accumulation_steps} micro-batches "
         f"x {ranks.world_size} ranks), {run.engine.device}, {str(dtype).removeprefix('torch.')}"
+    )
+    if run.progress.epoch >= args.epochs:
+        return
+    run.reporter.record(
+        {
+            "step": run.progress.step,
+            "update": run.progress.update,
+            "tokens": run.progress.tokens,
+            "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "command": run.command,
+            "settings": {name: value for name, value in vars(args).items() if value is not None},
+            "model": {**config.to_diff_dict(), "parameters": parameters},
+            "data": {"documents": len(corpus.store), "rows": rows.n_rows, "fill": rows.fill},
+            "machine": {**describe_machine(run.engine.device, ranks.world_size), "dtype": str(dtype)},
+            "versions": versions(),
+        }
     )

@@ -9,6 +9,7 @@ Python. `--help` lists the flags; docs/design.md explains the words (step, updat
 """
 
 import math
+import shlex
 import sys
 from pathlib import Path
 
@@ -27,9 +28,10 @@ from trainer.arguments import parse_args, parser
 from trainer.checkpoint import Checkpoints, remove_temporaries, save_weights
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, sample
-from trainer.loop import Run, fit, is_past, resume, train_epoch
+from trainer.loop import Run, fit, is_past, position, resume, train_epoch
+from trainer.machine import product_rate
 from trainer.optim import build_optimizer, get_lr
-from trainer.report import Reporter, describe, flops_per_token
+from trainer.report import Reporter, describe, flops_per_token, mean_context
 from trainer.runtime import (
     StopSignals,
     UserError,
@@ -40,22 +42,25 @@ from trainer.runtime import (
     seed_everything,
     user_errors,
 )
+from trainer.trackers import open_tracker
 
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
 
 
 def main(argv=None):
     """Run the trainer with the given flags (default: the command line's); returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     args = parse_args(argv)
+    command = shlex.join(["python", "trainer/train_pretrain.py", *map(str, argv)])
     with StopSignals() as signals:
         ranks, device = init_distributed_mode(args.device, args.dist_timeout, args.ddp)
-        exit_code = train(args, ranks, device, signals)
+        exit_code = train(args, ranks, device, signals, command)
         if dist.is_initialized():  # not after an error: the other ranks are not where they could take part
             dist.destroy_process_group()
         return exit_code
 
 
-def train(args, ranks, device, signals):
+def train(args, ranks, device, signals, command=""):
     """Set everything up, train, and show what came out."""
     dtype, precision_notice = pick_dtype(args.dtype, device)
     seed_everything(args.seed)  # the same on all ranks, so that all begin with the same weights
@@ -78,9 +83,8 @@ def train(args, ranks, device, signals):
 
     pad_id = tokenizer.pad_token_id or 0
     optimizer = build_optimizer(model, args.learning_rate, args.weight_decay, args.optimizer, args.muon_lr)
-    engine = Engine(
-        model, optimizer, objective(model), device=device, dtype=dtype, ranks=ranks, grad_clip=args.grad_clip
-    )
+    options = {"grad_clip": args.grad_clip, "n_sums": n_sums(config)}
+    engine = Engine(model, optimizer, objective(model), device=device, dtype=dtype, ranks=ranks, **options)
     batches = corpus.validation(pad_id)
 
     def show_samples():
@@ -88,6 +92,7 @@ def train(args, ranks, device, signals):
             if not signals.signum:  # a stop is not kept waiting
                 (text,) = sample(engine, tokenizer, [prompt], args.seed)
                 reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
+                reporter.record({**position(run), "prompt": prompt, "text": text})
 
     def validate(signals):
         values, stop_signal = evaluate(engine, batches, signals)
@@ -107,10 +112,12 @@ def train(args, ranks, device, signals):
         checkpoints=checkpoints,
         store=corpus.store,
         plan=corpus.plan,
-        metrics=metrics,
+        metrics=lambda sums: metrics(sums, config.num_experts),
         save_weights=lambda weights: save_weights(weights, config.to_dict(), stem),
         validate=validate if batches else None,
         pad_id=pad_id,
+        command=command,
+        flops_per_token=flops_per_token(config, mean_context(corpus.plan(0))),
         identity={
             "tokenizer": encoder.fingerprint[:16],
             "data": corpus.fingerprint[:16],  # as this tokenizer reads it
@@ -129,10 +136,21 @@ def train(args, ranks, device, signals):
     for line in ignored_settings(args, ranks, corpus):
         reporter.say(line)
     rows = corpus.plan(0)
-    flops = flops_per_token(config, rows.T) * rows.n_rows * rows.T * args.epochs / ranks.world_size
+    flops = run.flops_per_token * rows.n_rows * rows.T * args.epochs / ranks.world_size
     compile_blocks(model, args.use_compile, device, reporter.say, (args.batch_size, rows.T), flops)
-    if args.use_wandb:
-        run.wandb_id = reporter.start_wandb(args.wandb_project, stem.name, vars(args), run.wandb_id)
+    if flops > 1e13:  # tens of seconds: a shorter run is not kept waiting for it
+        run.product_rate = product_rate(device, dtype, sizes=[2048])
+    if args.tracker != "none" and ranks.is_main:
+        reporter.tracker = open_tracker(
+            args.tracker,
+            args.wandb_project,
+            stem.name,
+            vars(args),
+            stem.parent,
+            run.tracker_ids.get(args.tracker),
+            run.progress.step,
+        )
+        run.tracker_ids[args.tracker] = reporter.tracker.id
 
     exit_code = fit(run)
     if exit_code == 0:
@@ -140,7 +158,19 @@ def train(args, ranks, device, signals):
             show_samples()
         reporter.say(f"weights: {stem}.pth, config: {stem}.json")
     reporter.close()
+    if exit_code == 0 and args.report and ranks.is_main:
+        write_own_report(stem, reporter.say)
     return exit_code
+
+
+def write_own_report(stem, say):
+    from trainer.html_report import write_report  # matplotlib takes a second to import
+
+    try:
+        write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
+        say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
+    except (OSError, UserError) as error:  # the run itself is complete
+        say(f"warning: no report was written ({error}); python scripts/report.py {stem}.pth makes it")
 
 
 # The fields of a config that decide which weights fit and what they compute
@@ -259,7 +289,11 @@ def ignored_settings(args, ranks, corpus):
             args.eval_interval != default("eval_interval") and not corpus.val_store,
             "no validation data",
         ),
-        ("wandb_project", args.wandb_project != default("wandb_project") and not args.use_wandb, "--use_wandb is off"),
+        (
+            "wandb_project",
+            args.wandb_project != default("wandb_project") and args.tracker in ("none", "tensorboard"),
+            f"--tracker is {args.tracker}",
+        ),
     ]
     return [f"warning: --{name} {getattr(args, name)} has no effect: {why}" for name, applies, why in cases if applies]
 
@@ -274,17 +308,31 @@ def objective(model):
         share = batch.n_documents / max(totals.documents, 1)
         loss = cross_entropy / max(totals.targets, 1) + aux_loss * share
         targets, documents = (torch.full_like(cross_entropy, n) for n in (batch.n_targets, batch.n_documents))
-        return loss, torch.stack((cross_entropy, aux_loss * documents, targets, documents)).detach()
+        sums = torch.stack((cross_entropy, aux_loss * documents, targets, documents)).detach()
+        return loss, torch.cat((sums, model.expert_slots().flatten())) if model.config.use_moe else sums
 
     return losses
 
 
-def metrics(sums):
-    """(what to log, tokens) of the sums of `objective`."""
-    cross_entropy, aux_loss, targets, documents = sums
+def n_sums(config):
+    return 4 + config.num_hidden_layers * config.num_experts * config.use_moe
+
+
+def metrics(sums, num_experts=0):
+    """(what to log, tokens) of the sums of `objective`.
+
+    expert_load: share of the routed tokens that each expert got, mean over the layers; expert_load_max: the largest
+    share in any layer (1 / num_experts where the load is even).
+    """
+    cross_entropy, aux_loss, targets, documents, *slots = sums
     if not targets:  # all updates since the last line were skipped
         return {"loss": math.nan, "aux_loss": math.nan}, 0
-    return {"loss": cross_entropy / targets, "aux_loss": aux_loss / documents}, targets
+    values = {"loss": cross_entropy / targets, "aux_loss": aux_loss / documents}
+    if slots:
+        slots = torch.tensor(slots, dtype=torch.float64).view(-1, num_experts)
+        load = slots / slots.sum(1, keepdim=True).clamp(min=1)
+        values |= {"expert_load": load.mean(0).tolist(), "expert_load_max": load.max().item()}
+    return values, targets
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ if __package__ in (None, ""):
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dataset.documents import BadLines, DataError, find_files, read_documents
-from trainer.arguments import Parser, positive
+from dataset.flags import Parser, positive
 
 # Ids are the places in this list; the first three are those of the public tokenizers.
 # All are "special": then encode_special_tokens (split_special_tokens=True in transformers), which the data path uses,

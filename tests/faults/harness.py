@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_seq_len": 32, "batch_size": 2,
     "accumulation_steps": 2, "epochs": 2, "save_interval": 6, "log_interval": 1, "num_workers": 0, "device": "cpu",
-    "dtype": "float32", "dist_timeout": 60, "use_compile": 0,
+    "dtype": "float32", "dist_timeout": 60, "use_compile": 0, "report": 0,
 }  # fmt: skip
-TIMES = ("tokens_per_second", "epoch_Time")
+TIMES = ("tokens_per_second", "epoch_Time", "memory", "flops_utilisation")
 
 
 def make_tokenizer(folder):
@@ -197,9 +197,16 @@ class Lab:
         }
 
     def metrics(self, name):
-        """The metrics file as dicts, without times."""
+        """The metrics file as dicts, without times and without what each start has noted about itself."""
         lines = map(json.loads, Path(f"{self.stem(name)}.metrics.jsonl").read_text().splitlines())
-        return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+        return [
+            {key: value for key, value in line.items() if key not in TIMES} for line in lines if "settings" not in line
+        ]
+
+    def log_lines(self, name):
+        """How many log lines the metrics file has so far."""
+        path = Path(f"{self.stem(name)}.metrics.jsonl")
+        return path.read_bytes().count(b'"loss": ') if path.exists() else 0
 
     def leftovers(self, name):
         return [str(path) for path in (self.folder / name).rglob("*.tmp")]

@@ -25,9 +25,7 @@ def check_killed(lab, name):
 
     Saving runs beside the training: the save of one interval is complete at the latest when that of the next begins.
     """
-    metrics = lab.stem(name).with_suffix(".metrics.jsonl")
-    lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-    lost = max(0, lines // 2 - check_readable(lab, name))
+    lost = max(0, lab.log_lines(name) // 2 - check_readable(lab, name))
     assert lost <= 2 * INTERVAL
     return lost
 

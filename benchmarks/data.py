@@ -1,0 +1,316 @@
+"""The figures of the data engine: speed of tokenising and loading, start, packing, planning, mixture, memory.
+
+    python benchmarks/data.py                          # all but the huge corpus, about 5 minutes on two cores
+    python benchmarks/data.py --only start,loader      # of: tokenise, start, packing, planning, loader, mixture
+    python benchmarks/data.py --huge 5 --work huge    # a 5 GB jsonl: disk for 8 GB, about 10 minutes on two cores
+
+The text is ../shared/corpora where that is there, otherwise the documentation inside the installed Python. Prints a
+markdown table. Rates come from alternating runs and are medians, so that other processes disturb them less.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from statistics import median
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from dataset.corpus import Corpus
+from dataset.embedded_corpus import build_embedded_corpus
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.loader import UpdateSchedule, make_loader
+from dataset.packing import EpochPlan
+from dataset.token_store import open_or_build
+
+CORPORA = ROOT.parent / "shared" / "corpora"
+CORES = len(os.sched_getaffinity(0))
+T = 512
+# Texts are read first; whole batches, so that the tokenizer's own threads (RAYON_NUM_THREADS) have work
+BARE = """
+import json, sys, time
+from tokenizers import Tokenizer
+texts = [json.loads(line)["text"] for file in sys.argv[2:] for line in open(file, encoding="utf-8", newline="\\n")]
+tokenizer = Tokenizer.from_file(sys.argv[1] + "/tokenizer.json")
+tokenizer.encode_batch_fast(texts[:100], add_special_tokens=False)
+start = time.perf_counter()
+for i in range(0, len(texts), 2000):
+    tokenizer.encode_batch_fast(texts[i:i + 2000], add_special_tokens=False)
+print(time.perf_counter() - start)
+"""
+START = """
+import sys, time
+began = time.perf_counter()
+sys.path[0] = sys.argv[1]
+from trainer.train_pretrain import Corpus, DocumentEncoder, load_tokenizer
+encoder = DocumentEncoder(load_tokenizer(sys.argv[1] + "/model"))
+imported = time.perf_counter()
+corpus = Corpus([sys.argv[2]], encoder, max_seq_len=512, seed=42, cache_dir=sys.argv[3])
+opened = time.perf_counter()
+corpus.plan(0)
+print(imported - began, opened - imported, time.perf_counter() - opened)
+"""
+
+
+def sources():
+    """(English, Chinese) files; without ../shared both are the embedded corpus."""
+    pair = [CORPORA / "en_wiki.train.jsonl", CORPORA / "zh_wiki.train.jsonl"]
+    if not all(file.exists() for file in pair):
+        pair = [build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")] * 2
+    return [str(file) for file in pair]
+
+
+def repeated(path, size):
+    """A jsonl of at least `size` bytes: all corpora over and over."""
+    if not path.exists():
+        contents = [file.read_bytes() for file in sorted(CORPORA.glob("*.train.jsonl"))]
+        contents = contents or [Path(sources()[0]).read_bytes()]
+        part = path.with_suffix(".part")
+        with open(part, "wb") as out:
+            while out.tell() < size:
+                out.writelines(contents)
+        part.rename(path)
+    return path
+
+
+def python(code, *arguments, **environment):
+    """What a fresh process with this code prints, as floats."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    out = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
+    return [float(word) for word in out.stdout.split()[-3:]]
+
+
+def tokenise(work, encoder):
+    files, ratios, ours, bare = sorted(set(sources())), [], [], []
+    megabytes = sum(Path(file).stat().st_size for file in files) / 1e6
+    threads = {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(CORES)}
+    for i in range(5):
+        bare += python(BARE, ROOT / "model", *files, **threads)
+        start = time.perf_counter()
+        open_or_build(files, encoder, cache_dir=str(work / f"fresh{i}"), num_procs=CORES, progress=False)
+        ours.append(time.perf_counter() - start)
+        ratios.append(bare[-1] / ours[-1])
+    rates = f"{megabytes / median(ours):.1f} MB/s against {megabytes / median(bare):.1f}"
+    yield (
+        f"tokenising {megabytes:.0f} MB, {CORES} cores, against bare `encode_batch_fast`",
+        ">= 70 %",
+        (f"{median(ratios):.0%} ({min(ratios):.0%} to {max(ratios):.0%}; {rates})"),
+    )
+
+
+def start(work, encoder):
+    data = repeated(work / "200mb.jsonl", 200e6 if CORPORA.exists() else 20e6)
+    cache = work / "start"
+    time.sleep(4)  # the hash of a file that has just been written is not remembered
+    open_or_build(str(data), encoder, cache_dir=str(cache), progress=False)
+    imports, opened, planned = np.median([python(START, ROOT, data, cache) for _ in range(3)], axis=0)
+    yield (
+        f"second start on {data.stat().st_size / 1e6:.0f} MB: data ready",
+        "< 2 s",
+        (f"{opened + planned:.2f} s (store {opened:.3f}, plan {planned:.3f})"),
+    )
+    began = time.perf_counter()
+    with trainer(data, cache, work / "out", "--num_workers", "0") as (process, lines):
+        first = next(time.perf_counter() - began for line in lines if "loss:" in line)
+        stop(process, lines)
+    yield "... the whole trainer until its first log line", "", f"{first:.1f} s (imports and tokenizer {imports:.1f})"
+
+
+def packing(work, encoder):
+    plan = corpus_of(work, encoder).plan(0)
+    yield f"packing at {T}: positions that hold a token", ">= 98 %", f"{plan.fill:.4%} of {plan.n_rows:,} rows"
+
+
+def planning(work, encoder):
+    lengths = np.random.default_rng(0).lognormal(5.2, 1, 10_000_000).astype(np.int64) + 2
+    store = SimpleNamespace(offsets=np.concatenate(([0], np.cumsum(lengths))))
+    del lengths
+    before = resident(os.getpid())["anonymous"]
+    with Sampler(0.005) as sampler:
+        began = time.perf_counter()
+        plan = EpochPlan(store, T, 42, 0)
+        seconds = time.perf_counter() - began
+    peak = sampler.peak("anonymous") - before
+    yield (
+        f"planning 10 M documents ({plan.n_rows / 1e6:.1f} M rows)",
+        "< 10 s, < 200 MB",
+        (f"{seconds:.1f} s, {peak / 1e6:.0f} MB"),
+    )
+
+
+def loader(work, encoder):
+    corpus = corpus_of(work, encoder)
+    plan, cores = corpus.plan(0), os.sched_getaffinity(0)
+    schedule = UpdateSchedule(plan.n_rows, 32)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rates = {0: [], 1: []}
+    for workers in (0, 1) * 5:
+        if not workers:
+            os.sched_setaffinity(0, {min(cores)})
+        batches = make_loader(corpus.store, plan, schedule, num_workers=workers)
+        next(batches)  # the start of the worker process is not counted
+        began, tokens = time.perf_counter(), 0
+        for _, _, batch in batches:
+            tokens += batch.n_targets
+        rates[workers].append(tokens / (time.perf_counter() - began) / 1e6)
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(threads)
+    for workers, name in enumerate(("in the trainer's process, one core", "through one worker process")):
+        yield f"loader {name}", ">= 5 M tokens/s", f"{median(rates[workers]):.1f} M (best {max(rates[workers]):.1f})"
+
+
+def mixture(work, encoder):
+    asked = (0.7, 0.3)
+    data = [f"{file}:{share}" for file, share in zip(sources(), asked, strict=True)]
+    corpora = [corpus_of(work, encoder, data) for _ in range(2)]
+    boundary, shares = int(corpora[0].store.bounds[1]), []
+    for epoch in range(3):
+        plans = [corpus.plan(epoch) for corpus in corpora]
+        _, document, start, pairs = columns = plans[0].pieces(range(plans[0].n_rows))
+        assert all(map(np.array_equal, columns, plans[1].pieces(range(plans[1].n_rows)))), "two plans differ"
+        tokens = pairs + (start == 0)  # of n tokens a document has n - 1 pairs
+        shares.append(tokens[document < boundary].sum() / tokens.sum())
+    yield (
+        f"mixture: share of the first source, asked {asked[0]:.0%}, in 3 epochs (the same when planned again)",
+        ("within 1 %"),
+        ", ".join(f"{share:.3%}" for share in shares),
+    )
+
+
+def huge(work, gigabytes, seconds=60):
+    """Tokenise and train with the trainer itself; sample the memory of all its processes."""
+    data = repeated(work / f"{gigabytes:g}gb.jsonl", gigabytes * 1e9)
+    began = time.perf_counter()
+    with trainer(data, work / "huge", work / "out", "--num_workers", "1") as (process, lines):
+        updates, phases = 0, [Sampler(0.1, process.pid)]
+        with phases[0]:
+            for line in lines:
+                print(line, end="", file=sys.stderr)
+                if line.startswith("tokenised"):
+                    break
+        built = time.perf_counter() - began
+        with Sampler(0.1, process.pid) as sampler:
+            phases.append(sampler)
+            first = None
+            for line in lines:
+                updates += "loss:" in line
+                first = first or (time.perf_counter() if updates else None)
+                if first and updates >= 10 and time.perf_counter() - first > seconds:
+                    break
+        code = stop(process, lines)
+    name = f"{data.stat().st_size / 1e9:.1f} GB jsonl"
+    for phase, sampler in zip((f"tokenised in {built:.0f} s", f"{updates} updates, exit {code}"), phases, strict=True):
+        of = ", ".join(f"{kind} {sampler.peak(kind) / 1e6:.0f} MB" for kind in ("anonymous", "file", "both"))
+        yield f"{name}: {phase}, largest process of {len(sampler.peaks)}", "< 1 GB, with pages < 2 GB", of
+
+
+def corpus_of(work, encoder, data=None):
+    return Corpus(data or sources(), encoder, max_seq_len=T, seed=42, cache_dir=str(work / "cache"), progress=False)
+
+
+@contextlib.contextmanager
+def trainer(data, cache, out, *flags):
+    """(process, its lines) of a tiny training run."""
+    sizes = "--hidden_size 64 --num_hidden_layers 2 --num_attention_heads 4 --max_seq_len 512 --batch_size 8 "
+    sizes += "--accumulation_steps 1 --log_interval 1 --save_interval 1000000 --use_compile 0 --device cpu"
+    paths = ["--data_path", str(data), "--cache_dir", str(cache), "--out_dir", str(out)]
+    command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py"), *paths, *sizes.split(), *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process, iter(process.stdout.readline, "")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def stop(process, lines):
+    process.send_signal(signal.SIGTERM)
+    for _ in lines:
+        pass
+    return process.wait()
+
+
+def resident(pid):
+    """Bytes of a process: anonymous, file (mapped pages of files), both."""
+    with open(f"/proc/{pid}/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    anonymous, file_pages = (int(fields.get(name, "0").split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
+    return {"anonymous": anonymous, "file": file_pages, "both": anonymous + file_pages}
+
+
+def family(pid):
+    """The process and all its descendants."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, task.read_text().split())
+    return found
+
+
+class Sampler:
+    """Peaks of the memory of a process, of its descendants too if a pid is given, while the block runs."""
+
+    def __init__(self, interval, pid=None):
+        self.interval, self.pid, self.peaks = interval, pid, {}
+        self.done, self.thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        while not self.done.wait(self.interval):
+            for pid in family(self.pid) if self.pid else [os.getpid()]:
+                with contextlib.suppress(OSError):  # it has just ended
+                    now, old = resident(pid), self.peaks.get(pid, {})
+                    self.peaks[pid] = {kind: max(value, old.get(kind, 0)) for kind, value in now.items()}
+
+    def peak(self, kind):
+        return max(peaks[kind] for peaks in self.peaks.values())
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+
+
+SECTIONS = {f.__name__: f for f in (tokenise, start, packing, planning, loader, mixture)}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas")
+    p.add_argument("--huge", type=float, metavar="GB", help="train on a jsonl of so many GB instead")
+    p.add_argument("--work", help="folder for the data made here; default: a temporary one, removed at the end")
+    args = p.parse_args()
+    with contextlib.ExitStack() as stack:
+        work = Path(args.work or stack.enter_context(tempfile.TemporaryDirectory()))
+        work.mkdir(parents=True, exist_ok=True)
+        print("| what | wanted | measured |\n|---|---|---|", flush=True)
+        if args.huge:
+            rows = [huge(work, args.huge)]
+        else:
+            encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
+            rows = [SECTIONS[name](work, encoder) for name in args.only.split(",")]
+        for section in rows:
+            for what, wanted, measured in section:
+                print(f"| {what} | {wanted} | {measured} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

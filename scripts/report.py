@@ -1,0 +1,41 @@
+"""Write one HTML page about a run, or several side by side: curves, samples, settings, machine.
+
+    python scripts/report.py out/pretrain_512.pth                      # -> out/pretrain_512.report.html and .loss.png
+    python scripts/report.py out/a_512.metrics.jsonl out/b_512.metrics.jsonl --out compare.html
+
+A run is named by its metrics file, its weight, or a folder with some of them. The trainer writes the page of its own
+run when it ends.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+    sys.path[0] = str(ROOT)
+
+from dataset.flags import Parser
+from trainer.html_report import find_metrics, write_report
+from trainer.runtime import UserError, run_cli
+
+__all__ = ["main"]
+
+
+def main(argv=None):
+    p = Parser(prog="report.py", description=__doc__.split("\n")[0], allow_abbrev=False)
+    p.add_argument("runs", nargs="+", help="metrics files, weights, or folders")
+    p.add_argument("--out", help="the page to write (default: beside the first run's metrics)")
+    args = p.parse_args(argv)
+    metrics = find_metrics(args.runs)
+    page = Path(args.out or str(metrics[0]).removesuffix(".metrics.jsonl") + ".report.html")
+    png = page.with_name(page.name.removesuffix(".html").removesuffix(".report") + ".loss.png")
+    try:
+        write_report(metrics, page, png)
+    except OSError as error:
+        raise UserError(f"--out: {page} cannot be written ({error.strerror})") from error
+    print(f"report: {page}, picture: {png}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_cli(main)

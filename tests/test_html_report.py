@@ -1,0 +1,114 @@
+"""The report page: nothing of a curve's range is lost, nothing of a text is markup, nothing is fetched."""
+
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts import report
+from tests.helpers import records, train
+from trainer.html_report import BUCKETS, RunRecords, thin, write_report
+from trainer.runtime import UserError
+
+START = {
+    "step": -1, "update": 0, "tokens": 0, "started": "2026-01-01 00:00:00", "command": "python trainer/train_pretrain.py",
+    "settings": {"hidden_size": 16, "data_path": ["<a>.jsonl"]}, "model": {"parameters": 1000},
+    "data": {"documents": 10, "rows": 5, "fill": 0.9}, "machine": {"cores": 2}, "versions": {"python": "3.11"},
+}  # fmt: skip
+
+
+def metrics_file(path, n=50, **settings):
+    generator = random.Random(0)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps({**START, "settings": {**START["settings"], **settings}}) + "\n")
+        for i in range(n):
+            at = {"step": i, "update": i, "tokens": 100 * i}
+            line = {
+                **at,
+                "loss": generator.random() + 1,
+                "lr": 1e-3,
+                "grad_norm": None if i == 7 else generator.random(),
+            }
+            file.write(json.dumps({**line, "tokens_per_second": 1000.0, "expert_load": [0.5, 0.5]}) + "\n")
+        file.write(json.dumps({**at, "val_loss": 1.25, "bits_per_byte": 0.75}) + "\n")
+        file.write(json.dumps({**at, "prompt": "<i>", "text": "<i> & <script>alert(1)</script> \u4f60\u597d"}) + "\n")
+    return path
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 40))
+def test_thinned_curves_keep_their_extremes(values, buckets):
+    """Of the whole and of each part; the points that are left are points of the curve, in order."""
+    y, x = np.array(values), np.arange(len(values))
+    kept, of_y = thin(x, y, buckets)
+    assert len(kept) <= max(2 * buckets + 2, 1) and (kept[0], kept[-1]) == (0, len(values) - 1)
+    assert (np.diff(kept) > 0).all() and (y[kept] == of_y).all()
+    if len(values) > 2 * buckets + 2:
+        for part in np.array_split(kept, 1):
+            assert (y[part].min(), y[part].max()) == (y.min(), y.max())
+
+
+def test_the_page_of_a_run(data, tmp_path):
+    """Written at the end of a run, with its own figures, samples and settings; it fetches nothing."""
+    run = train(data_path=data, out_dir=tmp_path, report=1, val_fraction=0.2, sample_prompts="the cat", use_moe=1)
+    page = (tmp_path / "pretrain_16_moe.report.html").read_text(encoding="utf-8")
+    assert f"{records(run)[-1]['loss']:.4f}" in page and f"{run.progress.best_val_loss:.4f}" in page
+    (sample,) = records(run, "text")
+    assert sample["text"].startswith("the cat") and "<b>the cat</b>" in page
+    assert page.count("<svg") >= 7 and "Expert load" in page and "--from_resume 1" in page
+    assert not re.search(r"(src|href|url)\s*=?\s*[\"'(]+\s*(https?:)?//", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
+    assert (tmp_path / "pretrain_16_moe.loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_text_is_never_markup(tmp_path):
+    write_report([metrics_file(tmp_path / "a.metrics.jsonl")], tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "<script" not in page and "&lt;script&gt;alert(1)" in page and "&lt;a&gt;.jsonl" in page and "你好" in page
+
+
+def test_runs_side_by_side(tmp_path, capsys):
+    """Each with a column of its own; what differs between them is marked; the same names are told apart by their folders."""
+    for name, rate in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        metrics_file(tmp_path / name / "run.metrics.jsonl", learning_rate=rate)
+    assert (
+        report.main([str(tmp_path / "a"), str(tmp_path / "b" / "run.pth"), "--out", str(tmp_path / "both.html")]) == 0
+    )
+    page = (tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "a/run" in page and "b/run" in page
+    assert re.search(r'<tr class="differs"><th>learning_rate</th><td>1</td><td>2</td></tr>', page)
+    assert "<tr><th>hidden_size</th><td>16</td><td>16</td></tr>" in page
+    assert str(tmp_path / "both.loss.png") in capsys.readouterr().out and (tmp_path / "both.loss.png").exists()
+
+
+def test_damaged_lines_are_passed_over(tmp_path):
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    whole = RunRecords(path)
+    path.write_text(path.read_text() + '{"step": 3, "upd\nnull\n[1]\n')
+    damaged = RunRecords(path)
+    assert damaged.curves.keys() == whole.curves.keys() and damaged.last("loss") == whole.last("loss")
+    assert len(whole.curves["grad_norm"][0]) == 49, "an unknown norm is no point of the curve"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\n", b'{"tokens": 1, "text": "t", "prompt": ""}\n'])
+def test_what_is_no_metrics_file_is_named(tmp_path, content):
+    path = tmp_path / "x.metrics.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match="x.metrics.jsonl"):
+        report.main([str(path)])
+    with pytest.raises(UserError, match="no .*metrics.jsonl in this folder"):
+        (tmp_path / "empty").mkdir()
+        report.main([str(tmp_path / "empty")])
+
+
+@pytest.mark.slow
+def test_a_million_updates_stay_under_3_mb(tmp_path):
+    path = metrics_file(tmp_path / "long.metrics.jsonl", n=1_000_000)
+    write_report([path], tmp_path / "long.html", tmp_path / "long.png")
+    assert (tmp_path / "long.html").stat().st_size < 3e6
+    x, y = RunRecords(path).curves["loss"]
+    assert len(x) == 1_000_000 and len(thin(x, y)[0]) <= 2 * BUCKETS + 2

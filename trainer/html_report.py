@@ -1,0 +1,278 @@
+"""One self-contained HTML page about one or several runs, made from their metrics files: curves, samples, settings."""
+
+import io
+import json
+import math
+from array import array
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+
+from trainer.checkpoint import atomic_file
+from trainer.report import flat_numbers
+from trainer.runtime import UserError
+
+BUCKETS = 300  # of a thinned curve: two points each
+COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
+INK, GRID = "#010203", "#040506"  # stand for the page's own colours in a drawing
+CHARTS = (  # title, fields, logarithmic scale, draw only where it is not 0
+    ("Loss (nats per token)", ("loss", "val_loss"), True, False),
+    ("Validation: bits per byte", ("bits_per_byte",), False, False),
+    ("Learning rate", ("lr",), False, False),
+    ("Gradient norm, before clipping", ("grad_norm",), True, False),
+    ("Tokens per second", ("tokens_per_second",), False, False),
+    ("Share of the best matrix-product rate", ("flops_utilisation",), False, False),
+    ("Auxiliary loss", ("aux_loss",), False, True),
+    ("Expert load: largest share in a layer", ("expert_load_max",), False, False),
+    ("Updates not applied", ("skipped_updates",), False, True),
+)
+FIGURES = (  # of the table at the top: label, field, how it is written
+    ("updates", "update", "{:,.0f}".format),
+    ("tokens", "tokens", "{:,.0f}".format),
+    ("training loss", "loss", "{:.4f}".format),
+    ("validation loss", "val_loss", "{:.4f}".format),
+    ("perplexity", "perplexity", "{:,.2f}".format),
+    ("bits per byte", "bits_per_byte", "{:.4f}".format),
+    ("tokens per second", "tokens_per_second", "{:,.0f}".format),
+    ("share of the best matrix-product rate", "flops_utilisation", "{:.1%}".format),
+    ("peak memory", "memory", lambda value: f"{value / 1e9:.2f} GB"),
+)
+
+
+class RunRecords:
+    """What a metrics file holds. curves: {field: (tokens, values)}; samples and starts: lists of dicts."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.name = self.path.name.removesuffix(".metrics.jsonl")
+        self.samples, self.starts, columns = [], [], {}
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                for line in file:
+                    self._read(line, columns)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{self.path}: no metrics can be read from there ({error})") from error
+        self.curves = {field: (np.array(x), np.array(y)) for field, (x, y) in columns.items()}
+        if not self.curves:
+            raise UserError(f"{self.path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
+
+    def _read(self, line, columns):
+        try:
+            record = json.loads(line)
+            tokens = float(record["tokens"])
+        except (ValueError, TypeError, KeyError):  # a line that a crash cut off
+            return
+        if "settings" in record:
+            self.starts.append(record)
+        elif "text" in record:
+            self.samples.append(record)
+        else:
+            for field, value in flat_numbers(record).items():
+                x, y = columns.setdefault(field, (array("d"), array("d")))
+                x.append(tokens)
+                y.append(value)
+
+    def last(self, field):
+        return self.curves[field][1][-1] if field in self.curves else None
+
+    @property
+    def settings(self):
+        return self.starts[-1]["settings"] if self.starts else {}
+
+
+def find_metrics(paths):
+    """The metrics files that are named, or lie beside a named .pth or stem, or in a named folder."""
+    found = []
+    for path in map(Path, paths):
+        candidates = sorted(path.glob("*.metrics.jsonl")) if path.is_dir() else [path]
+        if path.suffix != ".jsonl" and not path.is_dir():
+            candidates = [path.with_name(path.name.removesuffix(".pth") + ".metrics.jsonl")]
+        if not candidates:
+            raise UserError(f"{path}: no *.metrics.jsonl in this folder")
+        found += candidates
+    return found
+
+
+def write_report(metrics_paths, page, png=None):
+    """Write the HTML page (and the loss curves as a picture) about the runs of `metrics_paths`.
+
+    Errors: UserError for a file without metrics.
+    """
+    runs = [RunRecords(path) for path in metrics_paths]
+    names = distinct_names(runs)
+    with atomic_file(page) as file:
+        file.write(html_page(runs, names).encode())
+    if png:
+        figure = draw(runs, names, *CHARTS[0][1:3], ink="#222222", grid="#dddddd", size=(8, 4.5))
+        figure.axes[0].set_title(CHARTS[0][0], loc="left", fontsize=11)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=120, facecolor="white", metadata={"Software": None})
+        with atomic_file(png) as file:
+            file.write(picture.getvalue())
+
+
+def distinct_names(runs):
+    """A name for each run: its file's, with as many folders before it as tell it from the others."""
+    paths = [run.path.resolve().with_name(run.name) for run in runs]
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    return names
+
+
+# ------------------------------------------------------------------------------------------------ curves
+
+
+def thin(x, y, buckets=BUCKETS):
+    """At most 2 * buckets + 2 points of a curve: the smallest and largest of each bucket, the first and the last."""
+    if len(x) <= 2 * buckets + 2:
+        return x, y
+    edges = np.linspace(0, len(x), buckets + 1).astype(int)
+    kept = {0, len(x) - 1}
+    for lo, hi in zip(edges[:-1], edges[1:], strict=True):
+        kept |= {lo + int(np.argmin(y[lo:hi])), lo + int(np.argmax(y[lo:hi]))}
+    kept = np.array(sorted(kept))
+    return x[kept], y[kept]
+
+
+def smooth(x, y, buckets=BUCKETS // 3):
+    """Means over buckets of equal numbers of points."""
+    edges = np.linspace(0, len(x), min(buckets, len(x)) + 1).astype(int)
+    sizes = np.diff(edges)
+    return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes
+
+
+def draw(runs, names, fields, logarithmic, ink=INK, grid=GRID, size=(4.6, 2.9)):
+    """A matplotlib Figure with a curve for each run and field; x: tokens trained."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    lowest, highest, handles = math.inf, 0.0, []
+    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
+        for j, field in enumerate(fields):
+            colour = COLOURS[(i if len(runs) > 1 else j) % len(COLOURS)]
+            if field not in run.curves:
+                continue
+            x, y = run.curves[field]
+            lowest, highest = min(lowest, y.min()), max(highest, y.max())
+            label = " ".join([name] * (len(runs) > 1) + [LABELS.get(field, field.split("/")[-1])] * (len(fields) > 1))
+            style = {"linestyle": "--", "marker": "o", "markersize": 3} if field == "val_loss" else {}
+            noisy = field in ("loss", "grad_norm", "tokens_per_second") and len(x) > 100
+            if noisy:
+                axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
+                x, y = smooth(x, y)
+            handles += axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
+    if logarithmic and lowest > 0 and highest / lowest > 3:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else (lambda value, _: f"{value:.4g}"))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel("tokens trained", color=ink, fontsize=10)
+    axes.tick_params(colors=ink, labelsize=10, length=0)
+    axes.grid(color=grid, linewidth=0.6)
+    axes.spines[:].set_visible(False)
+    figure.patch.set_alpha(0)
+    axes.patch.set_alpha(0)
+    if len(handles) > 1:
+        columns = max(1, int(11 * size[0] // max(len(handle.get_label()) + 4 for handle in handles)))
+        place = {"loc": "outside upper left", "ncols": columns, "frameon": False}
+        figure.legend(handles=handles, fontsize=10, labelcolor=ink, **place)
+    return figure
+
+
+LABELS = {"loss": "training", "val_loss": "validation"}
+
+
+def svg(figure, salt):
+    """A figure as inline SVG in the page's own colours."""
+    drawing = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
+        figure.savefig(drawing, format="svg", metadata={"Date": None})
+    text = drawing.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")
+    return Markup(text)
+
+
+# ------------------------------------------------------------------------------------------------ page
+
+
+def html_page(runs, names):
+    """The page as text, from report.html."""
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+    return environment.get_template("report.html").render(
+        title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
+        runs=[(name, run, summary(run), go_on(run)) for name, run in zip(names, runs, strict=True)],
+        names=names,
+        figures=table((label, [run.last(field) for run in runs], write) for label, field, write in FIGURES),
+        charts=charts(runs, names),
+        settings=table((flag, values, str) for flag, values in gathered(run.settings for run in runs)),
+        machine=table((what, values, str) for what, values in gathered(map(machine, runs))),
+    )
+
+
+def charts(runs, names):
+    """[(caption, SVG)]"""
+    specs = [*CHARTS]
+    experts = [field for field in runs[0].curves if field.startswith("expert_load/")]
+    if len(runs) == 1 and experts:
+        specs.append(("Expert load: mean over the layers", experts, False, False))
+    drawn = []
+    for number, (caption, fields, logarithmic, unless_zero) in enumerate(specs):
+        values = [run.curves[field][1] for run in runs for field in fields if field in run.curves]
+        if values and not (unless_zero and not any(of_run.any() for of_run in values)):
+            drawn.append((caption, svg(draw(runs, names, fields, logarithmic), f"chart{number}")))
+    return drawn
+
+
+def table(rows):
+    """[(label, texts, whether they differ)] of the rows (label, values, how they are written) that any run has."""
+    return [
+        (label, ["–" if value is None else write(value) for value in values], any(v != values[0] for v in values))
+        for label, values, write in rows
+        if any(value is not None for value in values)
+    ]
+
+
+def gathered(dicts):
+    """[(name, its value in each dict, as text)], in order of appearance; None where one does not have it."""
+    dicts = list(dicts)
+    names = dict.fromkeys(name for of_run in dicts for name in of_run)
+    return [(name, [str(of_run[name]) if name in of_run else None for of_run in dicts]) for name in names]
+
+
+def machine(run):
+    return {**run.starts[-1]["machine"], **run.starts[-1]["versions"]} if run.starts else {}
+
+
+def summary(run):
+    if not run.starts:
+        return f"from {run.path.name}"
+    first, last = run.starts[0], run.starts[-1]
+    model, data = last["model"], last["data"]
+    resumed = f", resumed {len(run.starts) - 1} times" if len(run.starts) > 1 else ""
+    return (
+        f"{model['parameters'] / 1e6:,.2f} M parameters, {data['documents']:,} documents in rows that are {data['fill']:.1%} "
+        f"full; started {first['started']}{resumed}"
+    )
+
+
+def go_on(run):
+    """Commands for what comes next: [(what for, command)]."""
+    stem = run.path.with_name(run.name)
+    commands = [
+        ("continue texts, chat", f"python scripts/generate.py --weight {stem}.pth"),
+        ("measure", f"python scripts/evaluate.py perplexity --weight {stem}.pth --data_path my.txt"),
+        ("export to Hugging Face", f"python scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf"),
+    ]
+    if run.starts and run.starts[-1]["command"]:
+        command = run.starts[-1]["command"]
+        resume = "" if "--from_resume" in command else " --from_resume 1"
+        commands.insert(0, ("train on, after a stop or with more epochs", command + resume))
+    return commands

@@ -1,0 +1,69 @@
+"""What the machine is and can do: its memory in use, its best matrix-product rate, its description for a report."""
+
+import contextlib
+import os
+import platform
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+
+def peak_memory(device):
+    """Bytes: of the GPU, or resident. Not ru_maxrss where it can be helped: that begins with the parent's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+
+
+def product_rate(device, dtype=torch.bfloat16, sizes=None, times=4):
+    """FLOP/s of the fastest of some large matrix products [n, n] x [n, n]."""
+    best, generator = 0.0, torch.Generator(device).manual_seed(0)  # one of its own: the other is the run's
+    for n in sizes or ((1024, 2048, 4096) if device.type == "cpu" else (4096, 8192)):
+        a, b = (torch.randn(n, n, device=device, dtype=dtype, generator=generator) for _ in range(2))
+        c = torch.empty(n, n, device=device, dtype=dtype)
+        for _ in range(times):
+            best = max(best, 2 * n**3 / seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), device))
+    return best
+
+
+def seconds(work, device):
+    """How long `work()` takes, on the device too."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def versions():
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # a class of its own, which weights_only refuses
+        "transformers": transformers.__version__,
+    }
+
+
+def describe_machine(device, world_size=1):
+    """{what: text or number} for a report."""
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.split(":", 1)[1].strip()
+                break
+    found = {"system": f"{platform.system()} {platform.release()}", "processor": processor, "cores": os.cpu_count()}
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return {**found, "device": str(device), "threads": torch.get_num_threads(), "ranks": world_size}
