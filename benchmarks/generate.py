@@ -22,7 +22,7 @@ import torch
 
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from scripts.common import load_model, prompt_ids
+from scripts.common import load_model
 from scripts.generate import build_parser, generate
 
 
@@ -50,7 +50,7 @@ def main(argv=None):
     torch.manual_seed(0)
     model = load_model(args.weight) if args.weight else MiniMindForCausalLM(MiniMindConfig()).eval()
     tokenizer = load_tokenizer(ROOT / "model")
-    ids = prompt_ids(DocumentEncoder(tokenizer), "The harbour lies on the eastern side of the island.")
+    ids = DocumentEncoder(tokenizer).prompt_ids("The harbour lies on the eastern side of the island.")
     flags = build_parser().parse_args(["--max_new_tokens", str(args.tokens)])
     tokenizer.eos_token = None  # neither stops early
 

@@ -51,6 +51,11 @@ class DocumentEncoder:
         tail = [] if self.eos_id is None else [self.eos_id]
         return [[*head, *ids, *tail] for ids in self._encode_bodies(bodies)]
 
+    def prompt_ids(self, text: str) -> list[int]:
+        """The ids of the beginning of a document: BOS and the text, as in training, without EOS."""
+        (ids,) = self.encode([text])
+        return ids if self.eos_id is None else ids[:-1]
+
     def body(self, text: str) -> str:
         """The text without the BOS and EOS strings that it carries."""
         if self._bos:

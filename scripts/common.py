@@ -88,12 +88,6 @@ def tokenizer_folder(weight, tokenizer_path=None):
     return Path(weight) if (Path(weight) / "tokenizer_config.json").exists() else ROOT / "model"
 
 
-def prompt_ids(encoder, text):
-    """The ids of the beginning of a document: BOS and the text, as in training, without EOS."""
-    (ids,) = encoder.encode([text])
-    return ids if encoder.eos_id is None else ids[:-1]
-
-
 def read_records(path, fields):
     """Yields (line number, object) of a jsonl file whose objects have `fields`: {name: type or types}.
 

@@ -27,7 +27,7 @@ from transformers import GenerationConfig
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.flags import Parser
 from model.model_minimind import MiniMindForCausalLM
-from scripts.common import DTYPES, load_model, prompt_ids, tokenizer_folder
+from scripts.common import DTYPES, load_model, tokenizer_folder
 from scripts.hf_format import from_hf, hf_config, to_hf
 from scripts.model_card import model_card
 from trainer.checkpoint import save_weights
@@ -193,7 +193,7 @@ def compare(first, second, encoder):
     """
     worst, positions = 0.0, 0
     for text in TEXTS:
-        ids = torch.tensor([prompt_ids(encoder, text)])
+        ids = torch.tensor([encoder.prompt_ids(text)])
         if ids.max() >= first.config.vocab_size:
             raise ValueError(
                 f"the tokenizer gives id {int(ids.max())}, beyond the vocabulary of {first.config.vocab_size}: name the "

@@ -21,7 +21,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from dataset.flags import Parser, fraction, not_negative, positive
-from scripts.common import compute_dtype, load, model_flags, prompt_ids
+from scripts.common import compute_dtype, load, model_flags
 from trainer.runtime import UserError, run_cli
 
 __all__ = ["TextStream", "generate", "main"]
@@ -37,7 +37,7 @@ def main(argv=None):
     messages = []
     for prompt in args.prompts or typed_prompts():
         if not args.chat:
-            reply(model, tokenizer, prompt_ids(encoder, prompt), args, echo=prompt)
+            reply(model, tokenizer, encoder.prompt_ids(prompt), args, echo=prompt)
             continue
         messages = [*messages, {"role": "user", "content": prompt}]
         ids = chat_ids(tokenizer, messages, room(model, args))

@@ -1,8 +1,10 @@
 """The README.md of an export, made from the run's own records."""
 
-import json
-import math
+import contextlib
 from pathlib import Path
+
+from trainer.records import FIGURES, RunRecords
+from trainer.runtime import UserError
 
 SIZES = (
     ("layers", "num_hidden_layers"),
@@ -11,16 +13,6 @@ SIZES = (
     ("key/value heads", "num_key_value_heads"),
     ("vocabulary", "vocab_size"),
     ("positions", "max_position_embeddings"),
-)
-# What the last lines of metrics.jsonl say about a run: (label, key, format)
-FIGURES = (
-    ("updates", "update", ",d"),
-    ("tokens trained", "tokens", ",d"),
-    ("training loss (nats per token)", "loss", ".4f"),
-    ("validation loss (nats per token)", "val_loss", ".4f"),
-    ("perplexity per token", "perplexity", ".2f"),
-    ("bits per byte", "bits_per_byte", ".4f"),
-    ("tokens per second", "tokens_per_second", ",.0f"),
 )
 
 
@@ -32,9 +24,14 @@ def model_card(model, weight, hf_config, verdict, name):
     if config.use_moe:
         experts = f"{config.num_experts}, {config.num_experts_per_tok} per token, {config.n_shared_experts} shared"
         architecture.append(("experts", experts))
-    figures, settings = run_records(weight)
-    run = [(label, format(figures[key], form)) for label, key, form in FIGURES if key in figures]
-    run += [(f"`--{key}`", f"`{value}`") for key, value in sorted(settings.items())]
+    metrics = Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl")
+    run = []
+    with contextlib.suppress(UserError):  # none there, or a run that ended before its first line
+        records = RunRecords(metrics)
+        run = [
+            (label, write(records.last(field))) for label, field, write in FIGURES if records.last(field) is not None
+        ]
+        run += [(f"`--{name}`", f"`{value}`") for name, value in sorted(records.settings.items())]
     sections = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- minimind\n---",
         f"# {name}",
@@ -55,22 +52,6 @@ def model_card(model, weight, hf_config, verdict, name):
         "true or not. Its training text decides its language, knowledge and bias; look at it before you rely on an answer."
     )
     return "\n\n".join(sections) + "\n"
-
-
-def run_records(weight):
-    """({metric: last finite value}, {flag: value}) of {stem}.metrics.jsonl beside a .pth; empty without one."""
-    path = Path(weight)
-    path = path.with_name(f"{path.stem}.metrics.jsonl")
-    figures, settings = {}, {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line)
-        except ValueError:  # a line that a crash cut off
-            continue
-        if isinstance(record.get("settings"), dict):
-            settings = {key: value for key, value in record["settings"].items() if value is not None}
-        figures.update({k: v for k, v in record.items() if isinstance(v, int | float) and math.isfinite(v)})
-    return figures, settings
 
 
 def table(rows):

@@ -15,7 +15,8 @@ if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a d
     sys.path[0] = str(ROOT)
 
 from dataset.flags import Parser
-from trainer.html_report import find_metrics, write_report
+from trainer.html_report import write_report
+from trainer.records import find_metrics
 from trainer.runtime import UserError, run_cli
 
 __all__ = ["main"]

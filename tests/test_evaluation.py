@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ import torch.nn.functional as F
 from dataset.corpus import Corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, records, tiny_model, train, write_corpus
+from trainer import train_pretrain
 from trainer.engine import Engine
-from trainer.evaluation import evaluate, read_prompts, sample
+from trainer.evaluation import evaluate, read_prompts, sample, samples
 from trainer.optim import build_optimizer
 from trainer.runtime import Ranks, StopSignals
 
@@ -71,23 +73,63 @@ def test_a_stop_signal_ends_an_evaluation(tokenizer, tmp_path):
 def test_samples_leave_the_random_state_of_training_alone(tokenizer, dtype):
     model = tiny_model(vocab_size=len(tokenizer))
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    texts = [sample(make_engine(model, dtype), tokenizer, ["The cat", "A"], 7, max_new_tokens=5) for _ in range(2)]
+    encoder = DocumentEncoder(tokenizer)
+    texts = [sample(make_engine(model, dtype), tokenizer, encoder, "The cat", 7, max_new_tokens=5) for _ in range(2)]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
-    assert texts[0] == texts[1] and texts[0][0].startswith("The cat") and model.training
+    assert texts[0] == texts[1] and texts[0].startswith("The cat") and model.training
 
 
 def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path, capsys):
     """Reference: the run without; dropout would show a random state that was used up."""
     data, valid = write_corpus(tmp_path / "data.jsonl"), write_corpus(tmp_path / "valid.jsonl", 5, seed=1)
-    plain = train(data_path=data, out_dir=tmp_path / "plain")
-    watched = train(
-        data_path=data, out_dir=tmp_path / "watched", val_path=valid, eval_interval=4, sample_prompts="The cat"
-    )
+    config_from_flags = train_pretrain.config_from_flags
+
+    def with_dropout(*args):
+        config = config_from_flags(*args)
+        config.dropout = 0.1
+        return config
+
+    with mock.patch.object(train_pretrain, "config_from_flags", with_dropout):
+        plain = train(data_path=data, out_dir=tmp_path / "plain")
+        watched = train(
+            data_path=data, out_dir=tmp_path / "watched", val_path=valid, eval_interval=4, sample_prompts="The cat"
+        )
     assert len(records(watched, "val_loss")) > 2
     assert capsys.readouterr().out.count("--- sample from 'The cat'") == len(records(watched, "val_loss"))
     for p, q in zip(plain.engine.parameters, watched.engine.parameters, strict=True):
         assert torch.equal(p, q)
+
+
+def test_a_prompt_begins_as_a_document_does(tokenizer):
+    """Pitfall 21: one BOS, whether or not the prompt spells it; other special tokens in it are text."""
+    model, encoder, seen = tiny_model(vocab_size=len(tokenizer)), DocumentEncoder(tokenizer), []
+    generate = model.generate
+    with mock.patch.object(
+        model, "generate", lambda ids, **options: seen.append(ids[0].tolist()) or generate(ids, **options)
+    ):
+        for prompt in ("The", "<|im_start|>The", "The<|im_end|>The", ""):
+            sample(make_engine(model), tokenizer, encoder, prompt, 7, max_new_tokens=2)
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    assert seen[0] == seen[1] and [ids.count(bos) for ids in seen] == [1] * 4 and all(eos not in ids for ids in seen)
+
+
+def test_a_stop_while_sampling_gives_all_samples_up(tokenizer):
+    """They come again with the evaluation, after the resume."""
+    signals, prompts = StopSignals(), ["a", "b", "c"]
+    engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
+
+    def stopped(*args, **options):
+        signals.signum = 15 if args[3] == "b" else 0
+        return "text"
+
+    with mock.patch("trainer.evaluation.sample", stopped):
+        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts, signals, 7) == ([], 15)
+        signals.signum = 0
+        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts[::2], signals, 7)[0] == [
+            ("a", "text"),
+            ("c", "text"),
+        ]
 
 
 def test_prompts_are_strings_or_the_lines_of_a_file(tmp_path):

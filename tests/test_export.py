@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from dataset.encoder import DocumentEncoder
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from scripts import export_hf
 from scripts.common import load_model
@@ -103,7 +104,10 @@ def test_the_folder_holds_what_other_programs_look_for(tmp_path):
 
 def test_the_model_card_tells_of_the_run(tmp_path):
     weight = write(tmp_path)
-    lines = [{"update": 10, "tokens": 1234567, "loss": 3.25}, {"update": 20, "val_loss": 3.5, "bits_per_byte": 1.5}]
+    lines = [
+        {"update": 10, "tokens": 1234567, "loss": 3.25},
+        {"update": 20, "tokens": 1234567, "val_loss": 3.5, "bits_per_byte": 1.5},
+    ]
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"update": 30, "lo'
     (tmp_path / "pretrain_32.metrics.jsonl").write_text(text)
     export_hf.export(weight, tmp_path / "hf")
@@ -111,7 +115,7 @@ def test_the_model_card_tells_of_the_run(tmp_path):
     for part in (
         "library_name: transformers",
         "| updates | 20 |",
-        "| tokens trained | 1,234,567 |",
+        "| tokens | 1,234,567 |",
         "3.5000",
         "bitwise",
     ):
@@ -200,7 +204,7 @@ def test_exports_of_the_public_models_give_the_public_logits(golden, tmp_path, m
     model.load_state_dict(reference["state_dict"])
     save_weights(model.state_dict(), config.to_dict(), tmp_path / golden)
     if config.vocab_size < 6400:  # the texts to compare on need ids that such a vocabulary has
-        monkeypatch.setattr(export_hf, "prompt_ids", lambda encoder, text: [ord(c) % config.vocab_size for c in text])
+        monkeypatch.setattr(DocumentEncoder, "prompt_ids", lambda _, text: [ord(c) % config.vocab_size for c in text])
     export_hf.export(tmp_path / f"{golden}.pth", tmp_path / "hf")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """The report page: nothing of a curve's range is lost, nothing of a text is markup, nothing is fetched."""
 
+import itertools
 import json
 import random
 import re
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from scripts import report
 from tests.helpers import records, train
-from trainer.html_report import BUCKETS, RunRecords, thin, write_report
+from trainer.html_report import BUCKETS, EARLIER, thin, write_report
+from trainer.records import RunRecords
 from trainer.runtime import UserError
 
 START = {
@@ -47,8 +49,10 @@ def test_thinned_curves_keep_their_extremes(values, buckets):
     assert len(kept) <= max(2 * buckets + 2, 1) and (kept[0], kept[-1]) == (0, len(values) - 1)
     assert (np.diff(kept) > 0).all() and (y[kept] == of_y).all()
     if len(values) > 2 * buckets + 2:
-        for part in np.array_split(kept, 1):
-            assert (y[part].min(), y[part].max()) == (y.min(), y.max())
+        edges = np.linspace(0, len(y), buckets + 1).astype(int)
+        for lo, hi in itertools.pairwise(edges):
+            part = y[kept[(kept >= lo) & (kept < hi)]]
+            assert (part.min(), part.max()) == (y[lo:hi].min(), y[lo:hi].max())
 
 
 def test_the_page_of_a_run(data, tmp_path):
@@ -82,6 +86,35 @@ def test_runs_side_by_side(tmp_path, capsys):
     assert re.search(r'<tr class="differs"><th>learning_rate</th><td>1</td><td>2</td></tr>', page)
     assert "<tr><th>hidden_size</th><td>16</td><td>16</td></tr>" in page
     assert str(tmp_path / "both.loss.png") in capsys.readouterr().out and (tmp_path / "both.loss.png").exists()
+
+
+def test_samples_are_limited_and_shown_as_text(tmp_path):
+    """The last evaluation's and 20 earlier ones'; control characters as pictures."""
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    with open(path, "a", encoding="utf-8") as file:
+        for update in range(100, 1100):
+            line = {
+                "step": update,
+                "update": update,
+                "tokens": update,
+                "prompt": "p",
+                "text": f"p text {update}\x00\x1b[2J",
+            }
+            file.write(json.dumps(line) + "\n")
+    write_report([path], tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert page.count("<pre><b>p</b>") == 1 and page.count("after update") == EARLIER
+    assert page.index("text 1099␀␛[2J") < page.index("Earlier ones") and "\x00" not in page and "\x1b" not in page
+
+
+@pytest.mark.parametrize("given", ["", " --from_resume 0", " --from_resume", " --from_resume 1"])
+def test_the_command_that_goes_on(tmp_path, given):
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    text = path.read_text().replace("train_pretrain.py", f"train_pretrain.py --epochs 2{given} --seed 1")
+    path.write_text(text)
+    write_report([path], tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "python trainer/train_pretrain.py --epochs 2 --seed 1 --from_resume 1<" in page
 
 
 def test_damaged_lines_are_passed_over(tmp_path):

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from tests.helpers import losses, records, train
+from trainer.engine import Engine
 from trainer.report import finite, flat_numbers
 
 
@@ -55,12 +56,26 @@ def test_a_terminal_that_goes_away_changes_nothing(data, tmp_path, writes):
     assert losses(run) == losses(plain)
 
 
-def test_samples_and_evaluations_leave_the_curve_as_it_is(data, tmp_path):
-    """Bitwise: neither draws from the run's own random numbers."""
-    plain = train(data_path=data, out_dir=tmp_path / "plain", epochs=2, val_fraction=0.2, eval_interval=0)
-    options = {"val_fraction": 0.2, "eval_interval": 2, "sample_prompts": "the cat"}
-    shown = train(data_path=data, out_dir=tmp_path / "shown", epochs=2, **options)
-    assert losses(shown) == losses(plain) and len(records(shown, "text")) > 3
+def test_a_resumed_interval_is_measured_whole(data, tmp_path):
+    """Its tokens and seconds are those of before and after the stop; reference: the same interval undisturbed."""
+    clock = {"now": 0.0}
+
+    def ticking(self, *args, **options):
+        clock["now"] += 1.0
+        return update(self, *args, **options)
+
+    options = {"data_path": data, "log_interval": 1000, "accumulation_steps": 1, "save_interval": 4}
+    update, rates = Engine.update, []
+    with mock.patch.object(Engine, "update", ticking), mock.patch("time.perf_counter", lambda: clock["now"]):
+        rates.append(records(train(out_dir=tmp_path / "whole", **options))[-1]["tokens_per_second"])
+        with (
+            mock.patch("trainer.loop.log_step", side_effect=[None, KeyboardInterrupt]),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            train(out_dir=tmp_path / "run", **options)
+        clock["now"] += 1000.0
+        rates.append(records(train(out_dir=tmp_path / "run", from_resume=1, **options))[-1]["tokens_per_second"])
+    assert rates[1] == pytest.approx(rates[0], rel=0.1)
 
 
 def test_metrics_are_json_that_every_reader_takes():

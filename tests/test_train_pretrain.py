@@ -132,7 +132,13 @@ def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
 def test_a_finished_run_writes_missing_weights_again(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path)
     (tmp_path / "pretrain_16.pth").unlink()
-    assert train(data_path=data, out_dir=tmp_path, from_resume=1).progress.update == run.progress.update
+    metrics = (tmp_path / "pretrain_16.metrics.jsonl").read_bytes()
+    again = flags(
+        data_path=data, out_dir=tmp_path, from_resume=1, report=1, sample_prompts="the cat", tracker="tensorboard"
+    )
+    assert train_pretrain.main(again) == 0
+    assert (tmp_path / "pretrain_16.metrics.jsonl").read_bytes() == metrics
+    assert not [path for path in tmp_path.iterdir() if "report" in path.name or "tensorboard" in path.name]
     state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
     assert all(torch.equal(p.half(), state[name]) for name, p in run.engine.model.named_parameters())
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from trainer.runtime import rng_state, set_rng_state
+
 
 @torch.no_grad()
 def evaluate(engine, batches, signals):
@@ -42,30 +44,49 @@ def evaluate(engine, batches, signals):
     return values, int(signums / max(stopping, 1))
 
 
+def samples(engine, tokenizer, encoder, prompts, signals, seed):
+    """([(prompt, text)], number of a stop signal that came meanwhile, or 0), the same on all ranks, which share the work.
+
+    They meet after each round, so that none waits longer than for one text, and a stop ends it for all.
+    """
+    found, ranks = [], engine.ranks
+    for first in range(0, len(prompts), ranks.world_size):
+        own, text = prompts[first + ranks.rank : first + ranks.rank + 1], None
+        if own and not signals.signum:
+            text = sample(engine, tokenizer, encoder, own[0], seed)
+        answers = [(own and own[0], text, signals.signum)]
+        if ranks.world_size > 1:
+            answers = [None] * ranks.world_size
+            dist.all_gather_object(answers, (own and own[0], text, signals.signum))
+        stop_signal = max(signum for _, _, signum in answers)
+        if stop_signal:
+            return [], stop_signal
+        found += [(prompt, text) for prompt, text, _ in answers if prompt]
+    return found, 0
+
+
 @torch.no_grad()
-def sample(engine, tokenizer, prompts, seed, max_new_tokens=120, temperature=0.7, top_p=0.9):
-    """One continuation of each prompt, as text. The random state of training is left as it was."""
-    model, texts = engine.model, []
-    devices = [engine.device] if engine.device.type == "cuda" else []
+def sample(engine, tokenizer, encoder, prompt, seed, max_new_tokens=120, temperature=0.7, top_p=0.9):
+    """The prompt and its continuation, as text. The random state of training is left as it was."""
+    model, device = engine.model, engine.device
+    ids = encoder.prompt_ids(prompt)[max_new_tokens - model.config.max_position_embeddings :]
+    before = rng_state(device)
     model.eval()
-    with torch.random.fork_rng(devices), engine.autocast():
+    try:
         torch.manual_seed(seed)
-        for prompt in prompts:
-            ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            if tokenizer.bos_token_id is not None:
-                ids = [tokenizer.bos_token_id, *ids]
-            ids = ids[max_new_tokens - model.config.max_position_embeddings :] or [tokenizer.eos_token_id or 0]
+        with engine.autocast():
             output = model.generate(
-                torch.tensor([ids], device=engine.device),
+                torch.tensor([ids or [encoder.eos_id or 0]], device=device),
                 max_new_tokens=max_new_tokens,
                 do_sample=True,
                 temperature=temperature,
                 top_p=top_p,
                 pad_token_id=tokenizer.pad_token_id or 0,
             )
-            texts.append(tokenizer.decode(output[0], skip_special_tokens=True))
-    model.train()
-    return texts
+    finally:
+        model.train()
+        set_rng_state(before, device)
+    return tokenizer.decode(output[0], skip_special_tokens=True)
 
 
 def read_prompts(arguments):

@@ -1,9 +1,8 @@
 """One self-contained HTML page about one or several runs, made from their metrics files: curves, samples, settings."""
 
 import io
-import json
 import math
-from array import array
+import re
 from pathlib import Path
 
 import matplotlib
@@ -14,9 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from trainer.checkpoint import atomic_file
-from trainer.report import flat_numbers
-from trainer.runtime import UserError
+from trainer.records import FIGURES, RunRecords
+from trainer.report import printable
 
+EARLIER = 20  # evaluations with samples
 BUCKETS = 300  # of a thinned curve: two points each
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
 INK, GRID = "#010203", "#040506"  # stand for the page's own colours in a drawing
@@ -31,71 +31,6 @@ CHARTS = (  # title, fields, logarithmic scale, draw only where it is not 0
     ("Expert load: largest share in a layer", ("expert_load_max",), False, False),
     ("Updates not applied", ("skipped_updates",), False, True),
 )
-FIGURES = (  # of the table at the top: label, field, how it is written
-    ("updates", "update", "{:,.0f}".format),
-    ("tokens", "tokens", "{:,.0f}".format),
-    ("training loss", "loss", "{:.4f}".format),
-    ("validation loss", "val_loss", "{:.4f}".format),
-    ("perplexity", "perplexity", "{:,.2f}".format),
-    ("bits per byte", "bits_per_byte", "{:.4f}".format),
-    ("tokens per second", "tokens_per_second", "{:,.0f}".format),
-    ("share of the best matrix-product rate", "flops_utilisation", "{:.1%}".format),
-    ("peak memory", "memory", lambda value: f"{value / 1e9:.2f} GB"),
-)
-
-
-class RunRecords:
-    """What a metrics file holds. curves: {field: (tokens, values)}; samples and starts: lists of dicts."""
-
-    def __init__(self, path):
-        self.path = Path(path)
-        self.name = self.path.name.removesuffix(".metrics.jsonl")
-        self.samples, self.starts, columns = [], [], {}
-        try:
-            with open(self.path, encoding="utf-8") as file:
-                for line in file:
-                    self._read(line, columns)
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self.path}: no metrics can be read from there ({error})") from error
-        self.curves = {field: (np.array(x), np.array(y)) for field, (x, y) in columns.items()}
-        if not self.curves:
-            raise UserError(f"{self.path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
-
-    def _read(self, line, columns):
-        try:
-            record = json.loads(line)
-            tokens = float(record["tokens"])
-        except (ValueError, TypeError, KeyError):  # a line that a crash cut off
-            return
-        if "settings" in record:
-            self.starts.append(record)
-        elif "text" in record:
-            self.samples.append(record)
-        else:
-            for field, value in flat_numbers(record).items():
-                x, y = columns.setdefault(field, (array("d"), array("d")))
-                x.append(tokens)
-                y.append(value)
-
-    def last(self, field):
-        return self.curves[field][1][-1] if field in self.curves else None
-
-    @property
-    def settings(self):
-        return self.starts[-1]["settings"] if self.starts else {}
-
-
-def find_metrics(paths):
-    """The metrics files that are named, or lie beside a named .pth or stem, or in a named folder."""
-    found = []
-    for path in map(Path, paths):
-        candidates = sorted(path.glob("*.metrics.jsonl")) if path.is_dir() else [path]
-        if path.suffix != ".jsonl" and not path.is_dir():
-            candidates = [path.with_name(path.name.removesuffix(".pth") + ".metrics.jsonl")]
-        if not candidates:
-            raise UserError(f"{path}: no *.metrics.jsonl in this folder")
-        found += candidates
-    return found
 
 
 def write_report(metrics_paths, page, png=None):
@@ -162,6 +97,8 @@ def draw(runs, names, fields, logarithmic, ink=INK, grid=GRID, size=(4.6, 2.9)):
             lowest, highest = min(lowest, y.min()), max(highest, y.max())
             label = " ".join([name] * (len(runs) > 1) + [LABELS.get(field, field.split("/")[-1])] * (len(fields) > 1))
             style = {"linestyle": "--", "marker": "o", "markersize": 3} if field == "val_loss" else {}
+            if len(x) == 1:
+                style["marker"] = "o"
             noisy = field in ("loss", "grad_norm", "tokens_per_second") and len(x) > 100
             if noisy:
                 axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
@@ -169,7 +106,8 @@ def draw(runs, names, fields, logarithmic, ink=INK, grid=GRID, size=(4.6, 2.9)):
             handles += axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
     if logarithmic and lowest > 0 and highest / lowest > 3:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        if highest / lowest < 30:  # hardly a power of ten to mark
+            axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else (lambda value, _: f"{value:.4g}"))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -208,7 +146,7 @@ def html_page(runs, names):
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
     return environment.get_template("report.html").render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
-        runs=[(name, run, summary(run), go_on(run)) for name, run in zip(names, runs, strict=True)],
+        runs=[(name, summary(run), samples(run), go_on(run)) for name, run in zip(names, runs, strict=True)],
         names=names,
         figures=table((label, [run.last(field) for run in runs], write) for label, field, write in FIGURES),
         charts=charts(runs, names),
@@ -237,6 +175,17 @@ def table(rows):
         (label, ["–" if value is None else write(value) for value in values], any(v != values[0] for v in values))
         for label, values, write in rows
         if any(value is not None for value in values)
+    ]
+
+
+def samples(run):
+    """[(update, prompt, continuation)], latest first: of the last evaluation and of EARLIER before it, evenly chosen."""
+    updates = sorted({sample["update"] for sample in run.samples})
+    chosen = {updates[i] for i in np.linspace(0, len(updates) - 1, min(len(updates), EARLIER + 1)).astype(int)}
+    return [
+        (sample["update"], printable(sample["prompt"]), printable(sample["text"].removeprefix(sample["prompt"])))
+        for sample in sorted(run.samples, key=lambda sample: -sample["update"])
+        if sample["update"] in chosen
     ]
 
 
@@ -272,7 +221,6 @@ def go_on(run):
         ("export to Hugging Face", f"python scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf"),
     ]
     if run.starts and run.starts[-1]["command"]:
-        command = run.starts[-1]["command"]
-        resume = "" if "--from_resume" in command else " --from_resume 1"
-        commands.insert(0, ("train on, after a stop or with more epochs", command + resume))
+        command = re.sub(r" --from_resume\b( (?!-)\S+)?", "", run.starts[-1]["command"])
+        commands.insert(0, ("train on, after a stop or with more epochs", f"{command} --from_resume 1"))
     return commands

@@ -1,21 +1,18 @@
-"""The training loop of every trainer: epochs of updates, and around them logging, evaluation, saving and resuming.
+"""The training loop of every trainer: epochs of updates, and around them logging, evaluation and saving.
 
 What differs between trainers comes in as the functions of a `Run`; what makes an update is in engine.py.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-import torch.distributed as dist
-
 from dataset.loader import UpdateSchedule, make_loader
-from trainer.checkpoint import load_checkpoint
-from trainer.machine import peak_memory, versions
+from trainer.machine import peak_memory
 from trainer.optim import learning_rate
-from trainer.report import Stopwatch, log_line
-from trainer.runtime import UserError, rng_state, set_rng_state
+from trainer.report import Stopwatch, log_line, printable
+from trainer.resume import finish_saving, save
+from trainer.runtime import UserError
 
 
 class Totals(NamedTuple):
@@ -33,9 +30,9 @@ class Progress:
     row: int = 0
     update: int = 0
     step: int = -1  # the last micro-batch, counted over all epochs and resumes
-    tokens: int = 0  # targets trained so far, all ranks
+    tokens: int = 0  # targets seen so far by all ranks, those of skipped updates included
     skipped: int = 0  # updates that were not applied, as far as they are reported
-    grad_norm: float = 0.0  # of the last update
+    grad_norm: float | None = None  # of the last update whose outcome is known
     best_val_loss: float = float("inf")
     evaluation_due: bool = False  # a stop signal came before or in an evaluation
 
@@ -56,13 +53,16 @@ class Run:
     save_weights: Callable  # model state dict (on the CPU) -> None
     identity: dict  # what a checkpoint must agree with: {what: value}
     command: str = ""  # that started it, for the report
-    validate: Callable | None = None  # signals -> (dict with val_loss, number of a stop signal that came or 0)
+    validate: Callable | None = None  # () -> (dict with val_loss, number of a stop signal that came or 0)
+    sample: Callable | None = None  # () -> ([(prompt, text)] on rank 0, number of a stop signal that came or 0)
     pad_id: int = 0
     progress: Progress = field(default_factory=Progress)
     flops_per_token: float = 0.0
     product_rate: float = 0.0  # FLOP/s of this rank's best matrix product; 0: not measured
     tracker_ids: dict = field(default_factory=dict)  # {tracker: id of the run in it}
     saved_update: int = -1
+    watch: Stopwatch | None = None
+    seconds_before: float = 0.0  # of the log interval in which the resumed run was stopped
 
 
 def train_epoch(run, epoch):
@@ -76,7 +76,8 @@ def train_epoch(run, epoch):
     later_epochs = UpdateSchedule(plan.n_rows, *schedule[1:4]).n_updates * (args.epochs - epoch - 1)
     all_updates = progress.update + schedule.n_updates - schedule.first_update + later_epochs
     run.reporter.advance(progress.update, all_updates)
-    watch = Stopwatch()
+    run.watch = Stopwatch(schedule.first_update * args.accumulation_steps, run.seconds_before)
+    run.seconds_before = 0.0
     run.signals.arm()
     for update, micro, batch in loader:
         step = update * args.accumulation_steps + micro
@@ -93,9 +94,10 @@ def train_epoch(run, epoch):
         if batch is not None:  # None: this rank has no rows left in the last update
             engine.micro_batch(batch.to(engine.device), totals)
         progress.step += 1
-        if step % args.log_interval == 0 or step == schedule.n_steps - 1:
-            log_step(run, epoch, step, schedule.n_steps, lr, watch)
+        log_is_due = step % args.log_interval == 0 or step == schedule.n_steps - 1
         if micro < schedule.micro_batches(update) - 1:
+            if log_is_due:
+                log_step(run, epoch, step, schedule.n_steps, lr)
             continue
 
         engine.update(lr, run.signals.signum, run.signals.take_save_request())
@@ -113,11 +115,13 @@ def train_epoch(run, epoch):
             progress.grad_norm = outcome.grad_norm
             if outcome.skipped > progress.skipped:
                 report_skipped(run, outcome, plan)
+        if log_is_due:
+            log_step(run, epoch, step, schedule.n_steps, lr)
 
         if run.validate and (finished or crosses(args.eval_interval, steps_before, progress.step)):
             progress.evaluation_due = True
         if run.validate and progress.evaluation_due and not stop_signal:
-            with watch.paused():
+            with run.watch.paused():
                 stop_signal = validate(run)
         if saving or stop_signal:
             save(run)
@@ -136,10 +140,6 @@ def fit(run):
     args, progress, say = run.args, run.progress, run.reporter.say
     if run.validate and progress.evaluation_due:  # a signal broke it off; if one comes again, nothing is lost
         validate(run)
-    elif progress.epoch >= args.epochs:
-        say(f"this run has already done its {args.epochs} epochs: nothing to do (a higher --epochs goes on)")
-        if run.ranks.is_main:
-            run.save_weights(run.engine.model.state_dict())  # perhaps they were moved away, or could not be written
     while progress.epoch < args.epochs:
         stop_signal = train_epoch(run, progress.epoch)
         if stop_signal:
@@ -150,6 +150,8 @@ def fit(run):
             )
             return 128 + stop_signal
     finish_saving(run)
+    if run.sample and not run.validate:  # otherwise they came with the last evaluation
+        record_samples(run, run.sample()[0])
     return 0
 
 
@@ -158,13 +160,13 @@ def position(run):
     return {"step": run.progress.step, "update": run.progress.update, "tokens": run.progress.tokens}
 
 
-def log_step(run, epoch, step, steps, lr, watch):
+def log_step(run, epoch, step, steps, lr):
     """One log line: means over the tokens since the last one, over all ranks."""
     sums, progress = run.engine.collect(), run.progress
     if not run.ranks.is_main:
         return
     metrics, tokens = run.metrics(sums)
-    tokens_per_second = tokens / watch.lap()
+    tokens_per_second = tokens / run.watch.lap()
     record = {
         **position(run),
         "epoch": epoch + 1,
@@ -174,7 +176,7 @@ def log_step(run, epoch, step, steps, lr, watch):
         "skipped_updates": progress.skipped,
         "tokens_per_second": tokens_per_second,
         "memory": peak_memory(run.engine.device),
-        "epoch_Time": watch.remaining_minutes(step, steps),
+        "epoch_Time": run.watch.remaining_minutes(step, steps),
     }
     if run.product_rate:
         rate = run.product_rate * run.ranks.world_size
@@ -203,161 +205,20 @@ def report_skipped(run, outcome, plan):
 
 def validate(run):
     """Evaluate and record; returns the number of a stop signal that came meanwhile (nothing is recorded then)."""
-    values, stop_signal = run.validate(run.signals)
-    progress = run.progress
+    values, stop_signal = run.validate()
+    samples, progress = [], run.progress
+    if run.sample and not stop_signal:
+        samples, stop_signal = run.sample()
     if not stop_signal:
         progress.evaluation_due = False
         progress.best_val_loss = min(progress.best_val_loss, values["val_loss"])
         text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
         run.reporter.log({**position(run), **values}, f"Validation after update {progress.update}: {text}")
+        record_samples(run, samples)
     return stop_signal
 
 
-# ---------------------------------------------------------------------------------------- saving, resuming
-
-
-FORMAT = 1  # of a checkpoint; raised when an older trainer's cannot be continued
-
-
-def state_dict(run):
-    """Everything that a resume needs, as tensors and plain containers. A collective: all ranks must call it."""
-    # The sums stay apart for each rank: added up in another order they would differ in the last bit.
-    ranks = [{"rng": rng_state(run.engine.device), "sums": run.engine.sums.tolist()}]
-    if run.ranks.world_size > 1:
-        own, ranks = ranks[0], [None] * run.ranks.world_size if run.ranks.is_main else None
-        dist.gather_object(own, ranks, dst=0)
-    return {
-        "format": FORMAT,
-        "model": run.engine.model.state_dict(),
-        "engine": run.engine.state_dict(),
-        "progress": asdict(run.progress),
-        "ranks": ranks,
-        "identity": run.identity,
-        "settings": {name: value for name, value in vars(run.args).items() if value is not None},
-        "versions": versions(),
-        "tracker_ids": run.tracker_ids,
-    }
-
-
-def save(run):
-    """Begin to write a checkpoint and the half-precision weights. A disk that is full is reported, and training goes on."""
-    if run.saved_update == run.progress.update:
-        return
-    run.saved_update = run.progress.update
-    state = state_dict(run)
-    if run.ranks.is_main:
-        try:
-            run.checkpoints.wait()
-        except OSError as error:
-            run.reporter.say(
-                f"warning: the save before this one failed ({error}); the checkpoint before it is intact, training goes on"
-            )
-        # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
-        run.checkpoints.save(state, run.progress.update, before=lambda copy: run.save_weights(copy["model"]))
-
-
-def finish_saving(run):
-    """Wait for the last save; UserError if it failed, since nothing comes after it.
-
-    All ranks wait for it: a launcher that sees one of them gone ends the others at once.
-    """
-    try:
-        run.checkpoints.wait()
-    except OSError as error:
-        raise UserError(
-            f"the last save failed ({error}): free some space; the checkpoint before it is intact"
-        ) from error
-    if run.ranks.world_size > 1:
-        dist.barrier()
-
-
-def resume(run):
-    """Continue from the newest good checkpoint, if there is one.
-
-    Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference.
-    """
-    say, path = run.reporter.say, [None]
-    if run.ranks.is_main:
-        found = run.checkpoints.newest(say)
-        path = [found and str(found[1])]
-    if run.ranks.world_size > 1:  # all ranks follow the choice of rank 0; the folder is one that all of them see
-        dist.broadcast_object_list(path, src=0)
-    if path[0] is None:
-        say("--from_resume 1: there is no checkpoint yet, starting afresh")
-        return
-    state = found[0] if run.ranks.is_main else load_checkpoint(path[0])
-    if state.get("format") != FORMAT:
-        raise UserError(
-            f"{path[0]}: written by another version of this trainer; go on from its .pth with --from_weight"
-        )
-    for what, value in run.identity.items():
-        if state["identity"].get(what) != value:
-            raise UserError(f"{path[0]}: {difference(what, state['identity'].get(what), value)}")
-    run.engine.model.load_state_dict(state["model"])
-    run.engine.load_state_dict(state["engine"])
-    run.progress, run.tracker_ids = Progress(**state["progress"]), state["tracker_ids"]
-    run.saved_update = run.progress.update
-    restore_rank(run, state["ranks"])
-    announce_changes(run, state)
-    say(f"resumed from {path[0]}: epoch {run.progress.epoch + 1}, row {run.progress.row}, update {run.progress.update}")
-
-
-def restore_rank(run, before):
-    """Give this rank its random state and its sums for the log. On another world size rank 0 takes all sums."""
-    rank, sums = run.ranks.rank, run.engine.sums
-    if rank < len(before):
-        set_rng_state(before[rank]["rng"], run.engine.device)
-    if len(before) == run.ranks.world_size:
-        sums.copy_(torch.tensor(before[rank]["sums"], dtype=sums.dtype))
-    elif rank == 0:
-        sums.copy_(torch.tensor([of_rank["sums"] for of_rank in before], dtype=sums.dtype).sum(0))
-
-
-def is_past(run):
-    """A function that tells whether a line of the metrics file is of the time before this run goes on.
-
-    Lines after it are of a run that was killed later than its last checkpoint; without them each stands there once.
-    """
-    step, due = run.progress.step, run.progress.evaluation_due
-    again = {"val_loss", "text"} if due else set()  # an evaluation and its samples
-    return lambda record: record["step"] < step or record["step"] == step and not again & record.keys()
-
-
-SCHEDULE_FLAGS = (
-    "epochs",
-    "learning_rate",
-    "muon_lr",
-    "lr_schedule",
-    "warmup_iters",
-    "batch_size",
-    "accumulation_steps",
-    "grad_clip",
-    "weight_decay",
-)
-
-
-def announce_changes(run, state):
-    """Name the settings that may differ from the checkpoint's and do."""
-    before, now = state["settings"], vars(run.args)
-    for name in SCHEDULE_FLAGS:
-        if before[name] != now[name]:
-            run.reporter.say(f"--{name} is {now[name]}, was {before[name]} before the resume")
-    batches = [
-        settings["batch_size"] * settings["accumulation_steps"] * world_size
-        for settings, world_size in ((before, len(state["ranks"])), (now, run.ranks.world_size))
-    ]
-    if batches[0] != batches[1]:
-        run.reporter.say(
-            f"warning: an update now covers {batches[1]} rows, before the resume it covered {batches[0]}; "
-            "no document is seen twice, but the curve will differ"
-        )
-
-
-def difference(what, before, now):
-    """One line on what does not agree; of two dicts, their differing entries."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-        before, now = ({name: side.get(name) for name in names} for side in (before, now))
-    return (
-        f"made with another {what}: {before} there, {now} in this run; use the same one, or start without --from_resume"
-    )
+def record_samples(run, samples):
+    for prompt, text in samples:
+        run.reporter.say(f"--- sample from {prompt!r}\n{printable(text)}\n---")
+        run.reporter.record({**position(run), "prompt": prompt, "text": text})

@@ -38,13 +38,16 @@ def product_rate(device, dtype=torch.bfloat16, sizes=None, times=4):
 
 def seconds(work, device):
     """How long `work()` takes, on the device too."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(device)
     start = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(device)
     return time.perf_counter() - start
+
+
+def synchronize(device):
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize()
 
 
 def versions():

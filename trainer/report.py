@@ -66,13 +66,26 @@ class Reporter:
         elif text:
             self.say(text)
         self.record(record)
-        if self.tracker:
-            self.tracker.log(flat_numbers(record))
+        numbers = flat_numbers(record)
+        del numbers["step"]
+        self._to_tracker("log", numbers, record["step"])
 
     def record(self, record):
         """Put a dict into the metrics file alone."""
         if self.file:
             self._write(json.dumps(finite(record), ensure_ascii=False).encode() + b"\n")
+
+    def _to_tracker(self, method, *arguments):
+        """Call a tracker's method: whatever happens to it (a network, a disk) is no reason to end the run."""
+        if self.tracker is None:
+            return
+        try:
+            getattr(self.tracker, method)(*arguments)
+        except Exception as error:
+            self.tracker = None
+            self.say(
+                f"warning: the tracker has failed and gets no more ({type(error).__name__}: {error}); training goes on"
+            )
 
     @contextlib.contextmanager
     def _terminal(self):
@@ -100,9 +113,15 @@ class Reporter:
                 self.bar.close()
         self.bar = None
         if self.file:
+            if self._unwritten:
+                self._write(b"")
             self.file.close()
-        if self.tracker:
-            self.tracker.finish()
+        self._to_tracker("finish")
+
+
+def printable(text):
+    """`text` with pictures in place of control characters, which a terminal would obey."""
+    return text.translate({code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421})
 
 
 def finite(value):
@@ -133,9 +152,14 @@ def _record(line):
 class Stopwatch:
     """Seconds since the last log line, and an estimate of what is left of an epoch."""
 
-    def __init__(self):
-        self.start = self.last = time.perf_counter()
-        self.first_step = None
+    def __init__(self, first_step=0, seconds_before=0.0):
+        """first_step: of the epoch's micro-batches the one that comes first now. seconds_before: see `elapsed`."""
+        self.start = time.perf_counter()
+        self.last, self.first_step = self.start - seconds_before, first_step
+
+    def elapsed(self):
+        """Seconds since the last lap: a resumed run hands them in again, with the sums of that interval."""
+        return time.perf_counter() - self.last
 
     def lap(self):
         now = time.perf_counter()
@@ -151,8 +175,6 @@ class Stopwatch:
 
     def remaining_minutes(self, step, steps):
         """Time left in an epoch of `steps` micro-batches when `step` (0-based) is done."""
-        if self.first_step is None:
-            self.first_step = step
         done = step - self.first_step + 1
         return (time.perf_counter() - self.start) / done * (steps - step - 1) / 60
 
@@ -199,34 +221,26 @@ def mean_context(plan):
     return float((pairs**2).sum() / max(pairs.sum(), 1))
 
 
-def describe(run, corpus, dtype, precision_notice):
-    """Print what the run derives from its flags, once, before it starts; record it for the report."""
+def describe(run, corpus, rows, dtype):
+    """Print what the run derives from its flags, once, before it starts; record it for the report.
+
+    rows: the plan of the epoch that comes next.
+    """
     args, ranks, config, say = run.args, run.ranks, run.engine.model.config, run.reporter.say
-    rows = run.plan(run.progress.epoch)
     schedule = UpdateSchedule(rows.n_rows, args.batch_size, args.accumulation_steps, ranks.world_size)
     parameters = sum(p.numel() for p in run.engine.model.parameters())
     for line in [
         *corpus.mixture_report(run.progress.epoch),
         *(line for bad in corpus.bad_lines for line in bad.report()),
-    ]:
-        say(line)
-    if precision_notice:
-        say(precision_notice)
-    say(
         f"model: {config.generation}, {parameters / 1e6:.2f} M parameters, {config.num_hidden_layers} layers of width "
-        f"{config.hidden_size}, {flops_per_token(config, args.max_seq_len) / 1e6:.1f} MFLOP per token (full rows)"
-    )
-    say(
+        f"{config.hidden_size}, {flops_per_token(config, args.max_seq_len) / 1e6:.1f} MFLOP per token (full rows)",
         f"data: {len(corpus.store):,} documents, {rows.row_targets(0, rows.n_rows):,} tokens to train in "
-        f"{rows.n_rows:,} rows of {rows.T} ({rows.fill:.1%} full)"
-    )
-    say(
+        f"{rows.n_rows:,} rows of {rows.T} ({rows.fill:.1%} full)",
         f"run: {schedule.n_updates * args.epochs:,} updates in {args.epochs} epochs, {schedule.rows_per_update} rows "
         f"= {schedule.rows_per_update * rows.T:,} tokens each ({args.batch_size} x {args.accumulation_steps} micro-batches "
-        f"x {ranks.world_size} ranks), {run.engine.device}, {str(dtype).removeprefix('torch.')}"
-    )
-    if run.progress.epoch >= args.epochs:
-        return
+        f"x {ranks.world_size} ranks), {run.engine.device}, {str(dtype).removeprefix('torch.')}",
+    ]:
+        say(line)
     run.reporter.record(
         {
             "step": run.progress.step,

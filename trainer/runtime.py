@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import random
+import shlex
 import shutil
 import signal
 import sys
@@ -46,19 +47,47 @@ def run_cli(main):
     try:
         sys.exit(main())
     except (UserError, DataError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        if str(error):  # otherwise rank 0 says it
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
         if dist.is_initialized():
             os._exit(2)
         sys.exit(2)
 
 
+def launch_line(script, arguments):
+    """The command that started this process, as a user types it."""
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    launcher = ["python"] if processes == "1" else ["torchrun", "--nproc_per_node", processes]
+    return shlex.join([*launcher, script, *map(str, arguments)])
+
+
 # --------------------------------------------------------------------------------------------------- ranks
+
+
+def on_main(ranks, work):
+    """The result of `work()`, which rank 0 alone does while the others wait; small, since all ranks get it.
+
+    Errors: what a user can mend ends all ranks; only rank 0 prints its line.
+    """
+    answer = [None, False]  # the result, whether it failed
+    error = None
+    if ranks.is_main:
+        try:
+            with user_errors():
+                answer[0] = work()
+        except (UserError, DataError) as caught:
+            answer[1], error = True, caught
+    if ranks.world_size > 1:
+        dist.broadcast_object_list(answer, src=0)
+    if answer[1]:
+        raise error or UserError("")
+    return answer[0]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands among those of the run. `world_size` 1 means that no process group exists."""
+    """Where this process stands among those of the run."""
 
     rank: int = 0
     local_rank: int = 0
@@ -78,7 +107,10 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
     if int(os.environ.get("RANK", -1)) == -1:
         if ddp:
             raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
-        return Ranks(), pick_device(device)
+        device = pick_device(device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # events and streams are of the current one
+        return Ranks(), device
     ranks = Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
     device = pick_device(device)
     if device.type == "cuda":

@@ -11,7 +11,7 @@ TRACKERS = ("wandb", "swanlab", "trackio", "tensorboard")
 def open_tracker(kind, project, name, settings, folder, run_id=None, step=-1):
     """Begin the run `name` in a tracker, or continue the one of `run_id` after `step`.
 
-    folder: where TensorBoard's files go. Returns an object with `id` (for the checkpoint), log(record) and finish().
+    folder: where TensorBoard's files go. Returns an object with `id` (for the checkpoint), log(numbers, step) and finish().
     Errors: UserError where the package is not installed or refuses.
     """
     try:
@@ -37,8 +37,8 @@ class Tracker:
             run = module.init(project=project, name=name, id=run_id, resume="allow", config=settings)
             self.id = run.id
 
-    def log(self, record):
-        self.module.log(record, step=record["step"])
+    def log(self, numbers, step):
+        self.module.log(numbers, step=step)
 
     def finish(self):
         self.module.finish()
@@ -57,10 +57,9 @@ class TensorBoard:
         self.writer = SummaryWriter(folder, purge_step=step + 1)  # a killed run has logged beyond its last checkpoint
         self.writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in settings.items()), 0)
 
-    def log(self, record):
-        for name, value in record.items():
-            if name != "step":
-                self.writer.add_scalar(name, value, record["step"])
+    def log(self, numbers, step):
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
 
     def finish(self):
         self.writer.close()

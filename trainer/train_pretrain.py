@@ -9,7 +9,6 @@ Python. `--help` lists the flags; docs/design.md explains the words (step, updat
 """
 
 import math
-import shlex
 import sys
 from pathlib import Path
 
@@ -27,16 +26,19 @@ from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.arguments import parse_args, parser
 from trainer.checkpoint import Checkpoints, remove_temporaries, save_weights
 from trainer.engine import Engine
-from trainer.evaluation import evaluate, read_prompts, sample
-from trainer.loop import Run, fit, is_past, position, resume, train_epoch
+from trainer.evaluation import evaluate, read_prompts, samples
+from trainer.loop import Run, fit, train_epoch
 from trainer.machine import product_rate
 from trainer.optim import build_optimizer, get_lr
 from trainer.report import Reporter, describe, flops_per_token, mean_context
+from trainer.resume import is_past, resume
 from trainer.runtime import (
     StopSignals,
     UserError,
     compile_blocks,
     init_distributed_mode,
+    launch_line,
+    on_main,
     pick_dtype,
     run_cli,
     seed_everything,
@@ -51,11 +53,11 @@ def main(argv=None):
     """Run the trainer with the given flags (default: the command line's); returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse_args(argv)
-    command = shlex.join(["python", "trainer/train_pretrain.py", *map(str, argv)])
     with StopSignals() as signals:
         ranks, device = init_distributed_mode(args.device, args.dist_timeout, args.ddp)
-        exit_code = train(args, ranks, device, signals, command)
+        exit_code = train(args, ranks, device, signals, launch_line("trainer/train_pretrain.py", argv))
         if dist.is_initialized():  # not after an error: the other ranks are not where they could take part
+            dist.barrier()  # a launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done
             dist.destroy_process_group()
         return exit_code
 
@@ -87,19 +89,6 @@ def train(args, ranks, device, signals, command=""):
     engine = Engine(model, optimizer, objective(model), device=device, dtype=dtype, ranks=ranks, **options)
     batches = corpus.validation(pad_id)
 
-    def show_samples():
-        for prompt in prompts if ranks.is_main else ():
-            if not signals.signum:  # a stop is not kept waiting
-                (text,) = sample(engine, tokenizer, [prompt], args.seed)
-                reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
-                reporter.record({**position(run), "prompt": prompt, "text": text})
-
-    def validate(signals):
-        values, stop_signal = evaluate(engine, batches, signals)
-        if not stop_signal:
-            show_samples()
-        return values, stop_signal
-
     checkpoints, reporter = Checkpoints(f"{stem}_resume", args.keep_checkpoints), Reporter(ranks.is_main)
     if ranks.is_main:
         remove_temporaries(stem, checkpoints.folder)
@@ -114,10 +103,10 @@ def train(args, ranks, device, signals, command=""):
         plan=corpus.plan,
         metrics=lambda sums: metrics(sums, config.num_experts),
         save_weights=lambda weights: save_weights(weights, config.to_dict(), stem),
-        validate=validate if batches else None,
+        validate=(lambda: evaluate(engine, batches, signals)) if batches else None,
+        sample=(lambda: samples(engine, tokenizer, encoder, prompts, signals, args.seed)) if prompts else None,
         pad_id=pad_id,
         command=command,
-        flops_per_token=flops_per_token(config, mean_context(corpus.plan(0))),
         identity={
             "tokenizer": encoder.fingerprint[:16],
             "data": corpus.fingerprint[:16],  # as this tokenizer reads it
@@ -126,36 +115,23 @@ def train(args, ranks, device, signals, command=""):
             "optimizer": args.optimizer,
         },
     )
-    with user_errors():
-        if args.from_resume:
-            resume(run)
-        elif ranks.is_main:
-            checkpoints.set_aside(f"{stem}.metrics.jsonl", reporter.say)
-        reporter.open(f"{stem}.metrics.jsonl", is_past(run) if args.from_resume else None)
-    describe(run, corpus, dtype, precision_notice)
-    for line in ignored_settings(args, ranks, corpus):
+    if args.from_resume:
+        resume(run)
+    if run.progress.epoch >= args.epochs and not (run.validate and run.progress.evaluation_due):
+        return leave_finished(run, stem)
+    start_reporting(run, stem)
+    rows = corpus.plan(run.progress.epoch)
+    run.flops_per_token = flops_per_token(config, mean_context(rows))
+    describe(run, corpus, rows, dtype)
+    for line in filter(None, (precision_notice, *ignored_settings(args, ranks, corpus))):
         reporter.say(line)
-    rows = corpus.plan(0)
     flops = run.flops_per_token * rows.n_rows * rows.T * args.epochs / ranks.world_size
     compile_blocks(model, args.use_compile, device, reporter.say, (args.batch_size, rows.T), flops)
     if flops > 1e13:  # tens of seconds: a shorter run is not kept waiting for it
-        run.product_rate = product_rate(device, dtype, sizes=[2048])
-    if args.tracker != "none" and ranks.is_main:
-        reporter.tracker = open_tracker(
-            args.tracker,
-            args.wandb_project,
-            stem.name,
-            vars(args),
-            stem.parent,
-            run.tracker_ids.get(args.tracker),
-            run.progress.step,
-        )
-        run.tracker_ids[args.tracker] = reporter.tracker.id
+        run.product_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
 
     exit_code = fit(run)
     if exit_code == 0:
-        if batches is None:  # otherwise the last evaluation has shown them
-            show_samples()
         reporter.say(f"weights: {stem}.pth, config: {stem}.json")
     reporter.close()
     if exit_code == 0 and args.report and ranks.is_main:
@@ -163,13 +139,40 @@ def train(args, ranks, device, signals, command=""):
     return exit_code
 
 
-def write_own_report(stem, say):
-    from trainer.html_report import write_report  # matplotlib takes a second to import
+def start_reporting(run, stem):
+    """Begin or continue the tracker's run and the metrics file. A fresh run first moves an earlier one out of its way."""
+    args, reporter = run.args, run.reporter
 
+    def begin():
+        if args.tracker != "none":  # first: if it refuses, nothing has been moved
+            ids, step = run.tracker_ids, run.progress.step
+            options = (args.wandb_project, stem.name, vars(args), stem.parent, ids.get(args.tracker), step)
+            reporter.tracker = open_tracker(args.tracker, *options)
+            ids[args.tracker] = reporter.tracker.id
+        if not args.from_resume:
+            run.checkpoints.set_aside(f"{stem}.metrics.jsonl", reporter.say)
+        reporter.open(f"{stem}.metrics.jsonl", is_past(run) if args.from_resume else None)
+
+    on_main(run.ranks, begin)
+
+
+def leave_finished(run, stem):
+    """End a run that has already done its epochs: only weights that were moved away, or could not be written, come back."""
+    run.reporter.say(
+        f"this run has already done its {run.args.epochs} epochs: nothing to do (a higher --epochs goes on)"
+    )
+    on_main(run.ranks, lambda: run.save_weights(run.engine.model.state_dict()))
+    run.reporter.say(f"weights: {stem}.pth, config: {stem}.json")
+    return 0
+
+
+def write_own_report(stem, say):
     try:
+        from trainer.html_report import write_report  # matplotlib takes a second to import
+
         write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
         say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
-    except (OSError, UserError) as error:  # the run itself is complete
+    except Exception as error:  # the run itself is complete
         say(f"warning: no report was written ({error}); python scripts/report.py {stem}.pth makes it")
 
 

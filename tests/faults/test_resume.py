@@ -104,7 +104,18 @@ def test_wandb_continues_the_same_run(lab):
 def test_settings_are_in_the_checkpoint(whole):
     """One state dict names all that a resume needs, as plain containers."""
     state = whole.state("whole")
-    named = {"format", "model", "engine", "progress", "ranks", "identity", "settings", "versions", "tracker_ids"}
+    named = {
+        "format",
+        "model",
+        "engine",
+        "progress",
+        "ranks",
+        "identity",
+        "settings",
+        "versions",
+        "tracker_ids",
+        "seconds",
+    }
     assert named == set(state)
     assert {"optimizer", "scaler", "skipped"} == set(state["engine"])
     assert json.dumps(state["settings"]) and json.dumps(state["versions"]) and json.dumps(state["identity"])

@@ -1,0 +1,122 @@
+"""Tokens that Muon needs for the validation loss that tuned AdamW reaches.
+
+    python benchmarks/optimizers.py                                    # 7 M model, 4 M tokens, 3 seeds: about an hour on two cores
+    python benchmarks/optimizers.py --hidden_size 512 --shares 0.6     # the 26 M model: about 3 hours
+    python benchmarks/optimizers.py --tokens 100000 --seeds 1 --rates 2e-3     # to see it work
+
+AdamW trains `--tokens` tokens of en_wiki and zh_wiki (the embedded corpus where ../shared/corpora is absent) with each
+of `--rates`, the best of them with every seed. Muon trains `--shares` of the tokens with every seed. Both sides are
+trained by the trainer itself, in the same model, initialisation, batch and linear schedule, which ends with the run.
+Finished runs are kept in `--work`: the same command goes on where it was stopped.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+
+import argparse
+import itertools
+import json
+import subprocess
+from statistics import mean
+
+from benchmarks.bench import sources
+from dataset.encoder import DocumentEncoder, load_tokenizer
+
+VALIDATION = 60  # documents of each source, the first ones; training begins after them
+
+
+def write_corpora(work, sizes):
+    """valid.jsonl and, for each number of tokens, {size}.jsonl of the documents that hold so many."""
+    encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
+    texts = itertools.chain.from_iterable(zip(*sources(), strict=False))
+    with open(work / "valid.jsonl", "w", encoding="utf-8") as file:
+        for text in itertools.islice(texts, VALIDATION * len(sources())):
+            file.write(json.dumps({"text": text}) + "\n")
+    documents, ends = [], [0]  # tokens to train up to the end of each document
+    for text in texts:
+        documents.append(json.dumps({"text": text}) + "\n")
+        ends.append(ends[-1] + len(encoder.encode([text])[0]) - 1)
+        if ends[-1] >= max(sizes):
+            break
+    for size in sizes:
+        kept = sum(end <= size for end in ends[1:])
+        (work / f"{size}.jsonl").write_text("".join(documents[:kept]), encoding="utf-8")
+
+
+def val_loss(work, args, size, optimizer, rate, seed):
+    """Validation loss after training on {size}.jsonl once."""
+    out = work / f"{optimizer}_{rate:g}_{size}_{args.hidden_size}_seed{seed}"
+    metrics = out / f"pretrain_{args.hidden_size}.metrics.jsonl"
+    if not (out / "done").exists():
+        command = [sys.executable, ROOT / "trainer" / "train_pretrain.py", "--data_path", work / f"{size}.jsonl"]
+        command += [
+            "--val_path",
+            work / "valid.jsonl",
+            "--eval_interval",
+            "0",
+            "--optimizer",
+            optimizer,
+            "--seed",
+            seed,
+        ]
+        command += [
+            "--learning_rate",
+            rate,
+            "--lr_schedule",
+            "linear",
+            "--warmup_iters",
+            20,
+            "--init_scheme",
+            "zero_out",
+        ]
+        command += ["--hidden_size", args.hidden_size, "--batch_size", 8, "--accumulation_steps", 1, "--num_workers", 0]
+        command += ["--save_interval", 10**6, "--report", 0, "--out_dir", out]
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        (out / "done").touch()
+    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+    loss = [line["val_loss"] for line in lines if "val_loss" in line][-1]
+    print(f"{optimizer:6} learning rate {rate:g}, {size:,} tokens, seed {seed}: validation loss {loss:.4f}", flush=True)
+    return loss
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--hidden_size", type=int, default=256)
+    p.add_argument("--tokens", type=int, default=4_000_000)
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3], help="of AdamW")
+    p.add_argument("--muon_rate", type=float, default=2e-3, help="of what AdamW trains beside Muon")
+    p.add_argument("--shares", type=float, nargs="+", default=[0.6], help="of the tokens, for Muon")
+    p.add_argument("--work", default=str(ROOT / "out" / "optimizers"))
+    args = p.parse_args()
+    work = Path(args.work)
+    work.mkdir(parents=True, exist_ok=True)
+    shares = {share: round(args.tokens * share) for share in args.shares}
+    sizes = [args.tokens, *shares.values()]
+    if not all((work / f"{size}.jsonl").exists() for size in sizes):
+        write_corpora(work, sizes)
+
+    swept = {rate: val_loss(work, args, args.tokens, "adamw", rate, 1) for rate in args.rates}
+    best = min(swept, key=swept.get)
+    adamw = [val_loss(work, args, args.tokens, "adamw", best, seed) for seed in range(1, args.seeds + 1)]
+    print(
+        f"AdamW, {args.tokens:,} tokens, learning rate {best:g}: {mean(adamw):.4f} ({min(adamw):.4f} to {max(adamw):.4f})"
+    )
+    for share, size in shares.items():
+        muon = [val_loss(work, args, size, "muon", args.muon_rate, seed) for seed in range(1, args.seeds + 1)]
+        verdict = (
+            "reached by all"
+            if max(muon) <= mean(adamw)
+            else "reached on average"
+            if mean(muon) <= mean(adamw)
+            else "missed"
+        )
+        print(f"Muon, {share:.0%} of the tokens: {mean(muon):.4f} ({min(muon):.4f} to {max(muon):.4f}): {verdict}")
+
+
+if __name__ == "__main__":
+    main()

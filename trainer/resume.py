@@ -1,0 +1,165 @@
+"""Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
+
+from dataclasses import asdict, replace
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint import load_checkpoint
+from trainer.machine import versions
+from trainer.runtime import UserError, on_main, rng_state, set_rng_state
+
+FORMAT = 1  # of a checkpoint; raised when an older trainer's cannot be continued
+
+
+def state_dict(run):
+    """Everything that a resume needs, as tensors and plain containers. A collective: all ranks must call it."""
+    # The sums stay apart for each rank: added up in another order they would differ in the last bit.
+    ranks = [{"rng": rng_state(run.engine.device), "sums": run.engine.sums.tolist()}]
+    if run.ranks.world_size > 1:
+        own, ranks = ranks[0], [None] * run.ranks.world_size if run.ranks.is_main else None
+        dist.gather_object(own, ranks, dst=0)
+    return {
+        "format": FORMAT,
+        "model": run.engine.model.state_dict(),
+        "engine": run.engine.state_dict(),
+        "progress": asdict(run.progress),
+        "ranks": ranks,
+        "identity": run.identity,
+        "settings": {name: value for name, value in vars(run.args).items() if value is not None},
+        "versions": versions(),
+        "seconds": run.watch.elapsed(),
+        "tracker_ids": run.tracker_ids,
+    }
+
+
+def save(run):
+    """Begin to write a checkpoint and the half-precision weights. A disk that is full is reported, and training goes on."""
+    if run.saved_update == run.progress.update:
+        return
+    run.saved_update = run.progress.update
+    state = state_dict(run)
+    if run.ranks.is_main:
+        try:
+            run.checkpoints.wait()
+        except OSError as error:
+            run.reporter.say(
+                f"warning: the save before this one failed ({error}); the checkpoint before it is intact, training goes on"
+            )
+        # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
+        run.checkpoints.save(state, run.progress.update, before=lambda copy: run.save_weights(copy["model"]))
+
+
+def finish_saving(run):
+    """Wait for the last save; UserError if it failed, since nothing comes after it.
+
+    All ranks wait for it: a launcher that sees one of them gone ends the others at once.
+    """
+
+    def wait():
+        try:
+            run.checkpoints.wait()
+        except OSError as error:
+            raise UserError(
+                f"the last save failed ({error}): free some space; the checkpoint before it is intact"
+            ) from error
+
+    on_main(run.ranks, wait)
+
+
+def resume(run):
+    """Continue from the newest good checkpoint, if there is one.
+
+    Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference.
+    """
+    say, state = run.reporter.say, None
+
+    def choose():
+        nonlocal state
+        found = run.checkpoints.newest(say)
+        if not found:
+            return None
+        state, path = found
+        if state.get("format") != FORMAT:
+            raise UserError(
+                f"{path}: written by another version of this trainer; go on from its .pth with --from_weight"
+            )
+        for what, value in run.identity.items():
+            if state["identity"].get(what) != value:
+                raise UserError(f"{path}: {difference(what, state['identity'].get(what), value)}")
+        return str(path)
+
+    path = on_main(run.ranks, choose)  # all ranks follow the choice of rank 0; the folder is one that all of them see
+    if path is None:
+        say("--from_resume 1: there is no checkpoint yet, starting afresh")
+        return
+    state = state or load_checkpoint(path)
+    run.engine.model.load_state_dict(state["model"])
+    run.engine.load_state_dict(state["engine"])
+    run.progress, run.tracker_ids = replace(run.progress, **state["progress"]), state["tracker_ids"]
+    run.seconds_before = state["seconds"]
+    run.saved_update = run.progress.update
+    restore_rank(run, state["ranks"])
+    announce_changes(run, state)
+    say(f"resumed from {path}: epoch {run.progress.epoch + 1}, row {run.progress.row}, update {run.progress.update}")
+
+
+def restore_rank(run, before):
+    """Give this rank its random state and its sums for the log. On another world size rank 0 takes all sums."""
+    rank, sums = run.ranks.rank, run.engine.sums
+    if rank < len(before):
+        set_rng_state(before[rank]["rng"], run.engine.device)
+    if len(before) == run.ranks.world_size:
+        sums.copy_(torch.tensor(before[rank]["sums"], dtype=sums.dtype))
+    elif rank == 0:
+        sums.copy_(torch.tensor([of_rank["sums"] for of_rank in before], dtype=sums.dtype).sum(0))
+
+
+def is_past(run):
+    """A function that tells whether a line of the metrics file is of the time before this run goes on.
+
+    Lines after it are of a run that was killed later than its last checkpoint; without them each stands there once.
+    """
+    step, due = run.progress.step, run.progress.evaluation_due
+    again = {"val_loss", "text"} if due else set()  # an evaluation and its samples
+    return lambda record: record["step"] < step or record["step"] == step and not again & record.keys()
+
+
+SCHEDULE_FLAGS = (
+    "epochs",
+    "learning_rate",
+    "muon_lr",
+    "lr_schedule",
+    "warmup_iters",
+    "batch_size",
+    "accumulation_steps",
+    "grad_clip",
+    "weight_decay",
+)
+
+
+def announce_changes(run, state):
+    """Name the settings that may differ from the checkpoint's and do."""
+    before, now = state["settings"], vars(run.args)
+    for name in SCHEDULE_FLAGS:
+        if before[name] != now[name]:
+            run.reporter.say(f"--{name} is {now[name]}, was {before[name]} before the resume")
+    batches = [
+        settings["batch_size"] * settings["accumulation_steps"] * world_size
+        for settings, world_size in ((before, len(state["ranks"])), (now, run.ranks.world_size))
+    ]
+    if batches[0] != batches[1]:
+        run.reporter.say(
+            f"warning: an update now covers {batches[1]} rows, before the resume it covered {batches[0]}; "
+            "no document is seen twice, but the curve will differ"
+        )
+
+
+def difference(what, before, now):
+    """One line on what does not agree; of two dicts, their differing entries."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+        before, now = ({name: side.get(name) for name in names} for side in (before, now))
+    return (
+        f"made with another {what}: {before} there, {now} in this run; use the same one, or start without --from_resume"
+    )
