@@ -70,7 +70,8 @@ class Corpus:
             documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
             plan = self._plan(self.store, documents, epoch)
             if not plan.n_rows:
-                raise DataError(f"{', '.join(self.sources)}: no document of two tokens or more to train on")
+                lower = ": lower --val_fraction" if self.val_fraction else ""
+                raise DataError(f"{', '.join(self.sources)}: no document of two tokens or more to train on{lower}")
             self._last_plan = (epoch, plan)
         return self._last_plan[1]
 

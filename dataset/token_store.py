@@ -175,7 +175,7 @@ class _Builder:
     def _want_documents(self, writer: StoreWriter, parts: int, bad: BadLines) -> None:
         if parts == 1 and not writer.documents:
             skipped = f"all {bad.total:,} lines are bad" if bad.total else "the files are empty"
-            raise DataError(f"{self.files[0]}: no document to train on; {skipped}")
+            raise DataError(f"{self.files[0]}: no document in there; {skipped}")
 
 
 def _interleave(parts: list[TokenStore]):

@@ -25,6 +25,7 @@ import time
 
 import torch
 
+from dataset.documents import BadLines
 from dataset.flags import Parser, positive
 from scripts.common import compute_dtype, load, model_flags
 from scripts.scoring import Score, batches, score_groups
@@ -45,12 +46,16 @@ def main(argv=None):
         raise UserError(
             f"--max_length {args.max_length}: the model has {model.config.max_position_embeddings} positions"
         )
-    task, limits = TASKS[args.task], Limits(args.max_length, stride, args.delimiter, args.group_by)
+    bad_lines = BadLines() if args.skip_bad_lines else None
+    task, limits = TASKS[args.task], Limits(args.max_length, stride, args.delimiter, args.group_by, bad_lines)
     with user_errors():
         items = task.items(args.data_path, encoder, limits)
+        for line in bad_lines.report() if bad_lines else ():
+            print(line, file=sys.stderr)
         if not items:
             raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
-        out = Path(args.out or ROOT / "out" / f"{Path(args.weight).stem}.{args.task}")
+        data = "+".join(dict.fromkeys(Path(path).name.partition(".")[0] for path in args.data_path))[:80]
+        out = Path(args.out or Path(args.weight).with_suffix(f".{args.task}.{data}"))
         out.parent.mkdir(parents=True, exist_ok=True)
         journal = Journal(f"{out}.items.jsonl", fingerprint(args, items))
     scores, speed = score_items(model, items, args, journal)
@@ -63,7 +68,10 @@ def build_parser():
     p = Parser(prog="evaluate.py", description=__doc__.split("\n")[0], allow_abbrev=False)
     p.add_argument("task", choices=tuple(TASKS), help="what to measure")
     p.add_argument("--data_path", nargs="+", required=True, help="perplexity: as in training; otherwise jsonl files")
-    p.add_argument("--out", help="where to write, without an ending (default: out/{weight}.{task})")
+    p.add_argument(
+        "--out", help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data})"
+    )
+    p.switch(p, "--skip_bad_lines", False, "perplexity: skip and count faulty lines of a jsonl")
     model_flags(p, dtype="auto")
     g = p.add_argument_group("scoring")
     g.add_argument(

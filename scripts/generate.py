@@ -34,17 +34,33 @@ def main(argv=None):
     if args.chat and not tokenizer.chat_template:
         raise UserError("--chat: this tokenizer has no chat template; name another one with --tokenizer_path")
     torch.manual_seed(args.seed)
-    messages = []
+    messages, failed = [], False
     for prompt in args.prompts or typed_prompts():
-        if not args.chat:
-            reply(model, tokenizer, encoder.prompt_ids(prompt), args, echo=prompt)
+        try:
+            if not args.chat:
+                reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), args, echo=prompt)
+                continue
+            ids = chat_ids(tokenizer, [*messages, {"role": "user", "content": utf8(prompt)}], room(model, args))
+        except UserError as error:
+            if args.prompts:
+                raise
+            print(f"error: {error}", file=sys.stderr)  # of this line alone: the next one may do
+            failed = True
             continue
-        messages = [*messages, {"role": "user", "content": prompt}]
-        ids = chat_ids(tokenizer, messages, room(model, args))
-        messages = [*messages, {"role": "assistant", "content": reply(model, tokenizer, ids, args)}]
+        answer = reply(model, tokenizer, ids, args)
+        messages = [*messages, {"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         if args.prompts:  # each prompt of the command line is a conversation of its own
             messages = []
-    return 0
+    return 2 if failed and not sys.stdin.isatty() else 0
+
+
+def utf8(prompt):
+    """The prompt, if it is text; the shell and a pipe hand over any bytes."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the prompt {ascii(prompt)[:80]} is not UTF-8") from error
+    return prompt
 
 
 def build_parser():

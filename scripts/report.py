@@ -25,10 +25,15 @@ __all__ = ["main"]
 def main(argv=None):
     p = Parser(prog="report.py", description=__doc__.split("\n")[0], allow_abbrev=False)
     p.add_argument("runs", nargs="+", help="metrics files, weights, or folders")
-    p.add_argument("--out", help="the page to write (default: beside the first run's metrics)")
+    p.add_argument(
+        "--out", help="the page to write (default: beside the first run's metrics; compare.html for several)"
+    )
     args = p.parse_args(argv)
     metrics = find_metrics(args.runs)
-    page = Path(args.out or str(metrics[0]).removesuffix(".metrics.jsonl") + ".report.html")
+    own = str(metrics[0]).removesuffix(".metrics.jsonl") + ".report.html"
+    page = Path(args.out or (own if len(metrics) == 1 else metrics[0].with_name("compare.html")))
+    if page.suffix != ".html":
+        raise UserError(f"--out {page}: a name that ends in .html is wanted")
     png = page.with_name(page.name.removesuffix(".html").removesuffix(".report") + ".loss.png")
     try:
         write_report(metrics, page, png)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
-from dataset.documents import find_files, read_documents
+from dataset.documents import BadLines, find_files, read_documents
 from scripts.common import read_records
 from scripts.scoring import Group
 from trainer.runtime import UserError
@@ -30,6 +30,7 @@ class Limits(NamedTuple):
     stride: int  # new tokens in a window that overlaps the one before
     delimiter: str  # between a context and a choice
     group_by: str | None = None  # a field of the objects whose values get figures of their own
+    bad_lines: BadLines | None = None  # counts faulty lines of a text corpus; None: the first one is an error
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Perplexity:
     def items(paths, encoder, limits):
         items = []
         for file in (file for path in paths for file in find_files(path)):
-            for _, text in read_documents(file):
+            for _, text in read_documents(file, bad_lines=limits.bad_lines):
                 (ids,) = encoder.encode([text])
                 if len(ids) > 1:
                     size = {"bytes": len(encoder.body(text).encode()), "words": len(text.split())}

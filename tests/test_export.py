@@ -276,7 +276,6 @@ def test_the_commands_of_the_document_run(tmp_path, monkeypatch, capsys):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
     (tmp_path / "wiki.txt").write_text("the cat sat on the mat\n" * 9)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluate, "ROOT", tmp_path)  # where results go without --out
     lines = (ROOT / "docs" / "scripts.md").read_text(encoding="utf-8").splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("python scripts/")]
     assert len(commands) == 12

@@ -194,10 +194,10 @@ def test_all_16_kinds_are_skipped_and_counted(tmp_path, encoder, small_blocks):
 def test_nothing_to_train_on(tmp_path, encoder):
     for name, data in {"empty.jsonl": "", "blank.jsonl": "\n\n", "void.jsonl": '{"text": ""}'}.items():
         (tmp_path / name).write_text(data)
-        with pytest.raises(DataError, match=f"{name}: no document to train on; the files are empty"):
+        with pytest.raises(DataError, match=f"{name}: no document in there; the files are empty"):
             open_or_build(str(tmp_path / name), encoder)
     (tmp_path / "bad.jsonl").write_text("a\nb\n")
-    with pytest.raises(DataError, match="no document to train on; all 2 lines are bad"):
+    with pytest.raises(DataError, match="no document in there; all 2 lines are bad"):
         open_or_build(str(tmp_path / "bad.jsonl"), encoder, skip_bad_lines=True)
 
 

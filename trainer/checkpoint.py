@@ -150,6 +150,10 @@ def load_checkpoint(path):
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def folder_number(folder):
+    return int(folder.name.rpartition("_old")[2])
+
+
 class Checkpoints:
     """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
 
@@ -219,22 +223,36 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
                 Path(f"{path}.sha256").unlink(missing_ok=True)
 
-    def set_aside(self, metrics_path, notice=print):
-        """Move the checkpoints of an earlier run, and its metrics, out of the way of a fresh one; nothing is deleted.
+    def set_aside(self, files, notice=print):
+        """Move the checkpoints of an earlier run, and its other `files`, out of the way of a fresh one; nothing is deleted.
 
         One rename moves them all, so that a kill at any moment leaves them together, here or there.
         """
-        if not self.paths():
+        files = [file for file in map(Path, files) if file.exists()]
+        if not (self.paths() or files):
             return
-        if Path(metrics_path).exists():
-            shutil.copy2(metrics_path, self.folder)
-        aside = (self.folder.with_name(f"{self.folder.name}_old{n}") for n in itertools.count(1))
-        old = next(folder for folder in aside if not folder.exists())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for file in files:  # the new run replaces them by renaming, so a link keeps the old content
+            kept = self.folder / file.name
+            kept.unlink(missing_ok=True)
+            try:
+                os.link(file, kept)
+            except OSError:  # a file system without links
+                shutil.copy2(file, kept)
+        old = next(folder for folder in self._asides() if not folder.exists())
         self.folder.rename(old)
         notice(
-            f"a fresh run: the checkpoints and metrics of the one before are now in {old}; --from_resume 1 would have "
-            "gone on from them"
+            f"a fresh run: the checkpoints, weights and metrics of the one before are now in {old}; --from_resume 1 would "
+            "have gone on from them"
         )
+
+    def _asides(self):
+        return (self.folder.with_name(f"{self.folder.name}_old{n}") for n in itertools.count(1))
+
+    def last_aside(self):
+        """The folder into which `set_aside` moved the last run that had checkpoints, or None."""
+        folders = itertools.takewhile(Path.exists, self._asides())
+        return max((folder for folder in folders if any(folder.glob("update_*.pt"))), key=folder_number, default=None)
 
     def newest(self, notice=print):
         """(state, path) of the newest checkpoint whose digest holds, or None where there is none at all.

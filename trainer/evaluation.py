@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trainer.runtime import rng_state, set_rng_state
+from trainer.runtime import UserError, rng_state, set_rng_state
 
 
 @torch.no_grad()
@@ -91,8 +91,17 @@ def sample(engine, tokenizer, encoder, prompt, seed, max_new_tokens=120, tempera
 
 def read_prompts(arguments):
     """The prompts of --sample_prompts: the strings themselves, or the lines of a file that is named alone."""
-    if len(arguments) == 1:
-        with contextlib.suppress(OSError):
-            if Path(arguments[0]).is_file():
-                return [line for line in Path(arguments[0]).read_text(encoding="utf-8").splitlines() if line.strip()]
-    return arguments
+    if len(arguments) != 1:
+        return arguments
+    path, is_file = Path(arguments[0]), False
+    with contextlib.suppress(OSError):  # a text may be too long for the name of a file
+        is_file = path.is_file()
+    if not is_file and path.suffix != ".txt":
+        return arguments
+    try:
+        prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--sample_prompts {path}: no UTF-8 text can be read from there ({error})") from error
+    if not prompts:
+        raise UserError(f"--sample_prompts {path}: no prompt in there; one a line is wanted")
+    return prompts

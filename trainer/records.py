@@ -33,7 +33,10 @@ class RunRecords:
                 for line in file:
                     self._read(line, columns)
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self.path}: no metrics can be read from there ({error})") from error
+            reason = getattr(error, "strerror", None) or "not text"
+            raise UserError(
+                f"{self.path}: no metrics can be read from there ({reason}); name a run's .metrics.jsonl"
+            ) from error
         self.curves = {field: (np.array(x), np.array(y)) for field, (x, y) in columns.items()}
         if not self.curves:
             raise UserError(f"{self.path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")

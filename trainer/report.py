@@ -20,7 +20,7 @@ class Reporter:
 
     def __init__(self, is_main):
         self.is_main, self.tracker, self.file, self.bar = is_main, None, None, None
-        self.has_terminal = is_main and sys.stdout.isatty()
+        self.has_terminal = is_main and sys.stdout.isatty() and columns(sys.stdout) > 0
         self._unwritten = b""  # lines that a full disk did not take; they are tried again with the next one
 
     def open(self, metrics_path, is_past=None):
@@ -117,6 +117,14 @@ class Reporter:
                 self._write(b"")
             self.file.close()
         self._to_tracker("finish")
+
+
+def columns(terminal):
+    """Its width in characters: some pseudo-terminals say 0, and a bar would not show."""
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns
+    except (OSError, ValueError):  # it does not tell
+        return 80
 
 
 def printable(text):

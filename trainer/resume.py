@@ -91,7 +91,9 @@ def resume(run):
 
     path = on_main(run.ranks, choose)  # all ranks follow the choice of rank 0; the folder is one that all of them see
     if path is None:
-        say("--from_resume 1: there is no checkpoint yet, starting afresh")
+        earlier = run.checkpoints.last_aside()
+        hint = f" (rename {earlier} to {run.checkpoints.folder} to go on with the run before)" if earlier else ""
+        say(f"--from_resume 1: there is no checkpoint yet, starting afresh{hint}")
         return
     state = state or load_checkpoint(path)
     run.engine.model.load_state_dict(state["model"])
@@ -160,6 +162,5 @@ def difference(what, before, now):
     if isinstance(before, dict) and isinstance(now, dict):
         names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
         before, now = ({name: side.get(name) for name in names} for side in (before, now))
-    return (
-        f"made with another {what}: {before} there, {now} in this run; use the same one, or start without --from_resume"
-    )
+    flag = {"data": " (--data_path, --text_field, --skip_bad_lines)", "tokenizer": " (--tokenizer_path)"}.get(what, "")
+    return f"made with another {what}{flag}: {before} there, {now} in this run; use the same one, or start without --from_resume"

@@ -35,7 +35,9 @@ def user_errors():
         yield
     except (UserError, DataError):
         raise
-    except (ValueError, OSError) as error:
+    except OSError as error:  # str() would begin with [Errno 13]
+        raise UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+    except ValueError as error:
         raise UserError(str(error)) from error
 
 
@@ -53,6 +55,11 @@ def run_cli(main):
         if dist.is_initialized():
             os._exit(2)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has left
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.exit(1)
 
 
 def launch_line(script, arguments):

@@ -9,10 +9,13 @@ Python. `--help` lists the flags; docs/design.md explains the words (step, updat
 """
 
 import math
+import signal
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports; main() sets its own
 if __package__ in (None, ""):  # run by path: trainer/ would come first and could shadow a dependency
     sys.path[0] = str(ROOT)
 
@@ -123,7 +126,8 @@ def train(args, ranks, device, signals, command=""):
     rows = corpus.plan(run.progress.epoch)
     run.flops_per_token = flops_per_token(config, mean_context(rows))
     describe(run, corpus, rows, dtype)
-    for line in filter(None, (precision_notice, *ignored_settings(args, ranks, corpus))):
+    steps = -(-rows.n_rows // (args.batch_size * ranks.world_size)) * args.epochs
+    for line in filter(None, (precision_notice, *ignored_settings(args, ranks, corpus, steps))):
         reporter.say(line)
     flops = run.flops_per_token * rows.n_rows * rows.T * args.epochs / ranks.world_size
     compile_blocks(model, args.use_compile, device, reporter.say, (args.batch_size, rows.T), flops)
@@ -150,7 +154,8 @@ def start_reporting(run, stem):
             reporter.tracker = open_tracker(args.tracker, *options)
             ids[args.tracker] = reporter.tracker.id
         if not args.from_resume:
-            run.checkpoints.set_aside(f"{stem}.metrics.jsonl", reporter.say)
+            kinds = ("metrics.jsonl", "pth", "json", "report.html", "loss.png")
+            run.checkpoints.set_aside([f"{stem}.{kind}" for kind in kinds], reporter.say)
         reporter.open(f"{stem}.metrics.jsonl", is_past(run) if args.from_resume else None)
 
     on_main(run.ranks, begin)
@@ -206,7 +211,7 @@ def weight_name(prefix, config):
 def init_model(config, from_weight="none", out_dir=ROOT / "out", init_scheme="default"):
     """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, or a path.
 
-    Errors: ValueError in one line for a missing file and for weights of another shape than `config`.
+    Errors: UserError in one line for a missing file and for weights of another shape than `config`.
     """
     if from_weight == "none":
         model = MiniMindForCausalLM(config)
@@ -219,7 +224,10 @@ def init_model(config, from_weight="none", out_dir=ROOT / "out", init_scheme="de
     if path.suffix != ".pth":
         path = Path(out_dir) / f"{weight_name(from_weight, config)}.pth"
     shape = ("generation", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "use_moe")
-    return MiniMindForCausalLM.from_pth(path, **{name: getattr(config, name) for name in shape})
+    try:
+        return MiniMindForCausalLM.from_pth(path, **{name: getattr(config, name) for name in shape})
+    except (ValueError, OSError) as error:
+        raise UserError(f"--from_weight {from_weight}: {error}; the flags of the model group must fit it") from error
 
 
 def open_corpus(args, encoder, ranks):
@@ -274,11 +282,12 @@ def check_vocabulary(args, config, corpus):
         )
 
 
-def ignored_settings(args, ranks, corpus):
-    """A line for each setting that was given and has no effect."""
+def ignored_settings(args, ranks, corpus, steps):
+    """A line for each setting that was given and has no effect, or not the one it is there for. steps: of the run."""
     default = parser().get_default
     muon = args.optimizer == "muon"
     cases = [
+        ("warmup_iters", args.warmup_iters >= steps, f"the run has {steps} micro-batches; its rate only rises"),
         (
             "local_rank",
             args.local_rank not in (-1, ranks.local_rank),

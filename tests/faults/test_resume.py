@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -36,8 +37,9 @@ def test_metrics_after_a_kill_in_the_middle_of_an_update(lab, whole):
 
 
 def test_a_fresh_run_sets_the_old_one_aside(lab, whole):
-    """Nothing is deleted, with its metrics; renamed back, it resumes."""
+    """Nothing is deleted, with its metrics and weights; renamed back, as the resume says, it resumes."""
     lab.start("run", {"signal_at": {"updates": [5]}}).wait()
+    weights = Path(f"{lab.stem('run')}.pth").read_bytes()
     kept = {path.name: digest(list(path.read_bytes())) for path in lab.checkpoints("run")}
     lines = lab.stem("run").with_suffix(".metrics.jsonl").read_text()
     for number in (1, 2):
@@ -48,8 +50,11 @@ def test_a_fresh_run_sets_the_old_one_aside(lab, whole):
     assert {path.name: digest(list(path.read_bytes())) for path in old.glob("update_*.pt")} == kept
     assert all(map(verified, old.glob("update_*.pt")))
     assert (old / "pretrain_32.metrics.jsonl").read_text() == lines
+    assert (old / "pretrain_32.pth").read_bytes() == weights
 
     shutil.rmtree(lab.stem("run").parent / "pretrain_32_resume")
+    refused = lab.run("run", from_resume=1, hooks={"fail_at": {"updates": [1], "kind": "raise"}}, expect=1)
+    assert f"rename {old.with_name('pretrain_32_resume_old2')} to {lab.stem('run')}_resume to go on" in refused.out
     old.rename(lab.stem("run").parent / "pretrain_32_resume")
     shutil.copy(old.with_name("pretrain_32_resume") / "pretrain_32.metrics.jsonl", lab.stem("run").parent)
     lab.run("run", from_resume=1)
