@@ -19,8 +19,8 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	touch $@
 
 # For a corpus of a few megabytes: a small model that sees it several times, at rates that learn fast
-SMALL = --hidden_size 256 --batch_size 16 --accumulation_steps 1 --epochs 4 --optimizer muon --init_scheme zero_out \
-        --learning_rate 2e-3 --lr_schedule wsd --val_fraction 0.02 --eval_interval 150 --log_interval 25 \
+SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon --init_scheme zero_out \
+        --learning_rate 2e-3 --lr_schedule linear --val_fraction 0.02 --eval_interval 300 --log_interval 25 \
         --sample_prompts "Return the" "class str"
 
 pretrain: $(VENV)/.installed

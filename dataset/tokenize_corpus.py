@@ -23,7 +23,7 @@ from dataset.flags import Parser, positive
 from dataset.token_store import open_or_build
 
 
-def parse_args(argv=None) -> argparse.Namespace:
+def build_parser() -> Parser:
     options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     p = Parser(prog="tokenize_corpus.py", description=__doc__, **options)
     p.add_argument("--data_path", nargs="+", required=True, help="as the trainer's; each source gets a store")
@@ -34,7 +34,7 @@ def parse_args(argv=None) -> argparse.Namespace:
     p.add_argument("--num_procs", type=positive(int), help="processes (default: one a core)")
     p.switch(p, "--skip_bad_lines", False, "skip and count faulty lines instead of stopping at the first")
     p.switch(p, "--parse_special_tokens", False, "special tokens spelt out inside a text become those tokens")
-    return p.parse_args(argv)
+    return p
 
 
 def shard(value: str) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def shard(value: str) -> tuple[int, int]:
 
 
 def main(argv=None) -> int:
-    args = parse_args(argv)
+    args = build_parser().parse_args(argv)
     encoder = DocumentEncoder(load_tokenizer(args.tokenizer_path), args.parse_special_tokens)
     for source in args.data_path:
         path = split_weight(source)[0]

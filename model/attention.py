@@ -1,4 +1,4 @@
-"""Attention of packed training rows: each position sees the earlier ones of its document.
+"""Attention masks, and attention of packed training rows: each position sees the earlier ones of its document.
 
 `Attention.forward` in model_minimind.py calls PyTorch's SDPA, which is the reference. On the CPU SDPA computes what the
 mask forbids, at a twentieth of the matrix-product rate: there, `block_attention` lets each block of queries meet only
@@ -10,6 +10,7 @@ one, W positions of a block, S keys that a block may see.
 """
 
 import torch
+import torch.nn.functional as F
 
 BLOCKS = 4  # of queries in a row: with many the products are small, with few half of them is masked; 8 gain nothing
 
@@ -111,3 +112,20 @@ def flex_works(config, device):
         return bool(q.grad.isfinite().all())
     except Exception:  # whatever the compiler raises for a GPU or a head size that it does not know
         return False
+
+
+def causal(T, S, past, device):
+    """[T, S] bool: query i is at position past + i and sees the keys up to there."""
+    return torch.arange(S, device=device) <= (torch.arange(T, device=device) + past).unsqueeze(1)
+
+
+def visible_keys(padding, T, S, past, device):
+    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one."""
+    if padding is None and isinstance(past, int) and past == 0 and S == T:
+        return None
+    mask = causal(T, S, past, device).unsqueeze(0)
+    if padding is not None:
+        padding = F.pad(padding[:, :S].bool(), (0, S - min(S, padding.shape[1])))
+        itself = torch.arange(S, device=device) == (torch.arange(T, device=device) + past).unsqueeze(1)
+        mask = (mask & padding.unsqueeze(1)) | itself  # a padded query sees itself: a row without keys could give NaN
+    return mask.unsqueeze(1)

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from model.attention import document_mask
+from model.attention import document_mask, visible_keys
 from model.config import MiniMindConfig
 from model.fast_path import FastPath
 from model.loss import chunked_cross_entropy
@@ -344,23 +344,6 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{length} positions, but max_position_embeddings is {self.config.max_position_embeddings}: "
                 "shorten the input or raise that config field"
             )
-
-
-def causal(T, S, past, device):
-    """[T, S] bool: query i is at position past + i and sees the keys up to there."""
-    return torch.arange(S, device=device) <= (torch.arange(T, device=device) + past).unsqueeze(1)
-
-
-def visible_keys(padding, T, S, past, device):
-    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one."""
-    if padding is None and isinstance(past, int) and past == 0 and S == T:
-        return None
-    mask = causal(T, S, past, device).unsqueeze(0)
-    if padding is not None:
-        padding = F.pad(padding[:, :S].bool(), (0, S - min(S, padding.shape[1])))
-        itself = torch.arange(S, device=device) == (torch.arange(T, device=device) + past).unsqueeze(1)
-        mask = (mask & padding.unsqueeze(1)) | itself  # a padded query sees itself: a row without keys could give NaN
-    return mask.unsqueeze(1)
 
 
 AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)

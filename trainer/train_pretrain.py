@@ -243,7 +243,7 @@ def open_corpus(args, encoder, ranks):
                     "dataset/README.md tells how to get a full corpus; --data_path trains on your own.",
                     flush=True,
                 )
-    corpus = Corpus(
+    return Corpus(
         data_path,
         encoder,
         max_seq_len=args.max_seq_len,
@@ -257,7 +257,6 @@ def open_corpus(args, encoder, ranks):
         skip_bad_lines=args.skip_bad_lines,
         progress=ranks.is_main,
     )
-    return corpus
 
 
 def make_folder(folder):

@@ -1,0 +1,71 @@
+"""Every command line of the documents names a script that exists and flags that it takes; a tiny model runs most of them.
+
+(tests/test_export.py runs those of docs/scripts.md and of the README.)
+"""
+
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from dataset import tokenize_corpus
+from scripts import evaluate, export_hf, generate
+from tests.helpers import ROOT
+from trainer import arguments, train_tokenizer
+
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "dataset" / "README.md"]
+PARSERS = {
+    "trainer/train_pretrain.py": arguments.parser,
+    "trainer/train_tokenizer.py": train_tokenizer.build_parser,
+    "dataset/tokenize_corpus.py": tokenize_corpus.build_parser,
+    "scripts/generate.py": generate.build_parser,
+    "scripts/evaluate.py": evaluate.build_parser,
+    "scripts/export_hf.py": export_hf.build_parser,
+}
+
+
+def commands():
+    """(document, words) of each line of a code block that starts a script of ours; continued lines are joined."""
+    for path in DOCUMENTS:
+        blocks = re.findall(
+            r"^```\w*\n(.*?)^```|^((?:    .*\n)+)", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
+        for line in "\n".join(block or indented for block, indented in blocks).replace("\\\n", " ").splitlines():
+            if re.match(r"\s*(chrt -r 1 )?(python|torchrun)\b", line) and ".py" in line and "llama.cpp" not in line:
+                yield path.name, shlex.split(line, comments=True)
+
+
+@pytest.mark.parametrize(
+    "document, words", commands(), ids=lambda value: value if isinstance(value, str) else " ".join(value)[:60]
+)
+def test_a_command_of_the_documents(document, words):
+    at = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    script, arguments = words[at], [word for word in words[at + 1 :] if word != "..."]
+    source = (ROOT / script).read_text(encoding="utf-8")
+    if script in PARSERS:
+        PARSERS[script]().parse_args(arguments)
+    else:
+        missing = [word for word in arguments if word.startswith("--") and f'"{word}"' not in source]
+        assert not missing, f"{script} has no {missing}"
+
+
+def test_the_documents_have_commands():
+    assert len(list(commands())) > 25
+
+
+def test_make_targets_of_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for path in DOCUMENTS:
+        for target in re.findall(r"^make (\w[\w-]*)|`make (\w[\w-]*)`", path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
+
+
+def test_the_command_of_make_pretrain():
+    """What `make -n` would run, on an empty machine."""
+    lines = subprocess.run(
+        ["make", "-n", "pretrain"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    (words,) = [shlex.split(line) for line in lines if "train_pretrain.py" in line]
+    args = arguments.parser().parse_args(words[2:])
+    assert args.optimizer == "muon" and args.sample_prompts and args.data_path is None
