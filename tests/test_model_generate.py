@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
-from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from model.model_minimind import MiniMindForCausalLM
+from tests.helpers import tiny_model
 
 KINDS = {
     "minimind2": {},
@@ -16,15 +17,8 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def tiny(kind="minimind2", **fields):
-    torch.manual_seed(0)
-    size = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    model = MiniMindForCausalLM(MiniMindConfig(**{**size, **KINDS[kind], **fields})).eval()
+    sizes = {"vocab_size": 61, "num_key_value_heads": 2}
+    model = tiny_model(**{**sizes, **KINDS[kind], **fields}).eval()
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             parameter.data.normal_(0, 0.3)  # far from the uniform distribution, so that wrong attention shows

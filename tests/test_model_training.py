@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from model import loss as loss_module
 from model.loss import chunked_cross_entropy
-from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from tests.helpers import tiny_model
 
 KINDS = {
     "minimind2": {},
@@ -19,15 +19,8 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def tiny(kind="minimind2", **fields):
-    torch.manual_seed(0)
-    size = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    return MiniMindForCausalLM(MiniMindConfig(**{**size, **KINDS[kind], **fields})).train()
+    sizes = {"vocab_size": 61, "num_key_value_heads": 2}
+    return tiny_model(**{**sizes, **KINDS[kind], **fields})
 
 
 def gradients(model):

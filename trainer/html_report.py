@@ -44,7 +44,7 @@ def write_report(metrics_paths, page, png=None):
         file.write(html_page(runs, names).encode())
     if png:
         figure = draw(runs, names, *CHARTS[0][1:3], ink="#222222", grid="#dddddd", size=(8, 4.5))
-        figure.axes[0].set_title(CHARTS[0][0], loc="left", fontsize=11)
+        figure.suptitle(CHARTS[0][0], x=0.01, ha="left", fontsize=12)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=120, facecolor="white", metadata={"Software": None})
         with atomic_file(png) as file:
