@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import json
 import math
+import re
 import time
 
 import torch
@@ -46,6 +47,8 @@ def main(argv=None):
         raise UserError(
             f"--max_length {args.max_length}: the model has {model.config.max_position_embeddings} positions"
         )
+    if args.skip_bad_lines and args.task != "perplexity":
+        raise UserError("--skip_bad_lines is for perplexity: the other tasks want every line of their files")
     bad_lines = BadLines() if args.skip_bad_lines else None
     task, limits = TASKS[args.task], Limits(args.max_length, stride, args.delimiter, args.group_by, bad_lines)
     with user_errors():
@@ -54,14 +57,26 @@ def main(argv=None):
             print(line, file=sys.stderr)
         if not items:
             raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
-        data = "+".join(dict.fromkeys(Path(path).name.partition(".")[0] for path in args.data_path))[:80]
-        out = Path(args.out or Path(args.weight).with_suffix(f".{args.task}.{data}"))
+        out = Path(args.out or default_out(args))
         out.parent.mkdir(parents=True, exist_ok=True)
         journal = Journal(f"{out}.items.jsonl", fingerprint(args, items))
-    scores, speed = score_items(model, items, args, journal)
-    figures, counts = task.metrics(items, scores)
-    report(args, figures, counts, speed, out)
+    try:
+        scores, speed = score_items(model, items, args, journal)
+        figures, counts = task.metrics(items, scores)
+        report(args, figures, counts, speed, out)
+    except OSError as error:
+        raise UserError(f"{out}.*: {error.strerror}; write elsewhere with --out") from error
     return 0
+
+
+def default_out(args):
+    """Beside the weight, named after weight, task and data; the digest tells data of the same name apart."""
+    weight, paths = Path(args.weight).resolve(), [Path(path) for path in args.data_path]
+    names = "+".join(re.sub(r"(\.(jsonl|txt|parquet|gz|zst))+$", "", path.name) for path in paths)
+    names = re.sub(r"[^\w.+-]", "_", names)[:60]
+    digest = hashlib.sha256("\n".join(str(path.resolve()) for path in paths).encode()).hexdigest()[:6]
+    stem = weight.name.removesuffix(".pth")
+    return weight.with_name(f"{stem}.{args.task}.{names}-{digest}")
 
 
 def build_parser():

@@ -94,6 +94,8 @@ def build_parser():
 
 def typed_prompts():
     """Lines of stdin; with a prompt sign and line editing on a terminal."""
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # `utf8` answers for bytes that are no text
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
         return

@@ -1,6 +1,6 @@
-"""Every command line of the documents names a script that exists and flags that it takes; a tiny model runs most of them.
+"""Every command line of the documents names a script that exists and flags that it takes.
 
-(tests/test_export.py runs those of docs/scripts.md and of the README.)
+tests/test_export.py runs those with scripts/ in docs/scripts.md and the README on a tiny model.
 """
 
 import re
@@ -37,7 +37,7 @@ def commands():
 
 
 @pytest.mark.parametrize(
-    "document, words", commands(), ids=lambda value: value if isinstance(value, str) else " ".join(value)[:60]
+    "document, words", list(commands()), ids=lambda value: value if isinstance(value, str) else " ".join(value)[:60]
 )
 def test_a_command_of_the_documents(document, words):
     at = next(i for i, word in enumerate(words) if word.endswith(".py"))

@@ -133,3 +133,35 @@ def parse_args(argv=None):
     if args.val_path and args.val_fraction:
         p.error("--val_path and --val_fraction exclude each other: drop one")
     return args
+
+
+def ignored_settings(args, ranks, corpus, steps):
+    """A line for each setting that was given and cannot do what it is there for. steps: micro-batches of the run."""
+    default = parser().get_default
+    muon = args.optimizer == "muon"
+    cases = [
+        (
+            "local_rank",
+            args.local_rank not in (-1, ranks.local_rank),
+            "torchrun's environment decides, or there is none",
+        ),
+        ("device", ":" in (args.device or "") and ranks.world_size > 1, "each rank takes the device of its local rank"),
+        ("muon_lr", args.muon_lr != default("muon_lr") and not muon, "--optimizer is adamw"),
+        ("init_scheme", args.init_scheme != "default" and args.from_weight != "none", "the weights come from a file"),
+        (
+            "eval_interval",
+            args.eval_interval != default("eval_interval") and not corpus.val_store,
+            "no validation data",
+        ),
+        (
+            "wandb_project",
+            args.wandb_project != default("wandb_project") and args.tracker in ("none", "tensorboard"),
+            f"--tracker is {args.tracker}",
+        ),
+    ]
+    lines = [f"warning: --{name} {getattr(args, name)} has no effect: {why}" for name, applies, why in cases if applies]
+    if args.warmup_iters >= steps:
+        lines.append(
+            f"warning: --warmup_iters {args.warmup_iters}: the run has {steps} micro-batches, so its rate only rises"
+        )
+    return lines

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import glob
 import hashlib
-import itertools
 import json
 import os
 import pickle
@@ -151,7 +150,13 @@ def load_checkpoint(path):
 
 
 def folder_number(folder):
-    return int(folder.name.rpartition("_old")[2])
+    """n of {name}_old{n}, 0 if that is no number."""
+    number = folder.name.rpartition("_old")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def is_link_of(path, file):
+    return path.exists() and path.samefile(file)
 
 
 class Checkpoints:
@@ -224,35 +229,50 @@ class Checkpoints:
                 Path(f"{path}.sha256").unlink(missing_ok=True)
 
     def set_aside(self, files, notice=print):
-        """Move the checkpoints of an earlier run, and its other `files`, out of the way of a fresh one; nothing is deleted.
+        """Keep an earlier run when a fresh one takes its place: its checkpoints and other `files` move to a folder.
 
-        One rename moves them all, so that a kill at any moment leaves them together, here or there.
+        One rename moves them, so that a kill at any moment leaves them together, here or there. Weights stay here too
+        until the new ones replace them.
         """
-        files = [file for file in map(Path, files) if file.exists()]
-        if not (self.paths() or files):
+        if any((self.folder / Path(file).name).exists() for file in files):  # one that was brought back and not resumed
+            self._move(notice)
+        before = self._asides()[-1:]
+        kept = [file for file in map(Path, files) if file.exists()]
+        kept = [file for file in kept if not any(is_link_of(folder / file.name, file) for folder in before)]
+        if not (self.paths() or kept):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        for file in files:  # the new run replaces them by renaming, so a link keeps the old content
-            kept = self.folder / file.name
-            kept.unlink(missing_ok=True)
-            try:
-                os.link(file, kept)
+        for file in kept:
+            try:  # our files are replaced by renaming, so a link keeps the old content
+                os.link(file, self.folder / file.name)
             except OSError:  # a file system without links
-                shutil.copy2(file, kept)
-        old = next(folder for folder in self._asides() if not folder.exists())
+                shutil.copy2(file, self.folder)
+        self._move(notice)
+        for file in kept:
+            if file.suffix not in (".pth", ".json"):
+                file.unlink()
+
+    def _move(self, notice):
+        numbers = [folder_number(folder) for folder in self._asides()]
+        old = self.folder.with_name(f"{self.folder.name}_old{max(numbers, default=0) + 1}")
+        hint = "; --from_resume 1 would have gone on with it" if self.paths() else ""
         self.folder.rename(old)
-        notice(
-            f"a fresh run: the checkpoints, weights and metrics of the one before are now in {old}; --from_resume 1 would "
-            "have gone on from them"
-        )
+        notice(f"a fresh run: what there is of the one before is now in {old}{hint}")
 
     def _asides(self):
-        return (self.folder.with_name(f"{self.folder.name}_old{n}") for n in itertools.count(1))
+        """The folders that `set_aside` has made, the latest last."""
+        found = self.folder.parent.glob(f"{glob.escape(self.folder.name)}_old*")
+        return sorted((folder for folder in found if folder_number(folder)), key=folder_number)
 
     def last_aside(self):
-        """The folder into which `set_aside` moved the last run that had checkpoints, or None."""
-        folders = itertools.takewhile(Path.exists, self._asides())
-        return max((folder for folder in folders if any(folder.glob("update_*.pt"))), key=folder_number, default=None)
+        """The folder of the last run that was set aside with checkpoints, or None."""
+        return next((folder for folder in reversed(self._asides()) if any(folder.glob("update_*.pt"))), None)
+
+    def bring_back(self, files):
+        """Put the `files` of a run whose folder was renamed back where they were."""
+        for file in map(Path, files):
+            if (self.folder / file.name).exists():
+                os.replace(self.folder / file.name, file)
 
     def newest(self, notice=print):
         """(state, path) of the newest checkpoint whose digest holds, or None where there is none at all.

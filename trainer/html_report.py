@@ -221,6 +221,6 @@ def go_on(run):
         ("export to Hugging Face", f"python scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf"),
     ]
     if run.starts and run.starts[-1]["command"]:
-        command = re.sub(r" --from_resume\b( (?!-)\S+)?", "", run.starts[-1]["command"])
+        command = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", run.starts[-1]["command"])
         commands.insert(0, ("train on, after a stop or with more epochs", f"{command} --from_resume 1"))
     return commands

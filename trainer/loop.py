@@ -120,7 +120,9 @@ def train_epoch(run, epoch):
 
         if run.validate and (finished or crosses(args.eval_interval, steps_before, progress.step)):
             progress.evaluation_due = True
-        if run.validate and progress.evaluation_due and not stop_signal:
+        if run.sample and finished:
+            progress.evaluation_due = True
+        if progress.evaluation_due and not stop_signal:
             with run.watch.paused():
                 stop_signal = validate(run)
         if saving or stop_signal:
@@ -138,21 +140,21 @@ def crosses(interval, first_step, last_step):
 def fit(run):
     """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code."""
     args, progress, say = run.args, run.progress, run.reporter.say
-    if run.validate and progress.evaluation_due:  # a signal broke it off; if one comes again, nothing is lost
-        validate(run)
-    while progress.epoch < args.epochs:
+    stop_signal = 0
+    if progress.evaluation_due:  # a signal broke it off
+        stop_signal = validate(run)
+        if progress.epoch >= args.epochs and not stop_signal:
+            run.saved_update = -1  # no update comes that would be saved, and the evaluation is not to be done again
+            save(run)
+    while progress.epoch < args.epochs and not stop_signal:
         stop_signal = train_epoch(run, progress.epoch)
-        if stop_signal:
-            finish_saving(run)
-            say(
-                f"stopped by signal {stop_signal} after update {progress.update}; everything is saved, and the same "
-                "command with --from_resume 1 goes on from here"
-            )
-            return 128 + stop_signal
     finish_saving(run)
-    if run.sample and not run.validate:  # otherwise they came with the last evaluation
-        record_samples(run, run.sample()[0])
-    return 0
+    if stop_signal:
+        say(
+            f"stopped by signal {stop_signal} after update {progress.update}; everything is saved, and the same "
+            "command with --from_resume 1 goes on from here"
+        )
+    return 128 + stop_signal if stop_signal else 0
 
 
 def position(run):
@@ -197,6 +199,8 @@ def report_skipped(run, outcome, plan):
     )
     if outcome.skipped_in_a_row >= run.args.max_bad_updates:
         finish_saving(run)
+        if not run.ranks.is_main:
+            raise UserError("")  # all ranks are here; one says why
         raise UserError(
             f"{int(outcome.skipped_in_a_row)} updates in a row had a non-finite loss or gradient (up to step {step}); "
             "nothing of them is saved: lower --learning_rate or look at the documents named above"
@@ -204,18 +208,20 @@ def report_skipped(run, outcome, plan):
 
 
 def validate(run):
-    """Evaluate and record; returns the number of a stop signal that came meanwhile (nothing is recorded then)."""
-    values, stop_signal = run.validate()
+    """Evaluate, sample and record; returns the number of a stop signal that came meanwhile (nothing is recorded then)."""
+    values, stop_signal = run.validate() if run.validate else ({}, 0)
     samples, progress = [], run.progress
     if run.sample and not stop_signal:
         samples, stop_signal = run.sample()
-    if not stop_signal:
-        progress.evaluation_due = False
+    if stop_signal:
+        return stop_signal
+    progress.evaluation_due = False
+    if values:
         progress.best_val_loss = min(progress.best_val_loss, values["val_loss"])
         text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
         run.reporter.log({**position(run), **values}, f"Validation after update {progress.update}: {text}")
-        record_samples(run, samples)
-    return stop_signal
+    record_samples(run, samples)
+    return 0
 
 
 def record_samples(run, samples):

@@ -28,7 +28,7 @@ def state_dict(run):
         "identity": run.identity,
         "settings": {name: value for name, value in vars(run.args).items() if value is not None},
         "versions": versions(),
-        "seconds": run.watch.elapsed(),
+        "seconds": run.watch.elapsed() if run.watch else run.seconds_before,
         "tracker_ids": run.tracker_ids,
     }
 
@@ -68,7 +68,7 @@ def finish_saving(run):
 
 
 def resume(run):
-    """Continue from the newest good checkpoint, if there is one.
+    """Continue from the newest good checkpoint; returns whether there is one.
 
     Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference.
     """
@@ -94,7 +94,7 @@ def resume(run):
         earlier = run.checkpoints.last_aside()
         hint = f" (rename {earlier} to {run.checkpoints.folder} to go on with the run before)" if earlier else ""
         say(f"--from_resume 1: there is no checkpoint yet, starting afresh{hint}")
-        return
+        return False
     state = state or load_checkpoint(path)
     run.engine.model.load_state_dict(state["model"])
     run.engine.load_state_dict(state["engine"])
@@ -104,6 +104,7 @@ def resume(run):
     restore_rank(run, state["ranks"])
     announce_changes(run, state)
     say(f"resumed from {path}: epoch {run.progress.epoch + 1}, row {run.progress.row}, update {run.progress.update}")
+    return True
 
 
 def restore_rank(run, before):

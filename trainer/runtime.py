@@ -47,7 +47,9 @@ def run_cli(main):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a sample's characters must not end a run
             stream.reconfigure(errors="backslashreplace")
     try:
-        sys.exit(main())
+        code = main()
+        sys.stdout.flush()
+        sys.exit(code)
     except (UserError, DataError) as error:
         if str(error):  # otherwise rank 0 says it
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)

@@ -26,7 +26,7 @@ from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from trainer.arguments import parse_args, parser
+from trainer.arguments import ignored_settings, parse_args
 from trainer.checkpoint import Checkpoints, remove_temporaries, save_weights
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
@@ -118,11 +118,10 @@ def train(args, ranks, device, signals, command=""):
             "optimizer": args.optimizer,
         },
     )
-    if args.from_resume:
-        resume(run)
-    if run.progress.epoch >= args.epochs and not (run.validate and run.progress.evaluation_due):
+    resumed = args.from_resume and resume(run)
+    if run.progress.epoch >= args.epochs and not run.progress.evaluation_due:
         return leave_finished(run, stem)
-    start_reporting(run, stem)
+    start_reporting(run, stem, resumed)
     rows = corpus.plan(run.progress.epoch)
     run.flops_per_token = flops_per_token(config, mean_context(rows))
     describe(run, corpus, rows, dtype)
@@ -143,7 +142,7 @@ def train(args, ranks, device, signals, command=""):
     return exit_code
 
 
-def start_reporting(run, stem):
+def start_reporting(run, stem, resumed):
     """Begin or continue the tracker's run and the metrics file. A fresh run first moves an earlier one out of its way."""
     args, reporter = run.args, run.reporter
 
@@ -153,20 +152,23 @@ def start_reporting(run, stem):
             options = (args.wandb_project, stem.name, vars(args), stem.parent, ids.get(args.tracker), step)
             reporter.tracker = open_tracker(args.tracker, *options)
             ids[args.tracker] = reporter.tracker.id
-        if not args.from_resume:
-            kinds = ("metrics.jsonl", "pth", "json", "report.html", "loss.png")
-            run.checkpoints.set_aside([f"{stem}.{kind}" for kind in kinds], reporter.say)
-        reporter.open(f"{stem}.metrics.jsonl", is_past(run) if args.from_resume else None)
+        files = [f"{stem}.{kind}" for kind in ("metrics.jsonl", "pth", "json", "report.html", "loss.png")]
+        if resumed:
+            run.checkpoints.bring_back(files)
+        else:
+            run.checkpoints.set_aside(files, reporter.say)
+        reporter.open(f"{stem}.metrics.jsonl", is_past(run) if resumed else None)
 
     on_main(run.ranks, begin)
 
 
 def leave_finished(run, stem):
-    """End a run that has already done its epochs: only weights that were moved away, or could not be written, come back."""
+    """End a run that has already done its epochs: only weights that were moved away come back."""
     run.reporter.say(
         f"this run has already done its {run.args.epochs} epochs: nothing to do (a higher --epochs goes on)"
     )
-    on_main(run.ranks, lambda: run.save_weights(run.engine.model.state_dict()))
+    if not all(Path(f"{stem}.{kind}").exists() for kind in ("pth", "json")):
+        on_main(run.ranks, lambda: run.save_weights(run.engine.model.state_dict()))
     run.reporter.say(f"weights: {stem}.pth, config: {stem}.json")
     return 0
 
@@ -279,34 +281,6 @@ def check_vocabulary(args, config, corpus):
             f"--tokenizer_path {args.tokenizer_path} gives token id {corpus.max_token_id}, beyond the model's vocabulary of "
             f"{config.vocab_size}: use the tokenizer that the weights were trained with"
         )
-
-
-def ignored_settings(args, ranks, corpus, steps):
-    """A line for each setting that was given and has no effect, or not the one it is there for. steps: of the run."""
-    default = parser().get_default
-    muon = args.optimizer == "muon"
-    cases = [
-        ("warmup_iters", args.warmup_iters >= steps, f"the run has {steps} micro-batches; its rate only rises"),
-        (
-            "local_rank",
-            args.local_rank not in (-1, ranks.local_rank),
-            "torchrun's environment decides, or there is none",
-        ),
-        ("device", ":" in (args.device or "") and ranks.world_size > 1, "each rank takes the device of its local rank"),
-        ("muon_lr", args.muon_lr != default("muon_lr") and not muon, "--optimizer is adamw"),
-        ("init_scheme", args.init_scheme != "default" and args.from_weight != "none", "the weights come from a file"),
-        (
-            "eval_interval",
-            args.eval_interval != default("eval_interval") and not corpus.val_store,
-            "no validation data",
-        ),
-        (
-            "wandb_project",
-            args.wandb_project != default("wandb_project") and args.tracker in ("none", "tensorboard"),
-            f"--tracker is {args.tracker}",
-        ),
-    ]
-    return [f"warning: --{name} {getattr(args, name)} has no effect: {why}" for name, applies, why in cases if applies]
 
 
 def objective(model):

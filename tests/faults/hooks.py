@@ -46,8 +46,9 @@ def ledger(path):
 
     def counting_resume(run):
         nonlocal count
-        resume(run)
+        resumed = resume(run)
         count = run.progress.update
+        return resumed
 
     loop.make_loader, train_pretrain.resume = recording_loader, counting_resume
     engine.Engine.__init__, engine.Engine.update = recording_start, recording_update
@@ -96,9 +97,10 @@ def at_update(updates, action, rank=0, once=None):
 
     def counting_resume(run):
         nonlocal count
-        resume(run)
+        resumed = resume(run)
         count = run.progress.update
         pending.difference_update(range(count + 1))
+        return resumed
 
     engine.Engine.micro_batch, engine.Engine.update = acting_micro_batch, counting_update
     train_pretrain.resume = counting_resume
