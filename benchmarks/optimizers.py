@@ -1,7 +1,7 @@
 """Tokens that Muon needs for the validation loss that tuned AdamW reaches.
 
-    python benchmarks/optimizers.py                                    # 7 M model, 4 M tokens, 3 seeds: about an hour on two cores
-    python benchmarks/optimizers.py --hidden_size 512 --shares 0.6     # the 26 M model: about 3 hours
+    python benchmarks/optimizers.py                                    # 7 M model, 4 M tokens, 3 seeds: an hour and a half on two cores
+    python benchmarks/optimizers.py --hidden_size 512 --shares 0.6     # the 26 M model: about 4 hours
     python benchmarks/optimizers.py --tokens 100000 --seeds 1 --rates 2e-3     # to see it work
 
 AdamW trains `--tokens` tokens of en_wiki and zh_wiki (the embedded corpus where ../shared/corpora is absent) with each
@@ -88,7 +88,7 @@ def main():
     p.add_argument("--hidden_size", type=int, default=256)
     p.add_argument("--tokens", type=int, default=4_000_000)
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3], help="of AdamW")
+    p.add_argument("--rates", type=float, nargs="+", default=[1.25e-4, 2.5e-4, 5e-4, 1e-3], help="of AdamW")
     p.add_argument("--muon_rate", type=float, default=2e-3, help="of what AdamW trains beside Muon")
     p.add_argument("--shares", type=float, nargs="+", default=[0.6], help="of the tokens, for Muon")
     p.add_argument("--work", default=str(ROOT / "out" / "optimizers"))
