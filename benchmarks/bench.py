@@ -54,11 +54,17 @@ LENGTHS, LONGEST = (64, 600), 512  # tokens of a document, BOS and EOS included:
 # --------------------------------------------------------------------------------------- the documents
 
 
-def sources():
-    """Iterators over texts, to be drawn from in turn."""
+def corpus_files():
+    """English and Chinese, or the embedded corpus where ../shared is absent."""
     files = [CORPORA / f"{name}.train.jsonl" for name in ("en_wiki", "zh_wiki")]
     if not all(file.is_file() for file in files):
         files = [build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")]
+    return files
+
+
+def sources():
+    """Iterators over texts, to be drawn from in turn."""
+    files = corpus_files()
     return [(json.loads(line)["text"] for line in open(file, encoding="utf-8")) for file in files]  # noqa: SIM115
 
 

@@ -29,14 +29,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from benchmarks.bench import CORPORA, corpus_files
 from dataset.corpus import Corpus
-from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.loader import UpdateSchedule, make_loader
 from dataset.packing import EpochPlan
 from dataset.token_store import open_or_build
 
-CORPORA = ROOT.parent / "shared" / "corpora"
 CORES = len(os.sched_getaffinity(0))
 T = 512
 # Texts are read first; whole batches, so that the tokenizer's own threads (RAYON_NUM_THREADS) have work
@@ -67,10 +66,7 @@ print(imported - began, opened - imported, time.perf_counter() - opened)
 
 def sources():
     """(English, Chinese) files; without ../shared both are the embedded corpus."""
-    pair = [CORPORA / "en_wiki.train.jsonl", CORPORA / "zh_wiki.train.jsonl"]
-    if not all(file.exists() for file in pair):
-        pair = [build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")] * 2
-    return [str(file) for file in pair]
+    return [str(file) for file in (corpus_files() * 2)[:2]]
 
 
 def repeated(path, size):

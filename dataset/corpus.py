@@ -67,6 +67,7 @@ class Corpus:
     def plan(self, epoch):
         """The EpochPlan of `epoch`, the same on every rank. DataError if no document can be trained."""
         if self._last_plan[0] != epoch:
+            self._last_plan = (None, None)  # let go of it first: two would take twice the memory
             documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
             plan = self._plan(self.store, documents, epoch)
             if not plan.n_rows:

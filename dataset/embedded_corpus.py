@@ -32,9 +32,8 @@ def build_embedded_corpus(path: str | Path) -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(
-        path.with_name(f".{path.name}.lock")
-    ):  # of ranks that start together one builds; a second file would look like an edit
+    # Of ranks that start together one builds: a second file would look like an edit.
+    with FileLock(path.with_name(f".{path.name}.lock")):
         if not path.is_file():
             _write(path)
     return path

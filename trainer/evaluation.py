@@ -51,17 +51,19 @@ def samples(engine, tokenizer, encoder, prompts, signals, seed):
     """
     found, ranks = [], engine.ranks
     for first in range(0, len(prompts), ranks.world_size):
-        own, text = prompts[first + ranks.rank : first + ranks.rank + 1], None
-        if own and not signals.signum:
-            text = sample(engine, tokenizer, encoder, own[0], seed)
-        answers = [(own and own[0], text, signals.signum)]
+        own = [
+            (prompt, sample(engine, tokenizer, encoder, prompt, seed))
+            for prompt in prompts[first + ranks.rank : first + ranks.rank + 1]
+            if not signals.signum
+        ]
+        answers = [(own, signals.signum)]
         if ranks.world_size > 1:
-            answers = [None] * ranks.world_size
-            dist.all_gather_object(answers, (own and own[0], text, signals.signum))
-        stop_signal = max(signum for _, _, signum in answers)
+            answers *= ranks.world_size
+            dist.all_gather_object(answers, (own, signals.signum))
+        stop_signal = max(signum for _, signum in answers)
         if stop_signal:
             return [], stop_signal
-        found += [(prompt, text) for prompt, text, _ in answers if prompt]
+        found += [pair for of_rank, _ in answers for pair in of_rank]
     return found, 0
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dataset.loader import UpdateSchedule, make_loader
 from trainer.machine import peak_memory
 from trainer.optim import learning_rate
-from trainer.report import Stopwatch, log_line, printable
+from trainer.report import Stopwatch, log_line, position, printable
 from trainer.resume import finish_saving, save
 from trainer.runtime import UserError
 
@@ -155,11 +155,6 @@ def fit(run):
             "command with --from_resume 1 goes on from here"
         )
     return 128 + stop_signal if stop_signal else 0
-
-
-def position(run):
-    """Where a line of the metrics file stands: the axis that all of them share."""
-    return {"step": run.progress.step, "update": run.progress.update, "tokens": run.progress.tokens}
 
 
 def log_step(run, epoch, step, steps, lr):

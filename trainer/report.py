@@ -127,6 +127,11 @@ def columns(terminal):
         return 80
 
 
+def position(run):
+    """Where a line of the metrics file stands: the axis that all of them share."""
+    return {"step": run.progress.step, "update": run.progress.update, "tokens": run.progress.tokens}
+
+
 def printable(text):
     """`text` with pictures in place of control characters, which a terminal would obey."""
     return text.translate({code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421})
@@ -251,9 +256,7 @@ def describe(run, corpus, rows, dtype):
         say(line)
     run.reporter.record(
         {
-            "step": run.progress.step,
-            "update": run.progress.update,
-            "tokens": run.progress.tokens,
+            **position(run),
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "command": run.command,
             "settings": {name: value for name, value in vars(args).items() if value is not None},

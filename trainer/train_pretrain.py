@@ -122,17 +122,7 @@ def train(args, ranks, device, signals, command=""):
     if run.progress.epoch >= args.epochs and not run.progress.evaluation_due:
         return leave_finished(run, stem)
     start_reporting(run, stem, resumed)
-    rows = corpus.plan(run.progress.epoch)
-    run.flops_per_token = flops_per_token(config, mean_context(rows))
-    describe(run, corpus, rows, dtype)
-    steps = -(-rows.n_rows // (args.batch_size * ranks.world_size)) * args.epochs
-    for line in filter(None, (precision_notice, *ignored_settings(args, ranks, corpus, steps))):
-        reporter.say(line)
-    flops = run.flops_per_token * rows.n_rows * rows.T * args.epochs / ranks.world_size
-    compile_blocks(model, args.use_compile, device, reporter.say, (args.batch_size, rows.T), flops)
-    if flops > 1e13:  # tens of seconds: a shorter run is not kept waiting for it
-        run.product_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
-
+    prepare(run, corpus, dtype, precision_notice)
     exit_code = fit(run)
     if exit_code == 0:
         reporter.say(f"weights: {stem}.pth, config: {stem}.json")
@@ -160,6 +150,21 @@ def start_reporting(run, stem, resumed):
         reporter.open(f"{stem}.metrics.jsonl", is_past(run) if resumed else None)
 
     on_main(run.ranks, begin)
+
+
+def prepare(run, corpus, dtype, precision_notice):
+    """Say what the run will do, and make it fast. The plans that this looks at are not kept."""
+    args, ranks, model, device, say = run.args, run.ranks, run.engine.model, run.engine.device, run.reporter.say
+    first = corpus.plan(0)  # whatever the epoch: a resume decides as the first start did
+    run.flops_per_token = flops_per_token(model.config, mean_context(first))
+    flops = flops_per_token(model.config, first.T) * first.n_rows * first.T * args.epochs / ranks.world_size
+    steps = -(-first.n_rows // (args.batch_size * ranks.world_size)) * args.epochs
+    describe(run, corpus, corpus.plan(run.progress.epoch), dtype)
+    for line in filter(None, (precision_notice, *ignored_settings(args, ranks, corpus, steps))):
+        say(line)
+    compile_blocks(model, args.use_compile, device, say, (args.batch_size, first.T), flops)
+    if flops > 1e13:  # tens of seconds: a shorter run is not kept waiting for it
+        run.product_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
 
 
 def leave_finished(run, stem):
