@@ -32,7 +32,7 @@ import torch
 from benchmarks.bench import CORPORA, corpus_files
 from dataset.corpus import Corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
-from dataset.loader import UpdateSchedule, make_loader
+from dataset.loader import Assembler, UpdateSchedule, make_loader
 from dataset.packing import EpochPlan
 from dataset.token_store import open_or_build
 
@@ -157,7 +157,7 @@ def loader(work, encoder):
     for workers in (0, 1) * 5:
         if not workers:
             os.sched_setaffinity(0, {min(cores)})
-        batches = make_loader(corpus.store, plan, schedule, num_workers=workers)
+        batches = make_loader(Assembler(corpus.store), plan, schedule, num_workers=workers)
         next(batches)  # the start of the worker process is not counted
         began, tokens = time.perf_counter(), 0
         for _, _, batch in batches:

@@ -23,10 +23,10 @@ from statistics import median
 import torch
 
 from dataset.loader import Batch
+from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.checkpoint import Checkpoints, save_weights, snapshot
 from trainer.engine import Engine
-from trainer.loop import Totals
 from trainer.optim import build_optimizer
 from trainer.runtime import Ranks, pick_device, pick_dtype
 from trainer.train_pretrain import objective

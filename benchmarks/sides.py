@@ -18,10 +18,10 @@ from benchmarks.plain_loop import plain_steps
 from dataset.corpus import Corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.lm_dataset import PretrainDataset
-from dataset.loader import UpdateSchedule, make_loader
+from dataset.loader import Assembler, UpdateSchedule, make_loader
+from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
-from trainer.loop import Totals
 from trainer.machine import peak_memory
 from trainer.optim import build_optimizer
 from trainer.runtime import Ranks, compile_blocks, pick_dtype
@@ -142,7 +142,7 @@ def train_ours(args, config, device, turns):
             plan = corpus.plan(epoch)
             schedule = UpdateSchedule(plan.n_rows, args.rows)
             pin = device.type == "cuda"
-            for _, _, batch in make_loader(corpus.store, plan, schedule, num_workers=1, pin_memory=pin):
+            for _, _, batch in make_loader(Assembler(corpus.store), plan, schedule, num_workers=1, pin_memory=pin):
                 engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
                 engine.update(LR)
                 engine.poll()

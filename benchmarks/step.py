@@ -22,9 +22,9 @@ import time
 import torch
 
 from dataset.loader import Batch
+from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
-from trainer.loop import Totals
 from trainer.machine import peak_memory, product_rate, seconds
 from trainer.optim import build_optimizer
 from trainer.report import flops_per_token

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from dataset.documents import DataError
-from dataset.loader import gather, recipe
+from dataset.loader import gather
 from dataset.packing import EpochPlan
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
 from dataset.token_store import open_or_build
@@ -124,4 +124,4 @@ class ValidationBatches:
 
     def __getitem__(self, i):
         rows = range(i * EVAL_ROWS, min((i + 1) * EVAL_ROWS, self.plan.n_rows))
-        return gather(self.store.tokens, recipe(self.plan, rows), self.pad_id, n_rows=EVAL_ROWS)
+        return gather(self.store.tokens, self.plan.recipe(rows), self.pad_id, n_rows=EVAL_ROWS)

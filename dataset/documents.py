@@ -1,5 +1,5 @@
 """Documents out of files: `.jsonl`, `.jsonl.gz`, `.jsonl.zst`, `.parquet` (a document a line or row) and `.txt` (a
-document a file).
+document a file, or what stands between two blank lines: the trainers' encoders decide).
 
 Every fault of a line is named with file and line. What cannot change a document is harmless and loads as if it were
 not there: blank lines, a byte-order mark before a line, CRLF, a missing newline at the end, an escaped NUL, a very
@@ -154,14 +154,17 @@ class Block:
     lines_before: int | None = None  # None: not known, see LineCounter
     source_bytes: int = 0  # its share of the file, for progress
 
-    def documents(self, text_field: str) -> Iterator[tuple[int, str | tuple[str, str]]]:
-        """Yields (line from 1 in the block, text or (kind, reason) of a fault); not blank lines and empty texts."""
+    def documents(self, text_field: str, split_text: bool = False) -> Iterator[tuple[int, str | tuple[str, str]]]:
+        """Yields (line from 1 in the block, text or (kind, reason) of a fault); not blank lines and empty texts.
+
+        split_text: a blank line ends a document of a .txt file, which is counted in documents then.
+        """
         if self.rows is not None:
             lines, convert = self.rows, _text_of_value
         elif self.raw is not None:
             lines, convert = io.BytesIO(self.raw), _text_of
         elif _suffix(self.path) == ".txt":
-            lines, convert = [self.path.read_bytes()], _text_of_file
+            lines, convert = _paragraphs(self.path) if split_text else [self.path.read_bytes()], _text_of_file
         else:
             lines, convert = self._lines_of_range(), _text_of
         for line, raw in enumerate(lines, start=1):
@@ -182,6 +185,20 @@ class Block:
             while position < self.end and (line := file.readline()):
                 position += len(line)
                 yield line
+
+
+def _paragraphs(path: Path) -> Iterator[bytes]:
+    """What stands between the blank lines of a text file."""
+    lines = []
+    with open(path, "rb") as file:
+        for line in file:
+            if line.removeprefix(BOM).strip():
+                lines.append(line)
+            elif lines:
+                yield b"".join(lines)
+                lines = []
+    if lines:
+        yield b"".join(lines)
 
 
 def _text_of_value(value, text_field: str) -> str:

@@ -30,6 +30,8 @@ class DocumentEncoder:
     post-processor would add is left out.
     """
 
+    blank_line_ends_document = False  # in a .txt file
+
     def __init__(self, tokenizer, parse_special_tokens: bool = False):
         self.parse_special_tokens = parse_special_tokens
         self.bos_id, self.eos_id = tokenizer.bos_token_id, tokenizer.eos_token_id

@@ -40,22 +40,6 @@ class Batch(NamedTuple):
         return self._map(torch.Tensor.pin_memory)
 
 
-class Recipe(NamedTuple):
-    """What it takes to build a batch, without its plan: some numbers per piece. Worker processes get only this."""
-
-    count: np.ndarray  # [R] pieces of each row
-    begin: np.ndarray  # [P] first token of each piece in the store
-    pairs: np.ndarray  # [P]
-    T: int
-    padded: bool
-
-
-def recipe(plan, rows):
-    """The Recipe of the given rows (a range or an int array) of a plan."""
-    count, document, start, pairs = plan.pieces(np.asarray(rows, dtype=np.int64))
-    return Recipe(count, np.asarray(plan.offsets[document]) + start, pairs, plan.T, not plan.pack)
-
-
 def gather(tokens, what, pad_id=0, n_rows=None):
     """The Batch of a Recipe, from the array of all tokens.
 
@@ -90,7 +74,7 @@ def gather(tokens, what, pad_id=0, n_rows=None):
 
 def assemble(store, plan, rows, pad_id=0):
     """The Batch of the given rows of a plan; `store` has `.tokens`, the plan's documents end to end."""
-    return gather(store.tokens, recipe(plan, rows), pad_id)
+    return gather(store.tokens, plan.recipe(rows), pad_id)
 
 
 class UpdateSchedule(NamedTuple):
@@ -151,10 +135,10 @@ class UpdateSchedule(NamedTuple):
                 yield update, micro, lo, hi
 
 
-class _Assembler(Dataset):
+class Assembler(Dataset):
     """Turns recipes into batches, in worker processes too. Holds the store alone: no plan is copied to the workers."""
 
-    def __init__(self, store, pad_id):
+    def __init__(self, store, pad_id=0):
         self.store, self.pad_id = store, pad_id
 
     def __getitem__(self, what):
@@ -168,7 +152,7 @@ class _Recipes:
         self.plan, self.schedule, self.rank = plan, schedule, rank
 
     def __iter__(self):
-        return (recipe(self.plan, range(lo, hi)) for _, _, lo, hi in self.schedule.steps(self.rank) if lo < hi)
+        return (self.plan.recipe(range(lo, hi)) for _, _, lo, hi in self.schedule.steps(self.rank) if lo < hi)
 
 
 def _ignore_stop_signals(_):
@@ -178,15 +162,15 @@ def _ignore_stop_signals(_):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
-def make_loader(store, plan, schedule, rank=0, num_workers=0, pin_memory=False, pad_id=0):
-    """Yields (update, micro-batch within it, Batch) for one rank from `schedule.start_row` on; None for an empty slice.
+def make_loader(assembler, plan, schedule, rank=0, num_workers=0, pin_memory=False):
+    """Yields (update, micro-batch within it, batch) for one rank from `schedule.start_row` on; None for an empty slice.
 
-    The batches do not depend on num_workers, and torch's global random numbers are left alone. Worker processes end
-    with the iterator.
+    assembler[plan.recipe(rows)] is the batch of some rows of the plan, made here or in a worker process. The batches do
+    not depend on num_workers, and torch's global random numbers are left alone. Worker processes end with the iterator.
     """
     batches = iter(
         DataLoader(
-            _Assembler(store, pad_id),
+            assembler,
             sampler=_Recipes(plan, schedule, rank),
             batch_size=None,
             num_workers=num_workers,

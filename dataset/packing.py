@@ -11,11 +11,30 @@ distinct keys, which are the same in every numpy and on every machine.
 Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) pairs of a piece or a document.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 CHUNK = 1 << 18  # documents or rows handled at once: bounds the temporaries
 LOW = np.uint64(0xFFFFFFFF)  # sort keys carry what is sorted by in the high half and a number in the low half
 HALF = np.uint64(32)
+
+
+class Totals(NamedTuple):
+    """What an update trains, over all micro-batches and ranks."""
+
+    targets: int
+    documents: int
+
+
+class Recipe(NamedTuple):
+    """What it takes to build a batch, without its plan: some numbers per piece. Worker processes get only this."""
+
+    count: np.ndarray  # [R] pieces of each row
+    begin: np.ndarray  # [P] first token of each piece in the store
+    pairs: np.ndarray  # [P]
+    T: int
+    padded: bool
 
 
 def chunks(n):
@@ -198,6 +217,19 @@ class EpochPlan:
     def row_documents(self, lo, hi):
         """Documents (pieces) in the rows [lo, hi)."""
         return int(self._row_start[hi]) - int(self._row_start[lo])
+
+    def totals(self, lo, hi):
+        """The Totals of the rows [lo, hi)."""
+        return Totals(self.row_targets(lo, hi), self.row_documents(lo, hi))
+
+    def recipe(self, rows):
+        """The Recipe of the given rows (a range or an int array)."""
+        count, document, start, pairs = self.pieces(rows)
+        return Recipe(count, np.asarray(self.offsets[document]) + start, pairs, self.T, not self.pack)
+
+    def documents_of(self, lo, hi):
+        """The numbers of the documents in the rows [lo, hi), each once."""
+        return list(dict.fromkeys(self.pieces(range(lo, hi))[1].tolist()))
 
     def pieces(self, rows):
         """The pieces of the given rows (int array [R]), row by row.

@@ -100,10 +100,10 @@ def flags(**changes):
 
 def train(**changes):
     """Call the trainer's main in this process; returns its Run (engine, progress, ...) after it has finished."""
-    from trainer import train_pretrain
+    from trainer import session, train_pretrain
 
-    runs, fit = [], train_pretrain.fit
-    with mock.patch.object(train_pretrain, "fit", lambda run: runs.append(run) or fit(run)):
+    runs, fit = [], session.fit
+    with mock.patch.object(session, "fit", lambda run: runs.append(run) or fit(run)):
         assert train_pretrain.main(flags(**changes)) == 0
     return runs[0]
 
@@ -119,9 +119,9 @@ def losses(run):
     return [record["loss"] for record in records(run)]
 
 
-def command_line(arguments, launcher=(), cwd=None, **environment):
-    """Run trainer/train_pretrain.py in a process of its own, as a user does; returns the CompletedProcess."""
-    command = [sys.executable, *launcher, str(ROOT / "trainer" / "train_pretrain.py"), *map(str, arguments)]
+def command_line(arguments, launcher=(), cwd=None, script=ROOT / "trainer" / "train_pretrain.py", **environment):
+    """Run a trainer in a process of its own, as a user does; returns the CompletedProcess."""
+    command = [sys.executable, *launcher, str(script), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.helpers import flags, new_port, run_ranks, tiny_model, train, write_corpus
 from tests.updates import KINDS, gradients, reference_gradients, relative_difference
-from trainer import loop, train_pretrain
+from trainer import loop, session, train_pretrain
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.optim import build_optimizer
@@ -25,7 +25,7 @@ RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}
 def rank(folder):
     """What one rank does; returns tensors and plain containers."""
     new_port("run")
-    with mock.patch.object(train_pretrain, "init_distributed_mode", wraps=init_distributed_mode) as joined:
+    with mock.patch.object(session, "init_distributed_mode", wraps=init_distributed_mode) as joined:
         result = {"run": watched_run(folder), "joined": joined.call_count, "left": not dist.is_initialized()}
     new_port("engine")
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from dataset.loader import Batch, assemble
+from dataset.packing import Totals
 from tests.helpers import tiny_model, token_store
 from tests.updates import KINDS, gradients, plan_of, reference_gradients, relative_difference
 from trainer.engine import Engine
-from trainer.loop import Totals
 from trainer.optim import build_optimizer
 from trainer.runtime import Ranks
 from trainer.train_pretrain import metrics, n_sums, objective

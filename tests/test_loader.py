@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.loader import IGNORE, UpdateSchedule, assemble, gather, make_loader, recipe
+from dataset.loader import IGNORE, Assembler, UpdateSchedule, assemble, gather, make_loader
 from dataset.packing import EpochPlan
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
 from tests.helpers import ROOT
@@ -136,7 +136,7 @@ def test_ledger_each_token_exactly_once_an_epoch(world, workers, batch, pack):
         targets, totals = [], np.zeros((schedule.n_updates, 2), dtype=int)
         for rank in range(world):
             steps = 0
-            for update, _, part in make_loader(store, plan, schedule, rank, workers):
+            for update, _, part in make_loader(Assembler(store), plan, schedule, rank, workers):
                 steps += 1
                 if part is not None:
                     kept = part.targets != IGNORE
@@ -161,7 +161,7 @@ def test_global_order_is_the_same_on_every_world_size():
         schedule = UpdateSchedule(plan.n_rows, batch, accumulation, world)
         updates = [set() for _ in range(schedule.n_updates)]
         for rank in range(world):
-            for update, _, part in make_loader(store, plan, schedule, rank):
+            for update, _, part in make_loader(Assembler(store), plan, schedule, rank):
                 if part is not None:
                     updates[update].update(part.targets[part.targets != IGNORE].tolist())
         per_world.append(updates)
@@ -173,8 +173,8 @@ def test_workers_give_the_same_batches_and_a_resumed_run_the_tail():
     store = make_store(random_lengths(120))
     plan = EpochPlan(store, 32, 2, 0)
     schedule = UpdateSchedule(plan.n_rows, 2, 2, 3)
-    runs = [list(make_loader(store, plan, schedule, 2, workers)) for workers in (0, 2)]
-    resumed = list(make_loader(store, plan, schedule._replace(start_row=2 * 12), 2, 1))
+    runs = [list(make_loader(Assembler(store), plan, schedule, 2, workers)) for workers in (0, 2)]
+    resumed = list(make_loader(Assembler(store), plan, schedule._replace(start_row=2 * 12), 2, 1))
     tail = [step for step in runs[0] if step[0] >= 2]
     assert runs[0][-1][2] is None, "the ragged end leaves the last rank without rows here"
     for a, b in ((runs[0], runs[1]), (tail, resumed)):
@@ -189,7 +189,7 @@ def test_global_random_numbers_are_untouched(workers):
     torch.manual_seed(0)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     plan = EpochPlan(store, 32, 2, 0)
-    assert list(make_loader(store, plan, UpdateSchedule(plan.n_rows, 4), num_workers=workers))
+    assert list(make_loader(Assembler(store), plan, UpdateSchedule(plan.n_rows, 4), num_workers=workers))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1]) and random.getstate() == before[2]
 
@@ -199,7 +199,7 @@ def test_workers_outlive_stop_signals_and_end_with_the_iterator():
     store = make_store(random_lengths(400))
     plan = EpochPlan(store, 32, 2, 0)
     schedule = UpdateSchedule(plan.n_rows, 2)
-    loader = make_loader(store, plan, schedule, num_workers=2)
+    loader = make_loader(Assembler(store), plan, schedule, num_workers=2)
     got = [next(loader) for _ in range(4)]  # both workers are at work now
     children = multiprocessing.active_children()
     assert len(children) == 2
@@ -210,19 +210,19 @@ def test_workers_outlive_stop_signals_and_end_with_the_iterator():
     assert all(child.is_alive() for child in children)
     loader.close()
     assert not any(child.is_alive() for child in children)
-    for (*_, a), (*_, b) in zip(got, make_loader(store, plan, schedule), strict=False):
+    for (*_, a), (*_, b) in zip(got, make_loader(Assembler(store), plan, schedule), strict=False):
         assert equal(a, b)
 
 
 def test_a_crash_of_the_main_process_ends_the_workers():
     """The traceback keeps the iterator alive and workers ignore SIGTERM: without care the exit waits for them for ever."""
     code = """
-from dataset.loader import UpdateSchedule, make_loader
+from dataset.loader import Assembler, UpdateSchedule, make_loader
 from dataset.packing import EpochPlan
 from tests.test_packing import make_store
 store = make_store([9] * 500)
 plan = EpochPlan(store, 16, 0, 0)
-loader = make_loader(store, plan, UpdateSchedule(plan.n_rows, 2), num_workers=2)
+loader = make_loader(Assembler(store), plan, UpdateSchedule(plan.n_rows, 2), num_workers=2)
 for i, _ in enumerate(loader):
     if i == 5:
         raise RuntimeError("crash")
@@ -237,7 +237,7 @@ def test_workers_get_a_few_numbers_a_piece_and_no_plan():
     """Pitfall 18: what travels to a worker is small and does not grow with the corpus."""
     store = make_store(random_lengths(20_000))
     plan = EpochPlan(store, 32, 0, 0)
-    assert len(pickle.dumps(recipe(plan, range(8)))) < 3000
+    assert len(pickle.dumps(plan.recipe(range(8)))) < 3000
 
 
 def test_batch_moves_as_one():
@@ -256,7 +256,7 @@ def test_assembling_five_million_tokens_a_second():
     plan = EpochPlan(store, 512, 0, 0)
     schedule = UpdateSchedule(plan.n_rows, 32)
     start = time.perf_counter()
-    n = sum(batch.n_targets for *_, batch in make_loader(store, plan, schedule))
+    n = sum(batch.n_targets for *_, batch in make_loader(Assembler(store), plan, schedule))
     assert n / (time.perf_counter() - start) > 5e6
 
 
@@ -272,7 +272,7 @@ def test_evaluation_covers_whole_documents_in_batches_of_one_shape():
     ledger = []
     for lo in range(0, plan.n_rows, 4):
         rows = range(lo, min(lo + 4, plan.n_rows))
-        batch = gather(store.tokens, recipe(plan, rows), n_rows=4)
+        batch = gather(store.tokens, plan.recipe(rows), n_rows=4)
         kept = batch.targets != IGNORE
         assert batch.targets.shape == (4, 32)
         assert not kept[len(rows) :].any() and (batch.document_ids[len(rows) :] == -1).all()

@@ -177,7 +177,7 @@ def test_settings_without_effect_are_named(data, tmp_path, capsys, changes):
 def test_a_micro_batch_that_is_never_trained_is_the_tail(data, tmp_path):
     """Pitfall 4: every target is trained in every epoch, tail included. Reference: the corpus counted here."""
     run = train(data_path=data, out_dir=tmp_path, epochs=2, batch_size=3, accumulation_steps=5)
-    targets = int((run.store.offsets[1:] - run.store.offsets[:-1] - 1).sum())
+    targets = int((run.assembler.store.offsets[1:] - run.assembler.store.offsets[:-1] - 1).sum())
     assert run.progress.tokens == 2 * targets
 
 
@@ -261,8 +261,8 @@ def test_bfloat16_falls_back_where_the_cpu_has_none_and_says_so_once(data, tmp_p
 
 def test_pack_0_gives_one_document_a_row(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path, pack=0)
-    assert run.plan(0).n_rows == len(run.store) and run.plan(0).T == 23
-    assert run.progress.tokens == run.plan(0).row_targets(0, len(run.store))
+    assert run.plan(0).n_rows == len(run.assembler.store) and run.plan(0).T == 23
+    assert run.progress.tokens == run.plan(0).row_targets(0, len(run.assembler.store))
 
 
 def test_from_weight_by_name_and_by_path(data, tmp_path):
@@ -275,7 +275,7 @@ def test_from_weight_by_name_and_by_path(data, tmp_path):
     model = MiniMindForCausalLM.from_pth(tmp_path / "base_16.pth")
     from dataset.loader import assemble
 
-    batch = assemble(by_name.store, by_name.plan(0), range(2))
+    batch = assemble(by_name.assembler.store, by_name.plan(0), range(2))
     expected = model.training_losses(*batch[:4])[0].item() / batch.n_targets
     assert losses(by_name)[0] == pytest.approx(expected, rel=1e-5)
 

@@ -3,11 +3,10 @@
 import torch
 import torch.nn.functional as F
 
-from dataset.loader import UpdateSchedule, make_loader
-from dataset.packing import EpochPlan
+from dataset.loader import Assembler, UpdateSchedule, make_loader
+from dataset.packing import EpochPlan, Totals
 from tests.helpers import tiny_model, token_store
 from trainer.engine import Engine
-from trainer.loop import Totals
 from trainer.runtime import Ranks
 from trainer.train_pretrain import n_sums, objective
 
@@ -49,7 +48,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None):
     )  # fmt: skip
     store, plan = plan_of(kind)
     schedule = UpdateSchedule(plan.n_rows, batch_size, accumulation_steps, ranks.world_size)
-    for update, micro, batch in make_loader(store, plan, schedule, ranks.rank):
+    for update, micro, batch in make_loader(Assembler(store), plan, schedule, ranks.rank):
         first, end = schedule.rows(update)
         if batch is not None:
             engine.micro_batch(batch, Totals(plan.row_targets(first, end), plan.row_documents(first, end)))

@@ -155,8 +155,26 @@ def folder_number(folder):
     return int(number) if number.isdecimal() else 0
 
 
-def is_link_of(path, file):
-    return path.exists() and path.samefile(file)
+def is_link_of(path, original):
+    """Whether `path` is a hard link of the file `original`, or a folder of links of all files in the folder `original`."""
+    if original.is_dir():
+        return path.is_dir() and all(is_link_of(path / entry.name, entry) for entry in original.iterdir())
+    return path.exists() and path.samefile(original)
+
+
+def link_or_copy(source, target):
+    """Keep the content of `source` as `target`: our files are replaced by renaming, so a link keeps the old content."""
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
+
+
+def replace(source, target):
+    """Move a file or folder to `target`, in the place of what is there."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    os.replace(source, target)
 
 
 class Checkpoints:
@@ -228,29 +246,30 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
                 Path(f"{path}.sha256").unlink(missing_ok=True)
 
-    def set_aside(self, files, notice=print):
+    def set_aside(self, files, weights=(), notice=print):
         """Keep an earlier run when a fresh one takes its place: its checkpoints and other `files` move to a folder.
 
-        One rename moves them, so that a kill at any moment leaves them together, here or there. Weights stay here too
-        until the new ones replace them.
+        One rename moves them, so that a kill at any moment leaves them together, here or there. `weights` (files or
+        folders) stay here too until the new ones replace them.
         """
-        if any((self.folder / Path(file).name).exists() for file in files):  # one that was brought back and not resumed
+        files, weights = list(map(Path, files)), list(map(Path, weights))
+        if any((self.folder / path.name).exists() for path in files + weights):  # brought back and not resumed
             self._move(notice)
         before = self._asides()[-1:]
-        kept = [file for file in map(Path, files) if file.exists()]
-        kept = [file for file in kept if not any(is_link_of(folder / file.name, file) for folder in before)]
+        kept = [path for path in files + weights if path.exists()]
+        kept = [path for path in kept if not any(is_link_of(folder / path.name, path) for folder in before)]
         if not (self.paths() or kept):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        for file in kept:
-            try:  # our files are replaced by renaming, so a link keeps the old content
-                os.link(file, self.folder / file.name)
-            except OSError:  # a file system without links
-                shutil.copy2(file, self.folder)
+        for path in kept:
+            if path.is_dir():
+                shutil.copytree(path, self.folder / path.name, copy_function=link_or_copy)
+            else:
+                link_or_copy(path, self.folder / path.name)
         self._move(notice)
-        for file in kept:
-            if file.suffix not in (".pth", ".json"):
-                file.unlink()
+        for path in kept:
+            if path in files:
+                path.unlink()
 
     def _move(self, notice):
         numbers = [folder_number(folder) for folder in self._asides()]
@@ -272,7 +291,7 @@ class Checkpoints:
         """Put the `files` of a run whose folder was renamed back where they were."""
         for file in map(Path, files):
             if (self.folder / file.name).exists():
-                os.replace(self.folder / file.name, file)
+                replace(self.folder / file.name, file)
 
     def newest(self, notice=print):
         """(state, path) of the newest checkpoint whose digest holds, or None where there is none at all.

@@ -5,21 +5,13 @@ What differs between trainers comes in as the functions of a `Run`; what makes a
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from dataset.loader import UpdateSchedule, make_loader
 from trainer.machine import peak_memory
-from trainer.optim import learning_rate
 from trainer.report import Stopwatch, log_line, position, printable
 from trainer.resume import finish_saving, save
 from trainer.runtime import UserError
-
-
-class Totals(NamedTuple):
-    """What an update trains, over all micro-batches and ranks."""
-
-    targets: int
-    documents: int
 
 
 @dataclass
@@ -39,7 +31,11 @@ class Progress:
 
 @dataclass
 class Run:
-    """A training run. The functions are what a trainer decides; the rest is the same for all."""
+    """A training run. The functions are what a trainer decides; the rest is the same for all.
+
+    A plan says what an epoch trains: `n_rows`, and for rows [lo, hi) `totals(lo, hi)` (whose `targets` are the tokens
+    trained), `documents_of(lo, hi)` and `recipe(rows)`, which `assembler` turns into a batch.
+    """
 
     args: Any
     ranks: Any
@@ -47,22 +43,34 @@ class Run:
     reporter: Any
     engine: Any
     checkpoints: Any
-    store: Any  # the tokens that the plans are about
-    plan: Callable  # epoch -> EpochPlan
-    metrics: Callable  # the engine's sums -> dict of what to log
-    save_weights: Callable  # model state dict (on the CPU) -> None
+    plan: Callable  # epoch -> plan
+    assembler: Any
+    learning_rate: Callable  # (epoch, rows of the epoch, first_row, end_row of an update) -> its rate
+    metrics: Callable  # the engine's sums -> (dict of what to log, tokens)
+    save_weights: Callable  # (model state dict, on the CPU; updates done) -> None
     identity: dict  # what a checkpoint must agree with: {what: value}
     command: str = ""  # that started it, for the report
     validate: Callable | None = None  # () -> (dict with val_loss, number of a stop signal that came or 0)
     sample: Callable | None = None  # () -> ([(prompt, text)] on rank 0, number of a stop signal that came or 0)
-    pad_id: int = 0
+    epochs: int = 1
+    max_updates: float = float("inf")  # the run ends there, though it be in the middle of an epoch
+    save_at: frozenset = frozenset()  # updates after which it is saved, beside those of --save_interval
+    shown: tuple = ("aux_loss", "grad_norm")  # fields of a log line beside loss and rate
     progress: Progress = field(default_factory=Progress)
     flops_per_token: float = 0.0
     product_rate: float = 0.0  # FLOP/s of this rank's best matrix product; 0: not measured
     tracker_ids: dict = field(default_factory=dict)  # {tracker: id of the run in it}
+    all_updates: int = 0  # of the whole run, as the epoch that is under way expects
     saved_update: int = -1
     watch: Stopwatch | None = None
     seconds_before: float = 0.0  # of the log interval in which the resumed run was stopped
+
+    @property
+    def finished(self):
+        """By updates where they are limited (`epochs` is an estimate then), by epochs otherwise."""
+        if self.max_updates < float("inf"):
+            return self.progress.update >= self.max_updates
+        return self.progress.epoch >= self.epochs
 
 
 def train_epoch(run, epoch):
@@ -71,11 +79,12 @@ def train_epoch(run, epoch):
     plan = run.plan(epoch)
     schedule = UpdateSchedule(plan.n_rows, args.batch_size, args.accumulation_steps, ranks.world_size, progress.row)
     pin = engine.device.type == "cuda"
-    loader = make_loader(run.store, plan, schedule, ranks.rank, args.num_workers, pin, run.pad_id)
-    warmup_rows = args.warmup_iters * args.batch_size * ranks.world_size
-    later_epochs = UpdateSchedule(plan.n_rows, *schedule[1:4]).n_updates * (args.epochs - epoch - 1)
-    all_updates = progress.update + schedule.n_updates - schedule.first_update + later_epochs
-    run.reporter.advance(progress.update, all_updates)
+    loader = make_loader(run.assembler, plan, schedule, ranks.rank, args.num_workers, pin)
+    later_epochs = UpdateSchedule(plan.n_rows, *schedule[1:4]).n_updates * (run.epochs - epoch - 1)
+    run.all_updates = progress.update + schedule.n_updates - schedule.first_update + later_epochs
+    if run.max_updates < float("inf"):
+        run.all_updates = run.max_updates
+    run.reporter.advance(progress.update, run.all_updates)
     run.watch = Stopwatch(schedule.first_update * args.accumulation_steps, run.seconds_before)
     run.seconds_before = 0.0
     run.signals.arm()
@@ -84,13 +93,8 @@ def train_epoch(run, epoch):
         if micro == 0:  # of a new update: the global rows [first_row, end_row)
             steps_before = progress.step + 1
             first_row, end_row = schedule.rows(update)
-            totals = Totals(plan.row_targets(first_row, end_row), plan.row_documents(first_row, end_row))
-            lr = learning_rate(
-                (epoch + first_row / plan.n_rows) / args.epochs,
-                (epoch * plan.n_rows + end_row) / max(warmup_rows, 1),
-                args.learning_rate,
-                args.lr_schedule,
-            )
+            totals = plan.totals(first_row, end_row)
+            lr = run.learning_rate(epoch, plan.n_rows, first_row, end_row)
         if batch is not None:  # None: this rank has no rows left in the last update
             engine.micro_batch(batch.to(engine.device), totals)
         progress.step += 1
@@ -103,10 +107,11 @@ def train_epoch(run, epoch):
         engine.update(lr, run.signals.signum, run.signals.take_save_request())
         progress.update, progress.tokens = progress.update + 1, progress.tokens + totals.targets
         progress.epoch, progress.row = (epoch, end_row) if end_row < plan.n_rows else (epoch + 1, 0)
-        run.reporter.advance(progress.update, all_updates)
+        run.reporter.advance(progress.update, run.all_updates)
         outcomes = engine.poll((progress.update, step, first_row, end_row))
-        finished = progress.epoch == args.epochs
-        saving = finished or crosses(args.save_interval, steps_before, progress.step)
+        saving = (
+            run.finished or progress.update in run.save_at or crosses(args.save_interval, steps_before, progress.step)
+        )
         saving = saving or any(outcome.stop_signal or outcome.save for outcome in outcomes)
         if saving or progress.row == 0:  # nothing may be under way at a save, nor when the plan changes
             outcomes += engine.drain()
@@ -115,12 +120,12 @@ def train_epoch(run, epoch):
             progress.grad_norm = outcome.grad_norm
             if outcome.skipped > progress.skipped:
                 report_skipped(run, outcome, plan)
-        if log_is_due:
+        if log_is_due or run.finished:
             log_step(run, epoch, step, schedule.n_steps, lr)
 
-        if run.validate and (finished or crosses(args.eval_interval, steps_before, progress.step)):
+        if run.validate and (run.finished or crosses(args.eval_interval, steps_before, progress.step)):
             progress.evaluation_due = True
-        if run.sample and finished:
+        if run.sample and run.finished:
             progress.evaluation_due = True
         if progress.evaluation_due and not stop_signal:
             with run.watch.paused():
@@ -129,6 +134,8 @@ def train_epoch(run, epoch):
             save(run)
         if stop_signal:
             return run.signals.signum or stop_signal  # its own; a rank that got none ends with the others'
+        if run.finished:
+            break
     return 0
 
 
@@ -139,14 +146,14 @@ def crosses(interval, first_step, last_step):
 
 def fit(run):
     """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code."""
-    args, progress, say = run.args, run.progress, run.reporter.say
+    progress, say = run.progress, run.reporter.say
     stop_signal = 0
     if progress.evaluation_due:  # a signal broke it off
         stop_signal = validate(run)
-        if progress.epoch >= args.epochs and not stop_signal:
+        if run.finished and not stop_signal:
             run.saved_update = -1  # no update comes that would be saved, and the evaluation is not to be done again
             save(run)
-    while progress.epoch < args.epochs and not stop_signal:
+    while not run.finished and not stop_signal:
         stop_signal = train_epoch(run, progress.epoch)
     finish_saving(run)
     if stop_signal:
@@ -164,6 +171,8 @@ def log_step(run, epoch, step, steps, lr):
         return
     metrics, tokens = run.metrics(sums)
     tokens_per_second = tokens / run.watch.lap()
+    step_seconds = run.watch.seconds_per_step(step)
+    steps_left = (run.all_updates - progress.update) * run.args.accumulation_steps
     record = {
         **position(run),
         "epoch": epoch + 1,
@@ -172,21 +181,22 @@ def log_step(run, epoch, step, steps, lr):
         "grad_norm": progress.grad_norm,
         "skipped_updates": progress.skipped,
         "tokens_per_second": tokens_per_second,
+        "updates_per_second": 1 / (step_seconds * run.args.accumulation_steps),
         "memory": peak_memory(run.engine.device),
-        "epoch_Time": run.watch.remaining_minutes(step, steps),
+        "epoch_Time": step_seconds * (steps - step - 1) / 60,
+        "eta": step_seconds * steps_left / 60,
     }
     if run.product_rate:
         rate = run.product_rate * run.ranks.world_size
         record["flops_utilisation"] = tokens_per_second * run.flops_per_token / rate
-    run.reporter.log(record, log_line(record, f"Epoch:[{epoch + 1}/{run.args.epochs}]({step}/{steps})"))
+    run.reporter.log(record, log_line(record, f"Epoch:[{epoch + 1}/{run.epochs}]({step}/{steps})", run.shown))
 
 
 def report_skipped(run, outcome, plan):
     """Say which update was not applied; UserError after `--max_bad_updates` in a row."""
     update, step, first_row, end_row = outcome.where
     run.progress.skipped = int(outcome.skipped)
-    pieces = (piece for row in range(first_row, end_row) for piece in plan.pieces_of_row(row))
-    documents = [str(number) for number in dict.fromkeys(document for document, _, _ in pieces)]
+    documents = [str(number) for number in plan.documents_of(first_row, end_row)]
     more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
     run.reporter.say(
         f"step {step}: non-finite loss or gradient: update {update} is not applied ({run.progress.skipped} so far); its "

@@ -186,16 +186,15 @@ class Stopwatch:
         yield
         self.last += time.perf_counter() - start
 
-    def remaining_minutes(self, step, steps):
-        """Time left in an epoch of `steps` micro-batches when `step` (0-based) is done."""
-        done = step - self.first_step + 1
-        return (time.perf_counter() - self.start) / done * (steps - step - 1) / 60
+    def seconds_per_step(self, step):
+        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done."""
+        return (time.perf_counter() - self.start) / (step - self.first_step + 1)
 
 
-def log_line(record, head):
-    """MiniMind's log line and further fields, from a record of metrics."""
+def log_line(record, head, shown=()):
+    """MiniMind's log line and further fields, from a record of metrics; `shown` ones where they are not 0."""
     line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
-    more = {name: f"{record[name]:.4g}" for name in ("aux_loss", "grad_norm") if record.get(name)}
+    more = {name: f"{record[name]:.4g}" for name in shown if record.get(name)}
     more["tokens/s"] = f"{record['tokens_per_second']:,.0f}"
     if record["skipped_updates"]:
         more["skipped_updates"] = str(record["skipped_updates"])
@@ -234,35 +233,31 @@ def mean_context(plan):
     return float((pairs**2).sum() / max(pairs.sum(), 1))
 
 
-def describe(run, corpus, rows, dtype):
+def describe(run, rows, dtype, lines, model, documents):
     """Print what the run derives from its flags, once, before it starts; record it for the report.
 
-    rows: the plan of the epoch that comes next.
+    rows: the plan of the epoch that comes next. lines: what the trainer has to say about data and model.
+    model: what the report shows of the model, by name. documents: how many the data has.
     """
-    args, ranks, config, say = run.args, run.ranks, run.engine.model.config, run.reporter.say
+    args, ranks, device = run.args, run.ranks, run.engine.device
     schedule = UpdateSchedule(rows.n_rows, args.batch_size, args.accumulation_steps, ranks.world_size)
-    parameters = sum(p.numel() for p in run.engine.model.parameters())
-    for line in [
-        *corpus.mixture_report(run.progress.epoch),
-        *(line for bad in corpus.bad_lines for line in bad.report()),
-        f"model: {config.generation}, {parameters / 1e6:.2f} M parameters, {config.num_hidden_layers} layers of width "
-        f"{config.hidden_size}, {flops_per_token(config, args.max_seq_len) / 1e6:.1f} MFLOP per token (full rows)",
-        f"data: {len(corpus.store):,} documents, {rows.row_targets(0, rows.n_rows):,} tokens to train in "
-        f"{rows.n_rows:,} rows of {rows.T} ({rows.fill:.1%} full)",
-        f"run: {schedule.n_updates * args.epochs:,} updates in {args.epochs} epochs, {schedule.rows_per_update} rows "
-        f"= {schedule.rows_per_update * rows.T:,} tokens each ({args.batch_size} x {args.accumulation_steps} micro-batches "
-        f"x {ranks.world_size} ranks), {run.engine.device}, {str(dtype).removeprefix('torch.')}",
-    ]:
-        say(line)
+    updates = min(schedule.n_updates * run.epochs, run.max_updates)
+    settings = (
+        f"run: {updates:,} updates in {run.epochs} epochs, {schedule.rows_per_update} rows = "
+        f"{schedule.rows_per_update * rows.T:,} tokens each ({args.batch_size} x {args.accumulation_steps} micro-batches "
+        f"x {ranks.world_size} ranks), {device}, {str(dtype).removeprefix('torch.')}"
+    )
+    for line in (*lines, settings):
+        run.reporter.say(line)
     run.reporter.record(
         {
             **position(run),
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "command": run.command,
             "settings": {name: value for name, value in vars(args).items() if value is not None},
-            "model": {**config.to_diff_dict(), "parameters": parameters},
-            "data": {"documents": len(corpus.store), "rows": rows.n_rows, "fill": rows.fill},
-            "machine": {**describe_machine(run.engine.device, ranks.world_size), "dtype": str(dtype)},
+            "model": model,
+            "data": {"documents": documents, "rows": rows.n_rows, "fill": rows.fill},
+            "machine": {**describe_machine(device, ranks.world_size), "dtype": str(dtype)},
             "versions": versions(),
         }
     )

@@ -47,7 +47,9 @@ def save(run):
                 f"warning: the save before this one failed ({error}); the checkpoint before it is intact, training goes on"
             )
         # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
-        run.checkpoints.save(state, run.progress.update, before=lambda copy: run.save_weights(copy["model"]))
+        run.checkpoints.save(
+            state, run.progress.update, before=lambda copy: run.save_weights(copy["model"], copy["progress"]["update"])
+        )
 
 
 def finish_saving(run):
@@ -138,6 +140,7 @@ SCHEDULE_FLAGS = (
     "accumulation_steps",
     "grad_clip",
     "weight_decay",
+    "max_steps",
 )
 
 
@@ -145,8 +148,8 @@ def announce_changes(run, state):
     """Name the settings that may differ from the checkpoint's and do."""
     before, now = state["settings"], vars(run.args)
     for name in SCHEDULE_FLAGS:
-        if before[name] != now[name]:
-            run.reporter.say(f"--{name} is {now[name]}, was {before[name]} before the resume")
+        if before.get(name) != now.get(name):
+            run.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
     batches = [
         settings["batch_size"] * settings["accumulation_steps"] * world_size
         for settings, world_size in ((before, len(state["ranks"])), (now, run.ranks.world_size))

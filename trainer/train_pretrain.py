@@ -20,34 +20,30 @@ if __package__ in (None, ""):  # run by path: trainer/ would come first and coul
     sys.path[0] = str(ROOT)
 
 import torch
-import torch.distributed as dist
 
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.loader import Assembler
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.arguments import ignored_settings, parse_args
 from trainer.checkpoint import Checkpoints, remove_temporaries, save_weights
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
-from trainer.loop import Run, fit, train_epoch
+from trainer.loop import Run, train_epoch
 from trainer.machine import product_rate
-from trainer.optim import build_optimizer, get_lr
+from trainer.optim import build_optimizer, get_lr, learning_rate
 from trainer.report import Reporter, describe, flops_per_token, mean_context
-from trainer.resume import is_past, resume
 from trainer.runtime import (
-    StopSignals,
     UserError,
     compile_blocks,
     init_distributed_mode,
-    launch_line,
-    on_main,
     pick_dtype,
     run_cli,
     seed_everything,
     user_errors,
 )
-from trainer.trackers import open_tracker
+from trainer.session import carry_out, launch, make_folder
 
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
 
@@ -56,13 +52,7 @@ def main(argv=None):
     """Run the trainer with the given flags (default: the command line's); returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse_args(argv)
-    with StopSignals() as signals:
-        ranks, device = init_distributed_mode(args.device, args.dist_timeout, args.ddp)
-        exit_code = train(args, ranks, device, signals, launch_line("trainer/train_pretrain.py", argv))
-        if dist.is_initialized():  # not after an error: the other ranks are not where they could take part
-            dist.barrier()  # a launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done
-            dist.destroy_process_group()
-        return exit_code
+    return launch(train, "trainer/train_pretrain.py", args, argv, args.ddp)
 
 
 def train(args, ranks, device, signals, command=""):
@@ -102,13 +92,14 @@ def train(args, ranks, device, signals, command=""):
         reporter=reporter,
         engine=engine,
         checkpoints=checkpoints,
-        store=corpus.store,
         plan=corpus.plan,
+        assembler=Assembler(corpus.store, pad_id),
+        learning_rate=rates(args, ranks),
+        epochs=args.epochs,
         metrics=lambda sums: metrics(sums, config.num_experts),
-        save_weights=lambda weights: save_weights(weights, config.to_dict(), stem),
+        save_weights=lambda weights, _: save_weights(weights, config.to_dict(), stem),
         validate=(lambda: evaluate(engine, batches, signals)) if batches else None,
         sample=(lambda: samples(engine, tokenizer, encoder, prompts, signals, args.seed)) if prompts else None,
-        pad_id=pad_id,
         command=command,
         identity={
             "tokenizer": encoder.fingerprint[:16],
@@ -118,38 +109,8 @@ def train(args, ranks, device, signals, command=""):
             "optimizer": args.optimizer,
         },
     )
-    resumed = args.from_resume and resume(run)
-    if run.progress.epoch >= args.epochs and not run.progress.evaluation_due:
-        return leave_finished(run, stem)
-    start_reporting(run, stem, resumed)
-    prepare(run, corpus, dtype, precision_notice)
-    exit_code = fit(run)
-    if exit_code == 0:
-        reporter.say(f"weights: {stem}.pth, config: {stem}.json")
-    reporter.close()
-    if exit_code == 0 and args.report and ranks.is_main:
-        write_own_report(stem, reporter.say)
-    return exit_code
-
-
-def start_reporting(run, stem, resumed):
-    """Begin or continue the tracker's run and the metrics file. A fresh run first moves an earlier one out of its way."""
-    args, reporter = run.args, run.reporter
-
-    def begin():
-        if args.tracker != "none":  # first: if it refuses, nothing has been moved
-            ids, step = run.tracker_ids, run.progress.step
-            options = (args.wandb_project, stem.name, vars(args), stem.parent, ids.get(args.tracker), step)
-            reporter.tracker = open_tracker(args.tracker, *options)
-            ids[args.tracker] = reporter.tracker.id
-        files = [f"{stem}.{kind}" for kind in ("metrics.jsonl", "pth", "json", "report.html", "loss.png")]
-        if resumed:
-            run.checkpoints.bring_back(files)
-        else:
-            run.checkpoints.set_aside(files, reporter.say)
-        reporter.open(f"{stem}.metrics.jsonl", is_past(run) if resumed else None)
-
-    on_main(run.ranks, begin)
+    outputs = {"weights": f"{stem}.pth", "config": f"{stem}.json"}
+    return carry_out(run, stem, outputs, lambda: prepare(run, corpus, dtype, precision_notice))
 
 
 def prepare(run, corpus, dtype, precision_notice):
@@ -159,33 +120,23 @@ def prepare(run, corpus, dtype, precision_notice):
     run.flops_per_token = flops_per_token(model.config, mean_context(first))
     flops = flops_per_token(model.config, first.T) * first.n_rows * first.T * args.epochs / ranks.world_size
     steps = -(-first.n_rows // (args.batch_size * ranks.world_size)) * args.epochs
-    describe(run, corpus, corpus.plan(run.progress.epoch), dtype)
+    rows = corpus.plan(run.progress.epoch)
+    parameters = sum(p.numel() for p in model.parameters())
+    lines = [
+        *corpus.mixture_report(run.progress.epoch),
+        *(line for bad in corpus.bad_lines for line in bad.report()),
+        f"model: {model.config.generation}, {parameters / 1e6:.2f} M parameters, {model.config.num_hidden_layers} layers of "
+        f"width {model.config.hidden_size}, {flops_per_token(model.config, args.max_seq_len) / 1e6:.1f} MFLOP per token "
+        "(full rows)",
+        f"data: {len(corpus.store):,} documents, {rows.row_targets(0, rows.n_rows):,} tokens to train in {rows.n_rows:,} "
+        f"rows of {rows.T} ({rows.fill:.1%} full)",
+    ]
+    describe(run, rows, dtype, lines, {**model.config.to_diff_dict(), "parameters": parameters}, len(corpus.store))
     for line in filter(None, (precision_notice, *ignored_settings(args, ranks, corpus, steps))):
         say(line)
     compile_blocks(model, args.use_compile, device, say, (args.batch_size, first.T), flops)
     if flops > 1e13:  # tens of seconds: a shorter run is not kept waiting for it
         run.product_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
-
-
-def leave_finished(run, stem):
-    """End a run that has already done its epochs: only weights that were moved away come back."""
-    run.reporter.say(
-        f"this run has already done its {run.args.epochs} epochs: nothing to do (a higher --epochs goes on)"
-    )
-    if not all(Path(f"{stem}.{kind}").exists() for kind in ("pth", "json")):
-        on_main(run.ranks, lambda: run.save_weights(run.engine.model.state_dict()))
-    run.reporter.say(f"weights: {stem}.pth, config: {stem}.json")
-    return 0
-
-
-def write_own_report(stem, say):
-    try:
-        from trainer.html_report import write_report  # matplotlib takes a second to import
-
-        write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
-        say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
-    except Exception as error:  # the run itself is complete
-        say(f"warning: no report was written ({error}); python scripts/report.py {stem}.pth makes it")
 
 
 # The fields of a config that decide which weights fit and what they compute
@@ -266,13 +217,6 @@ def open_corpus(args, encoder, ranks):
     )
 
 
-def make_folder(folder):
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out_dir: {folder} cannot be made ({error.strerror}): name another folder") from error
-
-
 def check_length(args, config):
     if args.max_seq_len > config.max_position_embeddings:
         raise UserError(
@@ -286,6 +230,17 @@ def check_vocabulary(args, config, corpus):
             f"--tokenizer_path {args.tokenizer_path} gives token id {corpus.max_token_id}, beyond the model's vocabulary of "
             f"{config.vocab_size}: use the tokenizer that the weights were trained with"
         )
+
+
+def rates(args, ranks):
+    """The function of a Run that gives an update's learning rate; progress is counted in rows (see learning_rate)."""
+    warmup_rows = args.warmup_iters * args.batch_size * ranks.world_size
+
+    def rate(epoch, n_rows, first_row, end_row):
+        progress, warmup = (epoch + first_row / n_rows) / args.epochs, (epoch * n_rows + end_row) / max(warmup_rows, 1)
+        return learning_rate(progress, warmup, args.learning_rate, args.lr_schedule)
+
+    return rate
 
 
 def objective(model):

@@ -23,7 +23,7 @@ SMALL = {
     "accumulation_steps": 2, "epochs": 2, "save_interval": 6, "log_interval": 1, "num_workers": 0, "device": "cpu",
     "dtype": "float32", "dist_timeout": 60, "use_compile": 0, "report": 0,
 }  # fmt: skip
-TIMES = ("tokens_per_second", "epoch_Time", "memory", "flops_utilisation")
+TIMES = ("tokens_per_second", "updates_per_second", "epoch_Time", "eta", "memory", "flops_utilisation")
 
 
 def make_tokenizer(folder):

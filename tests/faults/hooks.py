@@ -13,10 +13,10 @@ from trainer import checkpoint, engine, loop
 
 def ledger(path):
     """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, and the tokens of its documents."""
-    from trainer import train_pretrain
+    from trainer import session
 
     seen, losses = [], []
-    make_loader, resume = loop.make_loader, train_pretrain.resume
+    make_loader, resume = loop.make_loader, session.resume
     start, update = engine.Engine.__init__, engine.Engine.update
     count = 0
 
@@ -50,7 +50,7 @@ def ledger(path):
         count = run.progress.update
         return resumed
 
-    loop.make_loader, train_pretrain.resume = recording_loader, counting_resume
+    loop.make_loader, session.resume = recording_loader, counting_resume
     engine.Engine.__init__, engine.Engine.update = recording_start, recording_update
 
 
@@ -76,9 +76,9 @@ def fail_at(updates, kind, rank=0):
 
 def at_update(updates, action, rank=0, once=None):
     """Call `action` in the first micro-batch of each of the updates; where the rank has no rows in it, in its next one."""
-    from trainer import train_pretrain
+    from trainer import session
 
-    micro_batch, update, resume = engine.Engine.micro_batch, engine.Engine.update, train_pretrain.resume
+    micro_batch, update, resume = engine.Engine.micro_batch, engine.Engine.update, session.resume
     count, pending = 0, set(updates)
 
     def acting_micro_batch(self, *arguments, **named):
@@ -103,7 +103,7 @@ def at_update(updates, action, rank=0, once=None):
         return resumed
 
     engine.Engine.micro_batch, engine.Engine.update = acting_micro_batch, counting_update
-    train_pretrain.resume = counting_resume
+    session.resume = counting_resume
 
 
 def pieces(batch):

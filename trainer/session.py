@@ -1,0 +1,86 @@
+"""What every trainer does around its training loop: join the ranks, go on or begin, and end with a report."""
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+from trainer.loop import fit
+from trainer.resume import is_past, resume
+from trainer.runtime import StopSignals, UserError, init_distributed_mode, launch_line, on_main
+from trainer.trackers import open_tracker
+
+
+def launch(train, script, args, argv, ddp=False):
+    """train(args, ranks, device, signals, command) -> exit code, with the ranks joined and stop signals caught."""
+    with StopSignals() as signals:
+        ranks, device = init_distributed_mode(args.device, args.dist_timeout, ddp)
+        exit_code = train(args, ranks, device, signals, launch_line(script, argv))
+        if dist.is_initialized():  # not after an error: the other ranks are not where they could take part
+            dist.barrier()  # a launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done
+            dist.destroy_process_group()
+        return exit_code
+
+
+def carry_out(run, stem, outputs, prepare):
+    """Train a Run to its end or to a stop signal; returns the exit code.
+
+    stem: path of the run's files without their endings. outputs: {what: path} that `run.save_weights` leaves there.
+    prepare(): says what the run will do and makes it fast; called when it is certain that there is something to do.
+    """
+    args, say = run.args, run.reporter.say
+    resumed = args.from_resume and resume(run)
+    written = ", ".join(f"{what}: {path}" for what, path in outputs.items())
+    if run.finished and not run.progress.evaluation_due:
+        goal = f"{run.max_updates:,} updates" if run.progress.update >= run.max_updates else f"{run.epochs} epochs"
+        flag = "--max_steps" if run.progress.update >= run.max_updates else "--epochs"
+        say(f"this run has already done its {goal}: nothing to do (a higher {flag} goes on)")
+        if not all(Path(path).exists() for path in outputs.values()):  # they were moved away
+            on_main(run.ranks, lambda: run.save_weights(run.engine.model.state_dict(), run.progress.update))
+        say(written)
+        return 0
+    start_reporting(run, stem, outputs.values(), resumed)
+    prepare()
+    exit_code = fit(run)
+    if exit_code == 0:
+        say(written)
+    run.reporter.close()
+    if exit_code == 0 and args.report and run.ranks.is_main:
+        write_own_report(stem, say)
+    return exit_code
+
+
+def start_reporting(run, stem, outputs, resumed):
+    """Begin or continue the tracker's run and the metrics file. A fresh run first moves an earlier one out of its way."""
+    args, reporter = run.args, run.reporter
+
+    def begin():
+        if args.tracker != "none":  # first: if it refuses, nothing has been moved
+            ids, step = run.tracker_ids, run.progress.step
+            options = (args.wandb_project, stem.name, vars(args), stem.parent, ids.get(args.tracker), step)
+            reporter.tracker = open_tracker(args.tracker, *options)
+            ids[args.tracker] = reporter.tracker.id
+        files = [f"{stem}.{kind}" for kind in ("metrics.jsonl", "report.html", "loss.png")]
+        if resumed:
+            run.checkpoints.bring_back([*files, *outputs])
+        else:
+            run.checkpoints.set_aside(files, outputs, reporter.say)
+        reporter.open(f"{stem}.metrics.jsonl", is_past(run) if resumed else None)
+
+    on_main(run.ranks, begin)
+
+
+def write_own_report(stem, say):
+    try:
+        from trainer.html_report import write_report  # matplotlib takes a second to import
+
+        write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
+        say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
+    except Exception as error:  # the run itself is complete
+        say(f"warning: no report was written ({error}); python scripts/report.py {stem}.metrics.jsonl makes it")
+
+
+def make_folder(folder, flag="--out_dir"):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{flag}: {folder} cannot be made ({error.strerror}): name another folder") from error
