@@ -21,7 +21,10 @@ BUCKETS = 300  # of a thinned curve: two points each
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
 INK, GRID = "#010203", "#040506"  # stand for the page's own colours in a drawing
 CHARTS = (  # title, fields, logarithmic scale, draw only where it is not 0
-    ("Loss (nats per token)", ("loss", "val_loss"), True, False),
+    ("Loss", ("loss", "val_loss"), True, False),
+    ("Losses of generator (nats per token) and discriminator", ("mlm_loss", "disc_loss"), True, False),
+    ("Accuracy of generator and discriminator", ("gen_acc", "disc_acc"), False, False),
+    ("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc"), False, False),
     ("Validation: bits per byte", ("bits_per_byte",), False, False),
     ("Learning rate", ("lr",), False, False),
     ("Gradient norm, before clipping", ("grad_norm",), True, False),

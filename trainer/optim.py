@@ -21,6 +21,20 @@ SCHEDULES = {  # share of the run done (0 to 1) -> factor of the learning rate
 }
 
 
+def one_cycle(t, T, peak_at, start):
+    """A cosine from `start` up to 1 at update `peak_at`, then one down to 1e-5 at T."""
+    low, share = (start, 1 - t / max(peak_at, 1)) if t < peak_at else (1e-5, (t - peak_at) / max(T - peak_at, 1))
+    return 1 + (low - 1) * (1 - math.cos(math.pi * min(share, 1))) / 2
+
+
+ENCODER_SCHEDULES = {  # (updates done t, all updates T, those of the warm-up w) -> factor of the learning rate
+    "original_linear": lambda t, T, w: (1 - t / T) * (min(1, t / w) if w else 1),
+    "separate_linear": lambda t, T, w: t / w if t < w else (T - t) / max(T - w, 1),
+    "one_cycle": lambda t, T, w: one_cycle(t, T, 0.25 * T, 1 / 25),
+    "adjusted_one_cycle": lambda t, T, w: one_cycle(t, T, w, 1e-5),
+}
+
+
 def learning_rate(progress, warmup_progress, lr, schedule="minimind"):
     """The rate of an update that starts at `progress` (0 to 1 of all rows of the run).
 
@@ -59,12 +73,26 @@ def build_optimizer(model, lr, weight_decay=0.01, kind="adamw", muon_lr=0.02):
     return Together([build_adamw(groups, lr), muon])
 
 
-def build_adamw(groups, lr):
+def build_adamw(groups, lr, **options):
     """AdamW with the fused kernel where the device has one (torch raises RuntimeError where it has not)."""
     try:
-        return torch.optim.AdamW(groups, lr=lr, fused=True)
+        return torch.optim.AdamW(groups, lr=lr, fused=True, **options)
     except RuntimeError:
-        return torch.optim.AdamW(groups, lr=lr)
+        return torch.optim.AdamW(groups, lr=lr, **options)
+
+
+def without_bias_correction(optimizer):
+    """Let a fresh torch.optim.AdamW take its moments as they are, as the original code of BERT and ELECTRA does.
+
+    The corrections are 1 - beta ** step. With the count at 2 ** 24 they are 1 from the start, and there it stays: one
+    more is no float32 number.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+            step = torch.tensor(2.0**24, device=p.device if group["fused"] else None)
+            optimizer.state[p] = {"step": step, **moments}
+    return optimizer
 
 
 def hidden_matrices(model):

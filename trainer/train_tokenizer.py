@@ -1,4 +1,4 @@
-"""Train the byte-level BPE tokenizer, or compare tokenizers on a text.
+"""Train a tokenizer (byte-level BPE, or WordPiece for ELECTRA), or compare tokenizers on a text.
 
 The committed model/tokenizer.json (half a minute on two cores, 2 GB of memory):
     C=../shared/corpora
@@ -9,6 +9,7 @@ The committed model/tokenizer.json (half a minute on two cores, 2 GB of memory):
 
 On your own text:
     python trainer/train_tokenizer.py --data_path my_corpus.jsonl --vocab_size 6400 --out_dir out/my_tokenizer
+    python trainer/train_tokenizer.py --type wordpiece --data_path my_corpus.jsonl --vocab_size 8192 --out_dir out/my_wordpiece
 
 Bytes per token of several tokenizers, as a markdown table:
     python trainer/train_tokenizer.py --compare model ../shared/tokenizers/minimind2 --data_path $C/en_wiki.valid.jsonl
@@ -51,6 +52,8 @@ PIECES = [
     r"\s+(?!\S)",
     r"\s+",
 ]
+# Of WordPiece, in BERT's spelling and order
+WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BATCH = 1000  # documents encoded at a time by --compare
 
 # ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
@@ -127,9 +130,13 @@ def build_parser() -> Parser:
     )
     g.add_argument("--weights", type=positive(float), nargs="+", metavar="W", help=shares)
     g = parser.add_argument_group("vocabulary")
-    entries = "number of entries, special tokens and the 256 bytes included (default: 6400)"
+    kinds = "bpe: byte-level, for the main trainer; wordpiece: as BERT's, for trainer/train_electra.py (default: bpe)"
+    g.add_argument("--type", choices=("bpe", "wordpiece"), default="bpe", help=kinds)
+    cased = "wordpiece: lower-case the text and strip its accents, as bert-base-uncased does (default: true)"
+    parser.switch(g, "--lower_case", True, cased)
+    entries = "number of entries, special tokens and (bpe) the 256 bytes included (default: 6400)"
     g.add_argument("--vocab_size", type=int, default=6400, metavar="N", help=entries)
-    longest = "longest entry, in bytes (default: 32)"
+    longest = "bpe: longest entry, in bytes (default: 32)"
     g.add_argument("--max_token_bytes", type=positive(int), default=32, metavar="N", help=longest)
     g = parser.add_argument_group("what to do (one of these)").add_mutually_exclusive_group(required=True)
     g.add_argument("--out_dir", help="train, and write tokenizer.json and tokenizer_config.json to this folder")
@@ -204,6 +211,34 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32) 
     return tokenizer
 
 
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = True):
+    """A BertTokenizer of at most `vocab_size` entries: WORDPIECE_TOKENS, the characters of the texts, then pieces by
+    frequency. The same texts give the same vocabulary.
+    """
+    from transformers import BertTokenizer  # a slow import that BPE can do without
+
+    rules = BertTokenizer(vocab={token: i for i, token in enumerate(WORDPIECE_TOKENS)}, do_lower_case=lower_case)
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = rules.backend_tokenizer.normalizer
+    tokenizer.pre_tokenizer = rules.backend_tokenizer.pre_tokenizer
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=WORDPIECE_TOKENS,
+        limit_alphabet=max(vocab_size // 2, 1000),  # Chinese has more characters than a small vocabulary holds
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=lower_case)
+
+
+def save_wordpiece(tokenizer, out_dir: Path) -> None:
+    """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that wants that alone."""
+    tokenizer.save_pretrained(out_dir)
+    ordered = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    (out_dir / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in ordered), encoding="utf-8")
+
+
 def config() -> dict:
     """tokenizer_config.json: what transformers needs beside tokenizer.json."""
     return {
@@ -270,10 +305,17 @@ def run(args: argparse.Namespace) -> None:
     weights = args.weights or [1.0] * len(sources)
     if len(weights) != len(sources):
         raise ValueError(f"--weights has {len(weights)} values for {len(sources)} sources; one for each --data_path")
-    smallest = len(SPECIAL_TOKENS) + 256
+    smallest = len(WORDPIECE_TOKENS) + 1 if args.type == "wordpiece" else len(SPECIAL_TOKENS) + 256
     if args.vocab_size < smallest:
-        raise ValueError(f"--vocab_size is {args.vocab_size}, but bytes and special tokens alone take {smallest}")
+        raise ValueError(
+            f"--vocab_size is {args.vocab_size}, but it must be at least {smallest}: special tokens and characters"
+        )
     sample = draw_sample(sources, weights, args.sample_mb * 1e6)
+    if args.type == "wordpiece":
+        tokenizer = train_wordpiece(sample, args.vocab_size, args.lower_case)
+        save_wordpiece(tokenizer, Path(args.out_dir))
+        print(f"wrote {len(tokenizer)} entries to {Path(args.out_dir) / 'vocab.txt'}")
+        return
     tokenizer = train_bpe(sample, args.vocab_size, args.max_token_bytes)
     save(tokenizer, Path(args.out_dir))
     print(f"wrote {tokenizer.get_vocab_size()} entries to {Path(args.out_dir) / 'tokenizer.json'}")

@@ -1,0 +1,68 @@
+"""Dropout that a compiled graph computes at once with what surrounds it, for Hugging Face's encoders on a CPU.
+
+torch draws the random numbers of a dropout on a CPU one after the other, which takes up to a third of a training step.
+Here each element's number is a hash of its place and of one random seed per call; a compiler makes that part of the
+loop over the elements. Without a compiler, and on other devices, torch's own dropout is used.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+
+def keep_mask(shape, p, device):
+    """bool [shape]: False with probability p (to 1/65536), from torch's global random numbers.
+
+    The hash is Ellis' lowbias32 (https://nullprogram.com/blog/2018/07/31/) of seed xor place · 2^32/golden ratio, in
+    int32 arithmetic that wraps around; shifts are made logical by a mask.
+    """
+    seed = torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=device)
+    x = (torch.arange(math.prod(shape), dtype=torch.int32, device=device) * -1640531535) ^ seed
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073319461
+    x = (x >> 16) & 0xFFFF
+    return (x >= round(p * 65536)).view(shape)
+
+
+def dropout(x, p, training=True):
+    """x with a share p of its elements zeroed and the others scaled by 1 / (1 - p), as torch.nn.functional.dropout."""
+    if training and p and torch.compiler.is_compiling() and x.device.type == "cpu":
+        return torch.where(keep_mask(x.shape, p, x.device), x * (1 / (1 - p)), 0.0)
+    return F.dropout(x, p, training)
+
+
+class Dropout(torch.nn.Dropout):
+    def forward(self, x):
+        return dropout(x, self.p, self.training)
+
+
+def attention(module, query, key, value, attention_mask, scaling=None, **options):
+    """transformers' SDPA attention; where probabilities are dropped in a compiled graph on a CPU, written out.
+
+    query, key, value: [R, H, T, D]; attention_mask: bool, True where a key is seen; gives ([R, T, H, D], None).
+    """
+    dropout_p = options.pop("dropout", 0.0)
+    if not (dropout_p and torch.compiler.is_compiling() and query.device.type == "cpu"):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout_p, scaling=scaling, **options
+        )
+    scores = (query * scaling) @ key.transpose(-2, -1)
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, -torch.inf)
+    probabilities = dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout_p)
+    return (probabilities @ value).transpose(1, 2), None
+
+
+AttentionInterface.register("hashed_dropout", attention)
+
+
+def use_hashed_dropout(network):
+    """Let a transformers encoder use the dropout of this file; parameters and their names stay."""
+    for module in network.modules():
+        for name, child in module.named_children():
+            if type(child) is torch.nn.Dropout:
+                setattr(module, name, Dropout(child.p))
+    network.config._attn_implementation = "hashed_dropout"

@@ -1,0 +1,92 @@
+"""The flags of train_electra.py."""
+
+import argparse
+from pathlib import Path
+
+from dataset.electra_dataset import SHORTEST
+from dataset.flags import fraction
+from model.model_electra import MASK_STYLES, SAMPLING, SIZES
+from trainer.arguments import (
+    count,
+    data_flags,
+    machine_flags,
+    new_parser,
+    output_flags,
+    parse,
+    size,
+    update_flags,
+)
+from trainer.optim import ENCODER_SCHEDULES
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def example_length(text):
+    value = int(text)
+    if value < SHORTEST:
+        raise argparse.ArgumentTypeError(f"{text} must be at least {SHORTEST} for two segments")
+    return value
+
+
+def percents(text):
+    values = [float(part) for part in text.split(",")]
+    if not all(0 < value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(f"{text}: percents of the run, above 0 and at most 100, as in 25,50,100")
+    return values
+
+
+def parser():
+    p = new_parser("train_electra.py", "Pretrain an ELECTRA (generator and discriminator).")
+    g = output_flags(p, str(ROOT / "out"), "MiniMind-ELECTRA", save_interval=1000)
+    g.add_argument(
+        "--save_percents",
+        type=percents,
+        default=[6.25, 12.5, 25.0, 50.0, 100.0],
+        help="of the run, at which both networks are written",
+    )
+
+    g = p.add_argument_group("model (default: the size's)")
+    g.add_argument("--size", choices=SIZES, default="small", help="published configuration")
+    g.add_argument("--hidden_size", type=count, help="width of the discriminator")
+    g.add_argument("--num_hidden_layers", type=count, help="of each network")
+    g.add_argument("--num_attention_heads", type=count, help="of the discriminator")
+    g.add_argument("--intermediate_size", type=count, help="FFN width of the discriminator")
+    g.add_argument("--embedding_size", type=count, help="of both networks")
+    g.add_argument("--generator_divisor", type=count, help="what width, heads and FFN of the generator are divided by")
+    g.add_argument("--dropout", type=fraction, default=0.1, help="of hidden states and attention")
+
+    g = p.add_argument_group("data")
+    g.add_argument(
+        "--data_path",
+        nargs="+",
+        help=".jsonl[.gz|.zst], .parquet, .txt (a blank line ends a document), folders or globs "
+        "(default: the embedded corpus)",
+    )
+    data_flags(p, g)
+    g.add_argument("--vocab_path", help="vocab.txt or a tokenizer folder (default: one trained on the data)")
+    p.switch(g, "--lower_case", True, "lower-case the text (for a vocab.txt; a folder knows by itself)")
+    g.add_argument("--max_seq_len", type=example_length, help="positions of an example (default: the size's)")
+    g.add_argument("--mask_share", type=fraction, help="of the positions (default: the size's)")
+    g.add_argument(
+        "--mask_style", choices=MASK_STYLES, default="electra", help="electra: 85 %% [MASK]; bert: 80/10/10 %%"
+    )
+
+    g = p.add_argument_group("training (batch, rate and steps: default the size's)")
+    g.add_argument("--max_steps", type=count, help="updates")
+    update_flags(p, g, batch_size=None, accumulation_steps=1, learning_rate=None)
+    g.add_argument("--lr_schedule", choices=ENCODER_SCHEDULES, default="original_linear", help="of the rate")
+    g.add_argument("--warmup_steps", type=size, default=10_000, help="updates of warm-up")
+    p.switch(g, "--adam_bias_correction", True, "0: Adam's moments as they are, as the original code takes them")
+    g.add_argument("--sampling", choices=SAMPLING, default="fp32_gumbel", help="how the generator's tokens are drawn")
+    g.add_argument("--gen_smooth", type=fraction, default=0.0, help="label smoothing of the generator")
+    g.add_argument("--disc_smooth", type=fraction, default=0.0, help="label smoothing of the discriminator")
+    machine_flags(p)
+    return p
+
+
+def parse_args(argv=None):
+    args = parse(parser(), argv)
+    for name in ("max_steps", "batch_size", "max_seq_len", "learning_rate", "mask_share"):
+        if getattr(args, name) is None:
+            setattr(args, name, getattr(SIZES[args.size], name))
+    return args

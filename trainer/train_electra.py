@@ -1,0 +1,281 @@
+"""Pretrain an ELECTRA: generator and discriminator, as two Hugging Face models that train_glue.py fine-tunes.
+
+    python trainer/train_electra.py --data_path corpus.jsonl --vocab_path vocab.txt           # the small one
+    python trainer/train_electra.py --max_steps 2000 --hidden_size 128 --num_hidden_layers 4  # a first try on a CPU
+    torchrun --nproc_per_node 2 trainer/train_electra.py --size base                          # data parallel
+
+Without `--data_path` it trains on the documentation inside the installed Python, without `--vocab_path` on a WordPiece
+vocabulary of its own data. A step is an update here, as in the paper. `--help` lists the flags; docs/electra.md explains
+data, masking and what comes out.
+"""
+
+import math
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports; main() sets its own
+if __package__ in (None, ""):  # run by path: trainer/ would come first and could shadow a dependency
+    sys.path[0] = str(ROOT)
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from dataset.electra_dataset import (
+    ElectraAssembler,
+    ElectraPlan,
+    Examples,
+    LineEncoder,
+    load_wordpiece,
+)
+from dataset.embedded_corpus import build_embedded_corpus
+from dataset.token_store import open_or_build
+from model.model_electra import (
+    AUC_BINS,
+    IGNORE,
+    SIZES,
+    ElectraPretrainer,
+    configs,
+    flops_per_token,
+)
+from trainer.arguments import common_warnings
+from trainer.checkpoint import Checkpoints, remove_temporaries, replace
+from trainer.electra_arguments import parse_args, parser
+from trainer.engine import Engine
+from trainer.loop import Run
+from trainer.machine import product_rate
+from trainer.optim import ENCODER_SCHEDULES, build_adamw, parameter_groups, without_bias_correction
+from trainer.report import Reporter, describe
+from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
+from trainer.session import carry_out, launch, make_folder
+from trainer.train_tokenizer import Source, draw_sample, save_wordpiece, train_wordpiece
+
+DISC_WEIGHT = 50.0  # of the discriminator's loss beside the generator's
+OWN_VOCABULARY = 8192  # entries of the vocabulary that is trained where none is given
+
+
+def main(argv=None):
+    """Run the trainer with the given flags (default: the command line's); returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    return launch(train, "trainer/train_electra.py", parse_args(argv), argv)
+
+
+def train(args, ranks, device, signals, command=""):
+    """Set everything up, train, and show what came out."""
+    dtype, precision_notice = pick_dtype(args.dtype, device)
+    seed_everything(args.seed)  # the same on all ranks, so that all begin with the same weights
+    folder = Path(args.out_dir) / f"electra_{args.size}"
+    with user_errors():
+        make_folder(folder)
+        data_path = args.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
+        tokenizer = load_wordpiece(vocabulary(args, data_path, folder, ranks), args.lower_case)
+        encoder = LineEncoder(tokenizer)
+        options = {"cache_dir": args.cache_dir, "text_field": args.text_field, "skip_bad_lines": args.skip_bad_lines}
+        store = open_or_build(data_path, encoder, progress=ranks.is_main, **options)
+        model = init_model(args, tokenizer)
+        examples = Examples(store, args.max_seq_len, encoder.sep_id, args.seed)
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    model.to(device).train()
+    seed_everything(args.seed, ranks.rank)
+
+    optimizer = build_adamw(parameter_groups(model, args.weight_decay), args.learning_rate, eps=1e-6)
+    if not args.adam_bias_correction:
+        without_bias_correction(optimizer)
+    options = {"grad_clip": args.grad_clip, "n_sums": N_SUMS}
+    engine = Engine(model, optimizer, objective(model), device=device, dtype=dtype, ranks=ranks, **options)
+
+    stem = folder / folder.name
+    checkpoints, reporter = Checkpoints(f"{stem}_resume", args.keep_checkpoints), Reporter(ranks.is_main)
+    if ranks.is_main:
+        remove_temporaries(stem, checkpoints.folder)
+    run = Run(
+        args=args,
+        ranks=ranks,
+        signals=signals,
+        reporter=reporter,
+        engine=engine,
+        checkpoints=checkpoints,
+        plan=lambda epoch: ElectraPlan(examples, args.mask_share, args.seed, epoch),
+        assembler=ElectraAssembler(store, tokenizer, args.max_seq_len, args.mask_share, args.mask_style, args.seed),
+        learning_rate=lambda *_: rate(args, run.progress.update),
+        metrics=metrics,
+        save_weights=None,
+        max_updates=args.max_steps,
+        save_at=frozenset(save_points(args)),
+        shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm"),
+        command=command,
+        identity={
+            "tokenizer": encoder.fingerprint[:16],
+            "data": store.fingerprint[:16],  # as this tokenizer reads it
+            "architecture": {
+                name: [getattr(network.config, name) for network in (model.generator, model.discriminator)]
+                for name in ARCHITECTURE
+            },
+            "row layout": {name: getattr(args, name) for name in ("max_seq_len", "seed", "mask_share", "mask_style")},
+            "optimizer": f"adamw, adam_bias_correction {args.adam_bias_correction}",
+        },
+    )
+    run.save_weights = lambda weights, update: save_at_percent(args, folder, model, tokenizer, weights, update)
+    outputs = {name: folder / name for name in NETWORKS}
+    return carry_out(run, stem, outputs, lambda: prepare(run, store, examples, dtype, precision_notice))
+
+
+NETWORKS = ("discriminator", "generator")
+# The fields of a config that decide which weights fit and what they compute
+ARCHITECTURE = (
+    "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "hidden_dropout_prob",
+)  # fmt: skip
+
+
+def vocabulary(args, data_path, folder, ranks):
+    """--vocab_path, or a WordPiece vocabulary that is trained on the data now; a resume finds that of its first start."""
+    own = folder / "vocabulary"
+
+    def make():
+        if args.vocab_path is None and not (args.from_resume and (own / "vocab.txt").exists()):
+            sources = [Source(path, args.text_field, args.skip_bad_lines) for path in data_path]
+            sample = draw_sample(sources, [1.0] * len(sources), 60e6)
+            print(f"--vocab_path is not given: training a WordPiece vocabulary of the data, {own}", flush=True)
+            save_wordpiece(train_wordpiece(sample, OWN_VOCABULARY, args.lower_case), own)
+
+    on_main(ranks, make)
+    return args.vocab_path or own
+
+
+def init_model(args, tokenizer):
+    changes = {
+        "width": args.hidden_size,
+        "layers": args.num_hidden_layers,
+        "heads": args.num_attention_heads,
+        "ffn": args.intermediate_size,
+        "embedding": args.embedding_size,
+        "divisor": args.generator_divisor,
+    }
+    pair = configs(SIZES[args.size], len(tokenizer), tokenizer.pad_token_id, args.max_seq_len, **changes)
+    for config in pair:
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = args.dropout
+    return ElectraPretrainer.from_configs(
+        *pair, sampling=args.sampling, gen_smooth=args.gen_smooth, disc_smooth=args.disc_smooth
+    )
+
+
+def rate(args, update):
+    """The learning rate of the update that comes after `update` others."""
+    return args.learning_rate * ENCODER_SCHEDULES[args.lr_schedule](update, args.max_steps, args.warmup_steps)
+
+
+def save_points(args):
+    """{updates: percent} of --save_percents; the end is always one."""
+    return {max(1, round(args.max_steps * p / 100)): p for p in (*args.save_percents, 100.0)}
+
+
+def save_at_percent(args, folder, model, tokenizer, weights, update):
+    """Write both networks if `update` is one of --save_percents: the last ones to `folder`, earlier ones below it."""
+    percent = save_points(args).get(update)
+    if percent is None:
+        return
+    target = folder if percent == 100 else folder / f"percent_{percent:g}"
+    target.mkdir(exist_ok=True)
+    for name in NETWORKS:
+        temporary = target / f"{folder.name}.{name}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)  # of a killed run
+        disable_progress_bar()
+        own = {key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")}
+        getattr(model, name).save_pretrained(temporary, state_dict=own)
+        save_wordpiece(tokenizer, temporary)
+        replace(temporary, target / name)
+
+
+def prepare(run, store, examples, dtype, precision_notice):
+    """Say what the run will do, and make it fast."""
+    args, ranks, model, device, say = run.args, run.ranks, run.engine.model, run.engine.device, run.reporter.say
+    plan = run.plan(run.progress.epoch)
+    pair = model.generator.config, model.discriminator.config
+    per_token = flops_per_token(*pair, args.max_seq_len, args.mask_share)
+    run.flops_per_token = per_token / plan.fill  # of a token; the products take the padding too
+    updates_per_epoch = math.ceil(plan.n_rows / (args.batch_size * args.accumulation_steps * ranks.world_size))
+    run.epochs = math.ceil(args.max_steps / updates_per_epoch)
+    parameters = sum(p.numel() for p in model.parameters())
+    lines = [
+        *store.bad_lines.report(),
+        f"model: ELECTRA {args.size}, {parameters / 1e6:.2f} M parameters, {pair[1].num_hidden_layers} layers of width "
+        f"{pair[1].hidden_size} (generator {pair[0].hidden_size}), {pair[0].vocab_size:,} entries, "
+        f"{per_token / 1e6:.1f} MFLOP per position",
+        f"data: {len(store):,} documents, {int(examples.lengths.sum()):,} positions in {plan.n_rows:,} examples of "
+        f"{plan.T} ({plan.fill:.1%} full), {float((examples.second == 0).mean()):.0%} of one segment",
+    ]
+    fields = {**pair[1].to_diff_dict(), "generator": pair[0].to_diff_dict(), "parameters": parameters}
+    describe(run, plan, dtype, lines, fields, len(store))
+    warnings = common_warnings(args, ranks, parser().get_default)
+    if args.warmup_steps >= args.max_steps:
+        warnings.append(
+            f"warning: --warmup_steps {args.warmup_steps}: the run has {args.max_steps} updates, so its rate hardly falls"
+        )
+    for line in filter(None, (precision_notice, *warnings)):
+        say(line)
+    positions = args.max_steps * args.batch_size * args.accumulation_steps * plan.T  # of a rank
+    flops = per_token * positions
+    compile_blocks(model, args.use_compile, device, say, (args.batch_size, plan.T), flops)
+    if flops > 1e13:  # tens of seconds: a shorter run is not kept waiting for it
+        run.product_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
+
+
+# --------------------------------------------------------------------------------------- loss and metrics
+
+N_SUMS = 4 + 2 * AUC_BINS
+
+
+def objective(model):
+    """The loss for the engine. Its sums: generator's and discriminator's loss, masked positions and those that the
+    generator has right, and how many original and replaced tokens got which probability, in AUC_BINS bins each."""
+
+    def losses(batch, totals):
+        found = model(*batch)
+        loss = found.mlm / max(totals.masked, 1) + DISC_WEIGHT * found.disc / max(totals.targets, 1)
+        with torch.no_grad():
+            real = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
+            bins = (found.disc_logits.sigmoid() * AUC_BINS).long().clamp(max=AUC_BINS - 1) + AUC_BINS * found.replaced
+            counts = torch.zeros(2 * AUC_BINS, device=bins.device).scatter_add(
+                0, bins.flatten(), real.flatten().float()
+            )
+            masked = (batch.labels != IGNORE).sum()
+            sums = torch.stack((found.mlm, found.disc, masked, found.correct))
+        return loss, torch.cat((sums, counts))
+
+    return losses
+
+
+def metrics(sums):
+    """(what to log, positions) of the sums of `objective`. Precision and recall are those of finding replaced tokens."""
+    mlm, disc, masked, correct = sums[:4]
+    original, replaced = (
+        torch.tensor(part, dtype=torch.float64) for part in (sums[4:][:AUC_BINS], sums[4:][AUC_BINS:])
+    )
+    n_original, n_replaced = float(original.sum()), float(replaced.sum())
+    positions = n_original + n_replaced
+    if not positions:  # all updates since the last line were skipped
+        return {"loss": math.nan}, 0
+    hits, false_alarms = (float(part[AUC_BINS // 2 :].sum()) for part in (replaced, original))  # probability >= 0.5
+    below = original.cumsum(0) - original / 2  # the area under the curve: how often a replaced token is rated higher
+    mlm_loss, disc_loss = mlm / max(masked, 1), disc / positions
+    return {
+        "loss": mlm_loss + DISC_WEIGHT * disc_loss,
+        "mlm_loss": mlm_loss,
+        "disc_loss": disc_loss,
+        "gen_acc": correct / max(masked, 1),
+        "disc_acc": (hits + n_original - false_alarms) / positions,
+        "disc_precision": hits / max(hits + false_alarms, 1),
+        "disc_recall": hits / max(n_replaced, 1),
+        "disc_auc": float((replaced * below).sum()) / (n_original * n_replaced)
+        if n_original and n_replaced
+        else math.nan,
+    }, positions
+
+
+if __name__ == "__main__":
+    run_cli(main)
