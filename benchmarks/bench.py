@@ -1,7 +1,7 @@
 """Training speed against the plain MiniMind loop and the Hugging Face Trainer, side by side in one run.
 
     python benchmarks/bench.py                                             # 26 M, all cores, about 4 minutes
-    python benchmarks/bench.py --sizes 26m,104m,64m,moe --threads 1,2      # everything
+    python benchmarks/bench.py --sizes 26m,104m,64m,moe,electra --threads 1,2      # everything
     python benchmarks/bench.py --sizes tiny --threads 1 --seconds 30       # whether it works
     python benchmarks/bench.py --cold                                      # with an empty compile cache
 
@@ -13,6 +13,7 @@
 
 Every side is a process of its own, so that its peak memory is its own, and trains only while it is its turn: rounds of
 short slices, in which bf16 matrix products are measured too. A ratio is the median over the rounds, with its range.
+Of `electra` (the small networks, see benchmarks/electra_sides.py) there are only plain and ours.
 All sides train on the same documents: Wikipedia texts of ../shared/corpora (or the embedded corpus) cut to 325 tokens
 on average. "text" counts trained targets and leaves padding out.
 """
@@ -46,7 +47,7 @@ from trainer.machine import product_rate
 from trainer.report import flops_per_token
 
 CORPORA = ROOT.parent / "shared" / "corpora"  # reference material beside the checkout; optional
-SIZES = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **step.SIZES}
+SIZES = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **step.SIZES, "electra": {}}
 SIDES = ("plain", "hf", "hf-compiled", "ours")
 LENGTHS, LONGEST = (64, 600), 512  # tokens of a document, BOS and EOS included: drawn from this range, then cut
 
@@ -137,7 +138,9 @@ def measure(size, threads, args, documents, pairs):
             environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         if args.cold:
             environment["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
-        for name in args.sides:  # one after the other, so that no start disturbs another
+        for name in [
+            side for side in args.sides if size != "electra" or not side.startswith("hf")
+        ]:  # one after the other, so that no start disturbs another
             side = Side(name, size, threads, args, documents, environment)
             stack.callback(side.end)
             if side.first is None:
@@ -155,15 +158,30 @@ def measure(size, threads, args, documents, pairs):
                 side.slices.append(answer)
             round_seconds = time.monotonic() - begin
         ends = {side.name: side.ask("end") for side in sides}
-    config, length = MiniMindConfig(**SIZES[size]), sum(n * n for n in pairs) / sum(pairs)
+    length = sum(n * n for n in pairs) / sum(pairs)
     record = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates), "sides": {}}
     record |= {name: getattr(args, name) for name in ("device", "rows", "max_seq_len", "slice", "cold")}
     for side in sides:
-        context = args.max_seq_len if side.name.startswith("hf") else length  # what a token sees, see flops_per_token
-        figures = summary(side.slices, flops_per_token(config, context), max(rates))
+        if size == "electra":
+            flops = electra_flops(
+                sum(part["text"] for part in side.slices) / sum(part["positions"] for part in side.slices)
+            )
+        else:
+            context = (
+                args.max_seq_len if side.name.startswith("hf") else length
+            )  # what a token sees, see flops_per_token
+            flops = flops_per_token(MiniMindConfig(**SIZES[size]), context)
+        figures = summary(side.slices, flops, max(rates))
         record["sides"][side.name] = {**figures, **side.first, **(ends[side.name] or {}), "slices": side.slices}
     record["ratios"] = ratios({side.name: side.slices for side in sides})
     return record
+
+
+def electra_flops(fill):
+    """FLOPs of a token that is no padding; the networks compute the padding too."""
+    from benchmarks.electra_sides import flops  # imports what the other rows do without
+
+    return flops() / fill
 
 
 def rate(part, count="text"):

@@ -157,6 +157,10 @@ def train_side(args, fields):
     turns = Turns(sys.stdin, answers, device, args.started)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    if args.sizes == "electra":
+        from benchmarks import electra_sides
+
+        return (electra_sides.train_plain if args.side == "plain" else electra_sides.train_ours)(args, device, turns)
     config = MiniMindConfig(**fields)
     if args.side.startswith("hf"):
         train_hf(args, config, device, turns, compiled=args.side == "hf-compiled")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests.helpers import flags, new_port, run_ranks, tiny_model, train, write_corpus
 from tests.updates import KINDS, gradients, reference_gradients, relative_difference
 from trainer import loop, session, train_pretrain
-from trainer.engine import Engine
+from trainer.engine import Engine, Reducer
 from trainer.evaluation import evaluate
 from trainer.optim import build_optimizer
 from trainer.runtime import Ranks, StopSignals, UserError, init_distributed_mode
@@ -33,6 +33,7 @@ def rank(folder):
         result["gradients"] = {kind: [gradients(kind, *cut, ranks) for cut in CUTS] for kind in KINDS}
         result["evaluation"] = evaluation(folder, ranks)
         result["poison"] = poisoned_rank(ranks)
+        result["buckets"] = buckets(ranks)
     finally:
         dist.destroy_process_group()
     new_port("too many")
@@ -123,6 +124,25 @@ def poisoned_rank(ranks):
     return seen
 
 
+def buckets(ranks):
+    """Gradients after one update in one bucket and in several; rank 1 has no rows in the second of two updates."""
+    from tests.test_engine import batch_of
+
+    found = []
+    for bucket_bytes in (1 << 20, 3000):
+        model, started = tiny_model(), []
+        engine = Engine(model, build_optimizer(model, 1e-3), train_pretrain.objective(model), device=torch.device("cpu"),
+                        dtype=torch.float32, ranks=ranks)  # fmt: skip
+        engine.reducer = Reducer(list(model.parameters()), bucket_bytes)
+        for rows in ([[0, 1], [2]][ranks.rank], [[0], None][ranks.rank]):
+            if rows is not None:
+                engine.micro_batch(*batch_of(rows=rows), last=True)
+            started.append(len(engine.reducer._started))
+            engine.update(1e-3)
+        found.append((started, len(engine.reducer.buckets), [p.detach().clone() for p in model.parameters()]))
+    return found
+
+
 def too_many_bad_updates(folder):
     """The message with which a run ends whose second rank has nothing but NaN losses."""
     objective = train_pretrain.objective
@@ -171,6 +191,17 @@ def test_pitfall_5_one_all_reduce_per_update(both):
         assert len(run["in updates"]) > 8 and set(run["in updates"]) == {1}
         assert sum(run["between updates"]) >= 2
         assert max(run["between updates"]) == 1
+
+
+def test_gradients_are_sent_while_the_backward_pass_goes_on(both):
+    """All buckets but the last are on their way when the pass ends; the parameters are those of a single bucket, though
+    a rank without rows sends its zeros later."""
+    for rank, of_rank in enumerate(both):
+        (one, n_one, whole), (several, n_several, cut) = of_rank["buckets"]
+        assert (one, n_one) == ([0, 0], 1) and n_several > 3
+        assert several == [n_several - 1, n_several - 1 if rank == 0 else 0]
+        assert all(torch.equal(p, q) for p, q in zip(whole, cut, strict=True))
+        assert all(torch.equal(p, q) for p, q in zip(cut, both[0]["buckets"][1][2], strict=True))
 
 
 def test_one_rank_with_the_same_global_batch_ends_alike(both, folder):

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+BUCKET_BYTES = 25 << 20  # of gradients that go over the network in one piece
+
 
 class Outcome(NamedTuple):
     """What became of an update, the same on every rank."""
@@ -21,6 +23,57 @@ class Outcome(NamedTuple):
     stop_signal: float  # signal number if a rank was asked to stop, else 0
     save: float  # > 0 if a rank was asked to save
     where: object = None  # what the caller of `poll` said about the update
+
+
+class Reducer:
+    """Sums gradients over the ranks in buckets, each as soon as the backward pass has finished its parameters.
+
+    Buckets start in one fixed order, the last parameters first, so that all ranks make the same calls whatever each of
+    them has to train; what is still missing when `finish` is called counts as zero.
+    """
+
+    def __init__(self, parameters, bucket_bytes=BUCKET_BYTES):
+        """parameters: in about the order of the forward pass."""
+        self.buckets, size = [[]], 0
+        for p in reversed(parameters):
+            if size and size + p.nbytes > bucket_bytes:
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(p)
+            size += p.nbytes
+        self.active, self._started = False, []
+        for number, bucket in enumerate(self.buckets):
+            for p in bucket:
+                p.register_post_accumulate_grad_hook(lambda _, number=number: self._finished_one(number))
+        self._missing = [len(bucket) for bucket in self.buckets]
+
+    def _finished_one(self, number):
+        if not self.active:  # more micro-batches of this update follow
+            return
+        self._missing[number] -= 1
+        while len(self._started) < len(self.buckets) - 1 and not self._missing[len(self._started)]:
+            self._start()
+
+    def _start(self, *more):
+        flat = torch.cat([*(p.grad.reshape(-1) for p in self.buckets[len(self._started)]), *more])
+        self._started.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish(self, extra):
+        """Wait until every gradient holds its sum; returns the sum of `extra` (1-d), which the last bucket carries."""
+        for p in (p for bucket in self.buckets for p in bucket):
+            if p.grad is None:  # a rank without rows in the ragged last update
+                p.grad = torch.zeros_like(p)
+        while len(self._started) < len(self.buckets) - 1:
+            self._start()
+        self._start(extra)
+        for bucket, (flat, work) in zip(self.buckets, self._started, strict=True):
+            work.wait()
+            gradients = [p.grad for p in bucket]
+            *parts, rest = flat.split([*(g.numel() for g in gradients), len(flat) - sum(g.numel() for g in gradients)])
+            torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
+        self.active, self._started = False, []
+        self._missing = [len(bucket) for bucket in self.buckets]
+        return rest
 
 
 class Engine:
@@ -39,6 +92,9 @@ class Engine:
         if ranks.world_size > 1:  # the same seed gives the same weights on machines of one kind; this gives them on all
             for parameter in self.parameters:
                 dist.broadcast(parameter.data, src=0)
+        own = {id(p) for p in self.parameters}
+        in_order = [p for p in model.parameters() if id(p) in own]  # of the model; the optimiser's groups have another
+        self.reducer = Reducer(in_order) if ranks.world_size > 1 else None
         self.fused = bool(optimizer.param_groups[0].get("fused"))
         sum_dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
         self.sums = torch.zeros(n_sums, device=device, dtype=sum_dtype)  # this rank's, since the last `collect`
@@ -51,8 +107,13 @@ class Engine:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def micro_batch(self, batch, totals):
-        """Add the gradients of one micro-batch to those of the update that `totals` describes."""
+    def micro_batch(self, batch, totals, last=False):
+        """Add the gradients of one micro-batch to those of the update that `totals` describes.
+
+        last: no other of this update follows, so its gradients may be sent to the other ranks as they come.
+        """
+        if self.reducer is not None:
+            self.reducer.active = last
         with self.autocast():
             loss, sums = self.objective(batch, totals)
         self.scaler.scale(loss).backward()
@@ -92,15 +153,11 @@ class Engine:
     def _all_reduce(self, requests):
         """Sum gradients, requests and bad losses over the ranks: the one synchronisation of an update."""
         requests = torch.cat((torch.tensor(requests).to(self.device, non_blocking=True), self.bad_losses))
+        if self.reducer is not None:
+            return self.reducer.finish(requests)
         for p in self.parameters:
-            if p.grad is None:  # a rank without rows in the ragged last update
+            if p.grad is None:  # nothing of the update reached it
                 p.grad = torch.zeros_like(p)
-        if self.ranks.world_size > 1:
-            gradients = [p.grad for p in self.parameters]
-            flat = torch.cat([*(g.reshape(-1) for g in gradients), requests])
-            dist.all_reduce(flat)
-            *parts, requests = flat.split([*(g.numel() for g in gradients), len(requests)])
-            torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
         return requests
 
     def poll(self, where=None):

@@ -96,7 +96,7 @@ def train_epoch(run, epoch):
             totals = plan.totals(first_row, end_row)
             lr = run.learning_rate(epoch, plan.n_rows, first_row, end_row)
         if batch is not None:  # None: this rank has no rows left in the last update
-            engine.micro_batch(batch.to(engine.device), totals)
+            engine.micro_batch(batch.to(engine.device), totals, last=micro == schedule.micro_batches(update) - 1)
         progress.step += 1
         log_is_due = step % args.log_interval == 0 or step == schedule.n_steps - 1
         if micro < schedule.micro_batches(update) - 1:

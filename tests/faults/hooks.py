@@ -171,12 +171,12 @@ def poison(updates, kind="gradient", rank=0, value="nan"):
     micro_batch, update = engine.Engine.micro_batch, engine.Engine.update
     now = 1
 
-    def poisoned_micro_batch(self, batch, totals):
+    def poisoned_micro_batch(self, batch, totals, **named):
         hit = now in updates and self.ranks.rank == rank
         objective = self.objective
         if hit and kind == "loss":
             self.objective = lambda *a: (lambda loss, sums: (loss + float(value), sums))(*objective(*a))
-        micro_batch(self, batch, totals)
+        micro_batch(self, batch, totals, **named)
         self.objective = objective
         if hit and kind == "gradient":
             self.parameters[-1].grad.view(-1)[-1] = float(value)

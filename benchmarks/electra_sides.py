@@ -1,0 +1,94 @@
+"""The sides of the ELECTRA row of benchmarks/bench.py: the small networks, 128 positions an example, 30,522 entries.
+
+Both train on the same batches. The plain one makes its step as public trainers do: fp32 on a CPU (bf16 autocast on a
+GPU), eager, the generator's head on every position, unfused AdamW.
+"""
+
+import contextlib
+import itertools
+import tempfile
+
+import torch
+import torch.nn.functional as F
+
+from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples, LineEncoder
+from dataset.loader import UpdateSchedule, make_loader
+from dataset.token_store import open_or_build
+from model.model_electra import IGNORE, SIZES, ElectraPretrainer, configs, flops_per_token, sample
+from trainer.engine import Engine
+from trainer.optim import build_adamw, parameter_groups
+from trainer.runtime import Ranks, compile_blocks, pick_dtype
+from trainer.train_electra import DISC_WEIGHT, N_SUMS, objective
+from trainer.train_tokenizer import Source, train_wordpiece
+
+T, ENTRIES, SHARE = SIZES["small"].max_seq_len, 30_522, SIZES["small"].mask_share
+
+
+def flops():
+    """FLOPs of a position in a training step that needs the head on masked positions alone."""
+    return flops_per_token(*configs(SIZES["small"], ENTRIES), T, SHARE)
+
+
+def new_model():
+    return ElectraPretrainer.from_configs(*configs(SIZES["small"], ENTRIES)).train()
+
+
+def batches(args, folder):
+    """(Batch, Totals) without end; as many positions as the other rows' micro-batches have."""
+    tokenizer = train_wordpiece(Source(args.documents).documents(), ENTRIES)
+    encoder, rows = LineEncoder(tokenizer), max(1, args.rows * args.max_seq_len // T)
+    store = open_or_build(args.documents, encoder, cache_dir=folder, num_procs=args.threads, progress=False)
+    examples = Examples(store, T, encoder.sep_id, 42)
+    assembler = ElectraAssembler(store, tokenizer, T, SHARE, "electra", 42)
+    for epoch in itertools.count():
+        plan = ElectraPlan(examples, SHARE, 42, epoch)
+        whole = plan.n_rows // rows * rows
+        schedule = UpdateSchedule(whole, rows)
+        for update, _, batch in make_loader(assembler, plan, schedule, num_workers=1):
+            yield batch, plan.totals(*schedule.rows(update))
+
+
+def train_plain(args, device, turns):
+    model = new_model().to(device)
+    generator, discriminator = model.generator, model.discriminator
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, eps=1e-6, fused=False, foreach=False)
+    bf16 = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory() as folder, bf16:
+        for step, (batch, totals) in enumerate(batches(args, folder)):
+            if not step:
+                turns.begin(model)
+            batch = batch.to(device)
+            seen = (torch.arange(T, device=device) < batch.lengths[:, None]).long()
+            inputs = {"attention_mask": seen, "token_type_ids": batch.token_type_ids}
+            used = batch.labels != IGNORE
+            masked = torch.zeros_like(seen).scatter_add(1, batch.positions, used.long()).bool()
+            logits = generator(batch.masked_ids, **inputs).logits  # [R, T, V]
+            mlm = F.cross_entropy(logits[masked], batch.ids[masked])
+            corrupted = batch.ids.clone()
+            corrupted[masked] = sample(logits[masked].detach())
+            replaced = (corrupted != batch.ids).float()
+            disc = discriminator(corrupted, **inputs).logits
+            real = seen.bool()
+            loss = mlm + DISC_WEIGHT * F.binary_cross_entropy_with_logits(disc[real], replaced[real])
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            loss.item()  # printed by the public trainers
+            turns.done(totals.targets, batch.ids.numel())
+
+
+def train_ours(args, device, turns):
+    model, dtype = new_model().to(device), pick_dtype("bfloat16", device)[0]
+    optimizer = build_adamw(parameter_groups(model, 0.01), 5e-4, eps=1e-6)
+    options = {"device": device, "dtype": dtype, "ranks": Ranks(), "n_sums": N_SUMS}
+    engine = Engine(model, optimizer, objective(model), **options)
+    compile_blocks(model, args.use_compile, device, print)
+    with tempfile.TemporaryDirectory() as folder:
+        for step, (batch, totals) in enumerate(batches(args, folder)):
+            if not step:
+                turns.begin(model)
+            engine.micro_batch(batch.to(device), totals, last=True)
+            engine.update(5e-4)
+            engine.poll()
+            turns.done(totals.targets, batch.ids.numel())
