@@ -1,4 +1,5 @@
 # make pretrain   set up and train a small MiniMind on the documentation inside Python (a CPU is enough)
+# make electra    ... and a small ELECTRA
 # make test       set up and run the quick tests
 # make test-all   ... and the slow ones
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
@@ -7,7 +8,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain test test-all bench lint clean
+.PHONY: pretrain electra test test-all bench lint clean
 
 $(VENV)/.installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +26,13 @@ SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --opt
 
 pretrain: $(VENV)/.installed
 	$(RUN) trainer/train_pretrain.py $(SMALL) $(ARGS)
+
+# A small one on a CPU: networks and steps for some minutes
+ELECTRA = --hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 64 --batch_size 32 --dropout 0 \
+          --max_steps 1500 --warmup_steps 150 --learning_rate 2e-3 --lr_schedule separate_linear --log_interval 50
+
+electra: $(VENV)/.installed
+	$(RUN) trainer/train_electra.py $(ELECTRA) $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest -m "not slow"

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from dataset.documents import DataError
 from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.loader import pinned, to_device
 from dataset.packing import CHUNK, permutation
 from model.model_electra import mask_count, mask_tokens
 
@@ -205,12 +206,8 @@ class Batch(NamedTuple):
     token_type_ids: torch.Tensor  # [R, T]
     lengths: torch.Tensor  # [R]
 
-    def to(self, device):
-        on_cuda = torch.device(device).type == "cuda"  # where a copy from pinned memory need not be waited for
-        return Batch(*(x.to(device, non_blocking=on_cuda) for x in self))
-
-    def pin_memory(self):
-        return Batch(*(x.pin_memory() for x in self))
+    to = to_device
+    pin_memory = pinned
 
 
 class ElectraAssembler(Dataset):

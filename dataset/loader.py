@@ -14,6 +14,16 @@ from torch.utils.data import DataLoader, Dataset
 IGNORE = -100  # the target of a position that has none
 
 
+def to_device(batch, device):
+    """A batch (a NamedTuple of tensors and numbers) with its tensors on `device`."""
+    on_cuda = torch.device(device).type == "cuda"  # where a copy from pinned memory need not be waited for
+    return type(batch)(*(x.to(device, non_blocking=on_cuda) if isinstance(x, torch.Tensor) else x for x in batch))
+
+
+def pinned(batch):
+    return type(batch)(*(x.pin_memory() if isinstance(x, torch.Tensor) else x for x in batch))
+
+
 class Batch(NamedTuple):
     """int64 tensors [R, T] and two counts.
 
@@ -29,15 +39,8 @@ class Batch(NamedTuple):
     n_targets: int
     n_documents: int
 
-    def _map(self, change):
-        return Batch(*(change(x) if isinstance(x, torch.Tensor) else x for x in self))
-
-    def to(self, device):
-        on_cuda = torch.device(device).type == "cuda"  # where a copy from pinned memory need not be waited for
-        return self._map(lambda x: x.to(device, non_blocking=on_cuda))
-
-    def pin_memory(self):
-        return self._map(torch.Tensor.pin_memory)
+    to = to_device
+    pin_memory = pinned  # the name that DataLoader looks for
 
 
 def gather(tokens, what, pad_id=0, n_rows=None):

@@ -52,7 +52,7 @@ def open_or_build(
     paths = [data_path] if isinstance(data_path, str | Path) else list(data_path)
     files = [file for path in paths for file in find_files(str(path))]
     beside = Path(paths[0]).expanduser() if Path(paths[0]).expanduser().is_dir() else files[0].parent
-    places = [Path(cache_dir).expanduser()] if cache_dir else [beside / ".token_store", _user_cache()]
+    places = [Path(cache_dir).expanduser()] if cache_dir else [beside / ".token_store", user_cache()]
     stats = _stats(files)
     hashed_at = time.time()
     data, unknown = _hash_files(files, stats, places)
@@ -281,7 +281,7 @@ def _sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minimind" / "token_store"
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from model.dropout import use_hashed_dropout
+from model.compiled_encoder import compile_layers
 
 SAMPLING = ("fp32_gumbel", "fp16_gumbel", "multinomial")
 MASK_STYLES = ("electra", "bert")
@@ -238,9 +238,7 @@ class ElectraPretrainer(torch.nn.Module):
         as of an epoch's last batch, are computed without."""
         self.compiled_shape = shape
         for network in (self.generator, self.discriminator):
-            use_hashed_dropout(network)
-            for layer in network.electra.encoder.layer:
-                layer.compile()
+            compile_layers(network)
 
 
 def flops_per_token(generator, discriminator, length, masked_share):

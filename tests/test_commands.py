@@ -12,11 +12,13 @@ import pytest
 from dataset import tokenize_corpus
 from scripts import evaluate, export_hf, generate
 from tests.helpers import ROOT
-from trainer import arguments, train_tokenizer
+from trainer import arguments, electra_arguments, glue_arguments, train_tokenizer
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "dataset" / "README.md"]
 PARSERS = {
     "trainer/train_pretrain.py": arguments.parser,
+    "trainer/train_electra.py": electra_arguments.parser,
+    "trainer/train_glue.py": glue_arguments.parser,
     "trainer/train_tokenizer.py": train_tokenizer.build_parser,
     "dataset/tokenize_corpus.py": tokenize_corpus.build_parser,
     "scripts/generate.py": generate.build_parser,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import ElectraConfig
 
-from model.dropout import keep_mask
+from model.compiled_encoder import keep_mask
 from model.model_electra import (
     IGNORE,
     SIZES,

@@ -60,7 +60,10 @@ def remove_temporaries(stem, folder):
     Other names in the same place are left alone; they may belong to a run that is writing them now.
     """
     for path in [*stem.parent.glob(f"{glob.escape(stem.name)}.*.tmp"), *folder.glob("update_*.tmp")]:
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------- weights

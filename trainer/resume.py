@@ -141,6 +141,8 @@ SCHEDULE_FLAGS = (
     "grad_clip",
     "weight_decay",
     "max_steps",
+    "warmup_steps",
+    "warmup_share",
 )
 
 

@@ -1,11 +1,13 @@
-"""Dropout that a compiled graph computes at once with what surrounds it, for Hugging Face's encoders on a CPU.
+"""Dropout and attention in a form that a compiler makes fast on a CPU, for Hugging Face's encoders.
 
 torch draws the random numbers of a dropout on a CPU one after the other, which takes up to a third of a training step.
 Here each element's number is a hash of its place and of one random seed per call; a compiler makes that part of the
-loop over the elements. Without a compiler, and on other devices, torch's own dropout is used.
+loop over the elements. Attention is written out as products and a softmax, because the backward pass of PyTorch's SDPA
+kernel for CPUs takes half of a step. Without a compiler, and on other devices, both are torch's own.
 """
 
 import math
+import re
 
 import torch
 import torch.nn.functional as F
@@ -40,12 +42,12 @@ class Dropout(torch.nn.Dropout):
 
 
 def attention(module, query, key, value, attention_mask, scaling=None, **options):
-    """transformers' SDPA attention; where probabilities are dropped in a compiled graph on a CPU, written out.
+    """transformers' SDPA attention, written out in a compiled graph on a CPU: SDPA's kernel there is slow backward.
 
     query, key, value: [R, H, T, D]; attention_mask: bool, True where a key is seen; gives ([R, T, H, D], None).
     """
     dropout_p = options.pop("dropout", 0.0)
-    if not (dropout_p and torch.compiler.is_compiling() and query.device.type == "cpu"):
+    if not (torch.compiler.is_compiling() and query.device.type == "cpu"):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout_p, scaling=scaling, **options
         )
@@ -56,13 +58,16 @@ def attention(module, query, key, value, attention_mask, scaling=None, **options
     return (probabilities @ value).transpose(1, 2), None
 
 
-AttentionInterface.register("hashed_dropout", attention)
+AttentionInterface.register("compiled_on_cpu", attention)
 
 
-def use_hashed_dropout(network):
-    """Let a transformers encoder use the dropout of this file; parameters and their names stay."""
+def compile_layers(network):
+    """Compile the layers of a transformers encoder, one graph for all; parameters and their names stay."""
     for module in network.modules():
         for name, child in module.named_children():
             if type(child) is torch.nn.Dropout:
                 setattr(module, name, Dropout(child.p))
-    network.config._attn_implementation = "hashed_dropout"
+    network.config._attn_implementation = "compiled_on_cpu"
+    for name, module in network.named_modules():
+        if re.search(r"\.layers?\.\d+$", name):
+            module.compile()

@@ -1,0 +1,178 @@
+"""The model of train_glue.py: a pretrained encoder with a head for a task, its rates by layer, loss and saving."""
+
+import hashlib
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.utils import cached_file
+
+from model.compiled_encoder import compile_layers
+from trainer.checkpoint import replace
+from trainer.optim import parameter_groups
+from trainer.runtime import UserError
+
+
+def find_model(model_path):
+    """The folder of --model_path; a name is looked up in the local cache of Hugging Face."""
+    path = Path(model_path).expanduser()
+    if (path / "config.json").exists():
+        return path
+    if not path.exists():
+        try:
+            return Path(cached_file(str(model_path), "config.json", local_files_only=True)).parent
+        except (OSError, ValueError):
+            pass
+    raise UserError(
+        f"--model_path {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
+        "train_electra.py writes a folder {size}/discriminator that fits"
+    )
+
+
+def init_model(args, task, folder, vocab_size):
+    """(classifier of a folder, --model_path's, for a task, in fp32 on the CPU; names of its weights that are new).
+
+    Errors: UserError where it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
+    """
+    what = f"--model_path {args.model_path}"
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    for name, least, why in (
+        ("max_position_embeddings", args.max_seq_len, "a lower --max_seq_len is wanted"),
+        ("vocab_size", vocab_size, "its tokenizer has more entries"),
+        ("type_vocab_size", 2, "an encoder with segments is wanted, such as ELECTRA or BERT"),
+    ):
+        if getattr(config, name, 0) < least:
+            raise UserError(f"{what}: {name} is {getattr(config, name, 0)}, not {least}: {why}")
+    words = task.labels or ("LABEL_0",)
+    saved = [word for _, word in sorted((config.id2label or {}).items())]
+    if not args.do_train and set(saved) == set(words) and saved != list(words):
+        raise UserError(f"{what}: its classes are {', '.join(saved)}, in another order than {', '.join(words)}")
+    config.id2label, config.label2id = dict(enumerate(words)), {word: i for i, word in enumerate(words)}
+    if getattr(args, "dropout", None) is not None:
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = args.dropout
+    config.problem_type = "single_label_classification" if task.labels else "regression"
+    if args.from_scratch:
+        model = AutoModelForSequenceClassification.from_config(config)
+        return model, set(model.state_dict())
+    options = {"config": config, "dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
+    try:
+        model, faults = AutoModelForSequenceClassification.from_pretrained(
+            folder, ignore_mismatched_sizes=True, **options
+        )
+    except Exception as error:  # each loader raises its own kinds
+        raise UserError(f"{what}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error
+    new = {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
+    encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
+    if encoder:
+        raise UserError(f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}")
+    if new and not args.do_train:
+        raise UserError(
+            f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
+        )
+    return model, new
+
+
+def layer_groups(model, weight_decay, layer_decay):
+    """Optimiser groups with `lr_scale` = layer_decay ** exponent: 0 for the head, 1 for the top layer and so on down to
+    the embeddings; each with and without weight decay. Every trainable parameter is in exactly one."""
+    where = {name: re.search(r"\.layers?\.(\d+)\.", name) for name, _ in model.named_parameters()}
+    n_layers = max((int(match[1]) + 1 for match in where.values() if match), default=0)
+    parts = {}
+    for name, parameter in model.named_parameters():
+        below_head = n_layers - int(where[name][1]) if where[name] else (n_layers + 1) * ("embeddings" in name)
+        parts.setdefault(below_head, []).append(parameter)
+    groups = []
+    for exponent, parameters in sorted(parts.items()):
+        options = {"exponent": exponent, "lr_scale": layer_decay**exponent}
+        of_part = parameter_groups(torch.nn.ParameterList(parameters), weight_decay)
+        groups += [{**group, **options} for group in of_part if group["params"]]
+    return groups
+
+
+def rates(groups, args):
+    """One line: what each part's rate is at the top of the schedule."""
+    scales = {group["exponent"]: group["lr_scale"] for group in groups}
+    last = max(scales)
+
+    def name(exponent):
+        return "head" if exponent == 0 else "embeddings" if exponent == last else f"layer {last - 1 - exponent}"
+
+    parts = [f"{name(e)} {e} {args.learning_rate * scale:.2e}" for e, scale in scales.items()]
+    return f"group, exponent of --layer_decay {args.layer_decay:g}, rate: {', '.join(parts)}"
+
+
+class Layers(NamedTuple):
+    """What compile_blocks compiles of a Hugging Face encoder."""
+
+    model: Any
+
+    def compile_training(self, shape=None):
+        compile_layers(self.model)
+
+
+# -------------------------------------------------------------------------------------------- loss and metrics
+
+
+def forward(model, batch):
+    """Logits, float32 [R, outputs]."""
+    R, T = batch.ids.shape
+    # 4-d: transformers takes it as it is. Into a 2-d one it looks, and leaves it out where nothing is padded, which
+    # waits for the device and gives a compiled layer two forms.
+    visible = batch.mask.bool()[:, None, None, :].expand(R, 1, T, T)
+    return model(input_ids=batch.ids, attention_mask=visible, token_type_ids=batch.types).logits.float()
+
+
+def loss_sum(task, logits, labels):
+    """The sum over examples of cross-entropy, or of the squared error of a score."""
+    if task.labels:
+        return F.cross_entropy(logits, labels, reduction="sum")
+    return F.mse_loss(logits[:, 0], labels, reduction="sum")
+
+
+def objective(task, model):
+    """The loss for the engine. Its sums: loss, examples, those whose class is right, tokens."""
+
+    def losses(batch, totals):
+        logits = forward(model, batch)
+        loss = loss_sum(task, logits, batch.labels)
+        with torch.no_grad():
+            right = (logits.argmax(-1) == batch.labels).sum()
+            examples = torch.tensor(float(len(batch.labels)), device=logits.device)
+            sums = torch.stack((loss.detach(), examples, right.float(), batch.mask.sum().float()))
+        return loss / totals.examples, sums
+
+    return losses
+
+
+def metrics(task, sums):
+    """(what to log, tokens) of the sums of `objective`."""
+    loss, examples, right, tokens = sums
+    if not examples:  # all updates since the last line were skipped
+        return {"loss": math.nan}, 0
+    accuracy = {"train_acc": right / examples} if task.labels else {}
+    return {"loss": loss / examples, **accuracy}, tokens
+
+
+# ------------------------------------------------------------------------------------------------- saving
+
+
+def save_model(folder, model, tokenizer, weights):
+    """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write."""
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a killed run
+    model.save_pretrained(temporary, state_dict=weights)
+    tokenizer.save_pretrained(temporary)
+    replace(temporary, folder)
+
+
+def weights_digest(model):
+    """Of the encoder's weights on the CPU: what a resumed run must have begun with. The head is drawn by the seed."""
+    digest = hashlib.sha256()
+    for parameter in model.base_model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()[:16]
