@@ -69,6 +69,13 @@ def update_flags(p, g, batch_size, accumulation_steps, learning_rate, weight_dec
     p.switch(g, "--from_resume", False, "go on from the newest intact checkpoint, if there is one")
 
 
+def optimizer_flags(g):
+    """What the pretraining scripts ask about the optimiser."""
+    kinds = "muon: for the blocks' matrices, AdamW elsewhere"
+    g.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw", help=kinds)
+    g.add_argument("--muon_lr", type=positive(float), default=0.02, help="Muon's learning rate, on the same schedule")
+
+
 def machine_flags(p, num_workers=1):
     """The group "machine" of every trainer; returns it."""
     g = p.add_argument_group("machine")
@@ -130,13 +137,7 @@ def parser():
     update_flags(p, g, batch_size=32, accumulation_steps=8, learning_rate=5e-4)
     g.add_argument("--lr_schedule", choices=LR_SCHEDULES, default="minimind", help="of the rate over the run")
     g.add_argument("--warmup_iters", type=size, default=0, help="linear warm-up, in micro-batches")
-    g.add_argument(
-        "--optimizer",
-        choices=("adamw", "muon"),
-        default="adamw",
-        help="muon: for the blocks' matrices, AdamW elsewhere",
-    )
-    g.add_argument("--muon_lr", type=positive(float), default=0.02, help="Muon's learning rate, on the same schedule")
+    optimizer_flags(g)
 
     g = p.add_argument_group("validation")
     g.add_argument("--val_path", help="validation documents: a file, a folder or a glob")
@@ -176,7 +177,9 @@ def common_warnings(args, ranks, default):
     """warnings_of the flags that all trainers share. default: name -> what the parser takes by itself."""
     several, no_project = ranks.world_size > 1, args.tracker in ("none", "tensorboard")
     renamed = args.wandb_project != default("wandb_project")
+    muon_lr = getattr(args, "muon_lr", None) != default("muon_lr")  # fine-tuning has no such flag
     cases = [
+        ("muon_lr", muon_lr and args.optimizer == "adamw", "--optimizer is adamw"),
         ("device", ":" in (args.device or "") and several, "each rank takes the device of its local rank"),
         ("wandb_project", renamed and no_project, f"--tracker is {args.tracker}"),
     ]
@@ -186,12 +189,11 @@ def common_warnings(args, ranks, default):
 def ignored_settings(args, ranks, corpus, steps):
     """Lines on the settings that cannot do what they are there for. steps: micro-batches of the run."""
     default = parser().get_default
-    muon, from_file = args.optimizer == "muon", args.from_weight != "none"
+    from_file = args.from_weight != "none"
     torchrun = "torchrun's environment decides, or there is none"
     evaluated = args.eval_interval != default("eval_interval")
     cases = [
         ("local_rank", args.local_rank not in (-1, ranks.local_rank), torchrun),
-        ("muon_lr", args.muon_lr != default("muon_lr") and not muon, "--optimizer is adamw"),
         ("init_scheme", args.init_scheme != "default" and from_file, "the weights come from a file"),
         ("eval_interval", evaluated and not corpus.val_store, "no validation data"),
     ]

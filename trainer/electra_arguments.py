@@ -11,6 +11,7 @@ from trainer.arguments import (
     data_flags,
     machine_flags,
     new_parser,
+    optimizer_flags,
     output_flags,
     parse,
     size,
@@ -76,6 +77,7 @@ def parser():
     update_flags(p, g, batch_size=None, accumulation_steps=1, learning_rate=None)
     g.add_argument("--lr_schedule", choices=ENCODER_SCHEDULES, default="original_linear", help="of the rate")
     g.add_argument("--warmup_steps", type=size, default=10_000, help="updates of warm-up")
+    optimizer_flags(g)
     p.switch(g, "--adam_bias_correction", True, "0: Adam's moments as they are, as the original code takes them")
     g.add_argument("--sampling", choices=SAMPLING, default="fp32_gumbel", help="how the generator's tokens are drawn")
     g.add_argument("--gen_smooth", type=fraction, default=0.0, help="label smoothing of the generator")

@@ -1,6 +1,7 @@
 """Learning-rate schedule, parameter groups and the optimiser."""
 
 import math
+import re
 
 import torch
 
@@ -57,28 +58,29 @@ def parameter_groups(model, weight_decay):
     ]
 
 
-def build_optimizer(model, lr, weight_decay=0.01, kind="adamw", muon_lr=0.02):
+def build_optimizer(model, lr, weight_decay=0.01, kind="adamw", muon_lr=0.02, **adam_options):
     """The optimiser of `--optimizer`: "adamw", or "muon" for the matrices inside the blocks and AdamW for the rest.
 
-    A group's `lr_scale` is what the schedule's rate is multiplied with: Muon's own rate follows the same schedule.
+    adam_options: see build_adamw. A group's `lr_scale` is what the schedule's rate is multiplied with: Muon's own rate follows the same schedule.
     """
     groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
     if kind == "adamw":
-        return build_adamw(groups, lr)
+        return build_adamw(groups, lr, **adam_options)
     matrices = hidden_matrices(model)
     hidden = {id(p) for p in matrices}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in hidden]
     muon = Muon([{"params": matrices, "weight_decay": weight_decay, "lr_scale": muon_lr / lr}], lr=muon_lr)
-    return Together([build_adamw(groups, lr), muon])
+    return Together([build_adamw(groups, lr, **adam_options), muon])
 
 
-def build_adamw(groups, lr, **options):
+def build_adamw(groups, lr, bias_correction=True, **options):
     """AdamW with the fused kernel where the device has one (torch raises RuntimeError where it has not)."""
     try:
-        return torch.optim.AdamW(groups, lr=lr, fused=True, **options)
+        adamw = torch.optim.AdamW(groups, lr=lr, fused=True, **options)
     except RuntimeError:
-        return torch.optim.AdamW(groups, lr=lr, **options)
+        adamw = torch.optim.AdamW(groups, lr=lr, **options)
+    return adamw if bias_correction else without_bias_correction(adamw)
 
 
 def without_bias_correction(optimizer):
@@ -100,5 +102,5 @@ def hidden_matrices(model):
     return [
         p
         for name, p in model.named_parameters()
-        if p.requires_grad and p.dim() == 2 and ".layers." in name and not name.endswith("mlp.gate.weight")
+        if p.requires_grad and p.dim() == 2 and re.search(r"\.layers?\.", name) and not name.endswith("mlp.gate.weight")
     ]

@@ -47,7 +47,7 @@ from trainer.electra_arguments import parse_args, parser
 from trainer.engine import Engine
 from trainer.loop import Run
 from trainer.machine import product_rate
-from trainer.optim import ENCODER_SCHEDULES, build_adamw, parameter_groups, without_bias_correction
+from trainer.optim import ENCODER_SCHEDULES, build_optimizer
 from trainer.report import Reporter, describe
 from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
 from trainer.session import carry_out, launch, make_folder
@@ -82,9 +82,8 @@ def train(args, ranks, device, signals, command=""):
     model.to(device).train()
     seed_everything(args.seed, ranks.rank)
 
-    optimizer = build_adamw(parameter_groups(model, args.weight_decay), args.learning_rate, eps=1e-6)
-    if not args.adam_bias_correction:
-        without_bias_correction(optimizer)
+    adam = {"eps": 1e-6, "bias_correction": args.adam_bias_correction}
+    optimizer = build_optimizer(model, args.learning_rate, args.weight_decay, args.optimizer, args.muon_lr, **adam)
     options = {"grad_clip": args.grad_clip, "n_sums": N_SUMS}
     engine = Engine(model, optimizer, objective(model), device=device, dtype=dtype, ranks=ranks, **options)
 
@@ -116,7 +115,7 @@ def train(args, ranks, device, signals, command=""):
                 for name in ARCHITECTURE
             },
             "row layout": {name: getattr(args, name) for name in ("max_seq_len", "seed", "mask_share", "mask_style")},
-            "optimizer": f"adamw, adam_bias_correction {args.adam_bias_correction}",
+            "optimizer": f"{args.optimizer}, adam_bias_correction {args.adam_bias_correction}",
         },
     )
     run.save_weights = lambda weights, update: save_at_percent(args, folder, model, tokenizer, weights, update)
