@@ -88,7 +88,7 @@ def main():
     p.add_argument("--hidden_size", type=int, default=256)
     p.add_argument("--tokens", type=int, default=4_000_000)
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--rates", type=float, nargs="+", default=[1.25e-4, 2.5e-4, 5e-4, 1e-3], help="of AdamW")
+    p.add_argument("--rates", type=float, nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="of AdamW")
     p.add_argument("--muon_rate", type=float, default=2e-3, help="of what AdamW trains beside Muon")
     p.add_argument("--shares", type=float, nargs="+", default=[0.6], help="of the tokens, for Muon")
     p.add_argument("--work", default=str(ROOT / "out" / "optimizers"))
