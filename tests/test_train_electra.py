@@ -129,6 +129,24 @@ def test_without_a_vocabulary_one_is_trained(data, tmp_path):
     train(data_path=data["data_path"], out_dir=tmp_path, max_steps=4, from_resume=1)
 
 
+def test_it_goes_on_from_the_networks_of_a_folder(data, tmp_path):
+    """--model_path: both networks as they were left, tied, with other examples; sizes are the folder's."""
+    first = train(**data, out_dir=tmp_path / "a")
+    place = {"model_path": tmp_path / "a" / "electra_small", "out_dir": tmp_path / "b", "max_seq_len": 40}
+    sizes = dict.fromkeys(
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+    )
+    second = train(**{**data, **sizes, **place}, max_steps=1, warmup_steps=0, learning_rate=1e-12)
+    assert all(
+        torch.allclose(p, q, atol=1e-6)
+        for p, q in zip(first.engine.model.parameters(), second.engine.model.parameters(), strict=True)
+    )
+    with pytest.raises(SystemExit):
+        train(**{**data, **place})
+    with pytest.raises(UserError, match="no discriminator/config.json"):
+        train(**{**data, **sizes, **place, "model_path": tmp_path})
+
+
 class Stopped(Exception):
     pass
 

@@ -54,6 +54,7 @@ def parser():
     g.add_argument("--intermediate_size", type=count, help="FFN width of the discriminator")
     g.add_argument("--embedding_size", type=count, help="of both networks")
     g.add_argument("--generator_divisor", type=count, help="what width, heads and FFN of the generator are divided by")
+    g.add_argument("--model_path", help="start from generator/ and discriminator/ in this folder, whose sizes count")
     g.add_argument("--dropout", type=fraction, default=0.1, help="of hidden states and attention")
 
     g = p.add_argument_group("data")
@@ -87,8 +88,12 @@ def parser():
 
 
 def parse_args(argv=None):
-    args = parse(parser(), argv)
+    p = parser()
+    args = parse(p, argv)
     for name in ("max_steps", "batch_size", "max_seq_len", "learning_rate", "mask_share"):
         if getattr(args, name) is None:
             setattr(args, name, getattr(SIZES[args.size], name))
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size", "generator_divisor")  # fmt: skip
+    if args.model_path and (given := [name for name in sizes if getattr(args, name) is not None]):
+        p.error(f"--model_path decides the networks: drop --{given[0]}")
     return args

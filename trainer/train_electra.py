@@ -49,7 +49,7 @@ from trainer.loop import Run
 from trainer.machine import product_rate
 from trainer.optim import ENCODER_SCHEDULES, build_optimizer
 from trainer.report import Reporter, describe
-from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
+from trainer.runtime import UserError, compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
 from trainer.session import carry_out, launch, make_folder
 from trainer.train_tokenizer import Source, draw_sample, save_wordpiece, train_wordpiece
 
@@ -147,6 +147,14 @@ def vocabulary(args, data_path, folder, ranks):
 
 
 def init_model(args, tokenizer):
+    """Fresh networks, or those of --model_path. Errors: ValueError where flags, folder and tokenizer do not fit."""
+    options = {"sampling": args.sampling, "gen_smooth": args.gen_smooth, "disc_smooth": args.disc_smooth}
+    if args.model_path:
+        model = load_networks(args, tokenizer, options)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = args.dropout
+        return model
     changes = {
         "width": args.hidden_size,
         "layers": args.num_hidden_layers,
@@ -158,9 +166,24 @@ def init_model(args, tokenizer):
     pair = configs(SIZES[args.size], len(tokenizer), tokenizer.pad_token_id, args.max_seq_len, **changes)
     for config in pair:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = args.dropout
-    return ElectraPretrainer.from_configs(
-        *pair, sampling=args.sampling, gen_smooth=args.gen_smooth, disc_smooth=args.disc_smooth
-    )
+    return ElectraPretrainer.from_configs(*pair, **options)
+
+
+def load_networks(args, tokenizer, options):
+    what = f"--model_path {args.model_path}"
+    for name in NETWORKS:
+        if not Path(args.model_path, name, "config.json").is_file():
+            raise UserError(f"{what}: no {name}/config.json there; train_electra.py leaves a folder with both networks")
+    try:
+        model = ElectraPretrainer.from_pretrained(args.model_path, **options)
+    except Exception as error:  # each loader raises its own kinds
+        raise UserError(f"{what}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error
+    for network in (model.generator, model.discriminator):
+        for name, least in (("vocab_size", len(tokenizer)), ("max_position_embeddings", args.max_seq_len)):
+            if getattr(network.config, name) < least:
+                raise UserError(f"{what}: {name} is {getattr(network.config, name)}, {least} is wanted")
+        network.config.hidden_dropout_prob = network.config.attention_probs_dropout_prob = args.dropout
+    return model
 
 
 def rate(args, update):
