@@ -11,15 +11,17 @@ import tempfile
 import torch
 import torch.nn.functional as F
 
-from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples, LineEncoder
+from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
+from dataset.encoder import LineEncoder
 from dataset.loader import UpdateSchedule, make_loader
 from dataset.token_store import open_or_build
+from dataset.wordpiece import train_wordpiece
 from model.model_electra import IGNORE, SIZES, ElectraPretrainer, configs, flops_per_token, sample
 from trainer.engine import Engine
 from trainer.optim import build_adamw, parameter_groups
 from trainer.runtime import Ranks, compile_blocks, pick_dtype
 from trainer.train_electra import DISC_WEIGHT, N_SUMS, objective
-from trainer.train_tokenizer import Source, train_wordpiece
+from trainer.train_tokenizer import Source
 
 T, ENTRIES, SHARE = SIZES["small"].max_seq_len, 30_522, SIZES["small"].mask_share
 

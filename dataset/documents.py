@@ -154,20 +154,20 @@ class Block:
     lines_before: int | None = None  # None: not known, see LineCounter
     source_bytes: int = 0  # its share of the file, for progress
 
-    def documents(self, text_field: str, split_text: bool = False) -> Iterator[tuple[int, str | tuple[str, str]]]:
-        """Yields (line from 1 in the block, text or (kind, reason) of a fault); not blank lines and empty texts.
-
-        split_text: a blank line ends a document of a .txt file, which is counted in documents then.
-        """
+    def documents(self, text_field: str) -> Iterator[tuple[int, str | tuple[str, str]]]:
+        """Yields (line from 1 in the block, text or (kind, reason) of a fault); not blank lines and empty texts."""
+        is_text = _suffix(self.path) == ".txt"
         if self.rows is not None:
-            lines, convert = self.rows, _text_of_value
+            numbered, convert = enumerate(self.rows, 1), _text_of_value
         elif self.raw is not None:
-            lines, convert = io.BytesIO(self.raw), _text_of
-        elif _suffix(self.path) == ".txt":
-            lines, convert = _paragraphs(self.path) if split_text else [self.path.read_bytes()], _text_of_file
+            numbered, convert = enumerate(io.BytesIO(self.raw), 1), _text_of
+            if is_text:
+                numbered, convert = _paragraphs(numbered), _text_of_file
+        elif is_text:
+            numbered, convert = [(1, self.path.read_bytes())], _text_of_file
         else:
-            lines, convert = self._lines_of_range(), _text_of
-        for line, raw in enumerate(lines, start=1):
+            numbered, convert = enumerate(self._lines_of_range(), 1), _text_of
+        for line, raw in numbered:
             try:
                 text = convert(raw, text_field)
             except _BadLine as bad:
@@ -187,18 +187,18 @@ class Block:
                 yield line
 
 
-def _paragraphs(path: Path) -> Iterator[bytes]:
-    """What stands between the blank lines of a text file."""
-    lines = []
-    with open(path, "rb") as file:
-        for line in file:
-            if line.removeprefix(BOM).strip():
-                lines.append(line)
-            elif lines:
-                yield b"".join(lines)
-                lines = []
+def _paragraphs(numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """(number of its first line, text) of what stands between blank lines."""
+    lines, first = [], 0
+    for number, line in numbered:
+        if line.removeprefix(BOM).strip():
+            first = first if lines else number
+            lines.append(line)
+        elif lines:
+            yield first, b"".join(lines)
+            lines = []
     if lines:
-        yield b"".join(lines)
+        yield first, b"".join(lines)
 
 
 def _text_of_value(value, text_field: str) -> str:
@@ -220,14 +220,17 @@ def _text_of_file(raw: bytes, text_field: str) -> str:
         ) from None
 
 
-def split_into_blocks(path: Path, text_field: str, block_bytes: int | None) -> Iterator[Block]:
-    """The blocks of a file in order, cut by the file and block_bytes alone. None: a plain file in one."""
+def split_into_blocks(path: Path, text_field: str, block_bytes: int | None, split_text=False) -> Iterator[Block]:
+    """The blocks of a file in order, cut by the file and block_bytes alone. None: a plain file in one. split_text: in a
+    .txt file a blank line ends a document."""
     suffix, size = _suffix(path), path.stat().st_size
     if suffix == ".jsonl":
         step = block_bytes or max(size, 1)
         for start in range(0, size, step):
             end = min(start + step, size)
             yield Block(path, start, end, lines_before=None if start else 0, source_bytes=end - start)
+    elif suffix == ".txt" and split_text:
+        yield from _text_blocks(path, block_bytes or max(size, 1))
     elif suffix == ".txt":
         yield Block(path, lines_before=0, source_bytes=size)
     elif suffix == ".parquet":
@@ -257,6 +260,20 @@ class LineCounter:
                 self.newlines += chunk.count(b"\n")
                 self.position += len(chunk)
         return self.newlines + 1  # the newline at start-1 or later is the one after which the block's first line begins
+
+
+def _text_blocks(path: Path, block_bytes: int) -> Iterator[Block]:
+    """Each ends with a blank line or with the file."""
+    lines = 0
+    with open(path, "rb") as file:
+        while raw := file.read(block_bytes):
+            more = [file.readline()]  # the rest of the last line
+            while (line := file.readline()).strip():
+                more.append(line)
+            more.append(line)
+            raw += b"".join(more)
+            yield Block(path, raw=raw, lines_before=lines, source_bytes=len(raw))
+            lines += raw.count(b"\n")
 
 
 def _compressed_blocks(path: Path, suffix: str, block_bytes: int) -> Iterator[Block]:

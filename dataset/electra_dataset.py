@@ -8,8 +8,6 @@ on nothing else: neither on ranks, workers nor a resume.
 Shapes. N: examples, R: rows (examples) of a batch, T: positions of a row, K: masked positions of a row at most.
 """
 
-import hashlib
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +15,6 @@ import torch
 from torch.utils.data import Dataset
 
 from dataset.documents import DataError
-from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.loader import pinned, to_device
 from dataset.packing import CHUNK, permutation
 from model.model_electra import mask_count, mask_tokens
@@ -26,78 +23,18 @@ SINGLE = 0.1  # share of the examples that are one segment, as in single-sentenc
 RANDOM_TARGET = 0.05  # share whose target length is random, from SHORTEST up
 SHORTEST = 5
 OVERFLOW = 0.5  # chance that a line that would overfill the first segment goes into it all the same
-STANDARD_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}  # of the vocabulary of 30,522 entries
-
-
-def load_wordpiece(path, lower_case=True):
-    """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
-
-    Errors: ValueError where there is none, where a special token is missing, or where the standard vocabulary's stand
-    at other ids than usual (a file that was sorted, or begins with another line).
-    """
-    from transformers import BertTokenizer
-
-    path = Path(path)
-    if path.is_dir():
-        tokenizer = load_tokenizer(path)
-    else:
-        if not path.is_file():
-            raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
-        try:
-            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # a token may hold a U+2028
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--vocab_path {path}: not a UTF-8 text file of one token a line") from error
-        vocab = {}
-        for i, line in enumerate(lines):
-            if line in vocab:
-                raise ValueError(
-                    f"--vocab_path {path}: {line!r} stands in it twice, in lines {vocab[line] + 1} and {i + 1}"
-                )
-            vocab[line] = i
-        for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"):
-            if token not in vocab:
-                raise ValueError(f"--vocab_path {path}: no {token} in it; a WordPiece vocab.txt has one token a line")
-        tokenizer = BertTokenizer(vocab=vocab, do_lower_case=lower_case)
-    ids = {name: getattr(tokenizer, f"{name}_token_id") for name in STANDARD_IDS}
-    for name, token_id in ids.items():
-        if token_id is None:
-            raise ValueError(f"--vocab_path {path}: this tokenizer has no {name} token, which ELECTRA needs")
-        if len(tokenizer) == 30_522 and token_id != STANDARD_IDS[name]:
-            raise ValueError(
-                f"--vocab_path {path}: {name} is id {token_id}, in the standard vocabulary of this size it is "
-                f"{STANDARD_IDS[name]}: the lines of the file are not in their order"
-            )
-    return tokenizer
-
-
-class LineEncoder(DocumentEncoder):
-    """Encodes documents line by line: the ids of each line and a SEP that marks its end. Lines without a token are
-    left out; in a .txt file a blank line ends a document."""
-
-    blank_line_ends_document = True
-
-    def __init__(self, tokenizer):
-        super().__init__(tokenizer)
-        self.sep_id = tokenizer.sep_token_id
-        self.bos_id = self.eos_id = self._bos = self._eos = None
-        self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
-
-    def encode(self, texts):
-        """The ids of each text's lines, each line with SEP after it."""
-        lines = [text.split("\n") for text in texts]
-        flat = [line for of_text in lines for line in of_text]
-        ids = iter(self._encode_bodies(flat) if flat else [])
-        return [[i for line in (next(ids) for _ in of_text) if line for i in (*line, self.sep_id)] for of_text in lines]
 
 
 class Examples:
     """Where every example lies in a token store of a LineEncoder.
 
     Attributes, arrays [N]: begin (first token in the store), span (tokens and SEPs in the store), first and second
-    (tokens of the two segments; second may be 0), lengths (positions taken, CLS and SEP included).
+    (tokens of the two segments; second may be 0), lengths (positions taken, CLS and SEP included), candidates (tokens
+    that may be masked: not `unk_id`, from which there is nothing to learn).
     """
 
-    def __init__(self, store, max_seq_len, sep_id, seed):
+    def __init__(self, store, max_seq_len, sep_id, seed, unk_id=None):
+        """Errors: ValueError for a length below SHORTEST, DataError where the store has no text."""
         if max_seq_len < SHORTEST:
             raise ValueError(f"max_seq_len must be at least {SHORTEST} for two segments, not {max_seq_len}")
         self.store, self.max_seq_len = store, max_seq_len
@@ -122,6 +59,9 @@ class Examples:
         self.begin = place + np.searchsorted(line_ends, place, side="right")
         self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
         self.lengths = self.first + self.second + 2 + (self.second > 0)
+        unknown = _positions(store.tokens, unk_id) if unk_id is not None else np.empty(0, np.int64)
+        counts = np.searchsorted(unknown, self.begin + self.span) - np.searchsorted(unknown, self.begin)
+        self.candidates = self.first + self.second - counts.astype(np.int32)
 
     def _next(self, place, stop, line_ends, bits):
         """(tokens of the first, of the second segment) of the examples that begin at `place` in documents that end at
@@ -183,8 +123,9 @@ class ElectraPlan:
         self.fill = float(examples.lengths.sum(dtype=np.int64)) / (self.n_rows * self.T)
 
     def totals(self, lo, hi):
-        lengths = self.examples.lengths[self._order[lo:hi]]
-        return Totals(int(lengths.sum()), int(mask_count(lengths, self.share).sum()))
+        rows = self._order[lo:hi]
+        lengths, candidates = self.examples.lengths[rows], self.examples.candidates[rows]
+        return Totals(int(lengths.sum()), int(np.minimum(mask_count(lengths, self.share), candidates).sum()))
 
     def recipe(self, rows):
         example, e = self._order[np.asarray(rows, dtype=np.int64)], self.examples

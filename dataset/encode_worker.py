@@ -65,7 +65,7 @@ class BlockEncoder:
 
     def _batches(self, block: Block, bad: BadLines) -> Iterator[list[str]]:
         texts, characters = [], 0
-        for line, text in block.documents(self.text_field, self.encoder.blank_line_ends_document):
+        for line, text in block.documents(self.text_field):
             if not isinstance(text, str):
                 bad.add(Fault(str(block.path), line, *text))
                 if not self.skip_bad_lines:

@@ -108,6 +108,26 @@ class DocumentEncoder:
             self._backend = self._own_backend(state["_backend"])
 
 
+class LineEncoder(DocumentEncoder):
+    """Encodes documents line by line: the ids of each line and a SEP that marks its end. Lines without a token are
+    left out; in a .txt file a blank line ends a document."""
+
+    blank_line_ends_document = True
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self.sep_id = tokenizer.sep_token_id
+        self.bos_id = self.eos_id = self._bos = self._eos = None
+        self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
+
+    def encode(self, texts):
+        """The ids of each text's lines, each line with SEP after it."""
+        lines = [text.split("\n") for text in texts]
+        flat = [line for of_text in lines for line in of_text]
+        ids = iter(self._encode_bodies(flat) if flat else [])
+        return [[i for line in (next(ids) for _ in of_text) if line for i in (*line, self.sep_id)] for of_text in lines]
+
+
 def _vocabulary_files(tokenizer) -> bytes:
     """The digest of the files that a slow tokenizer writes: merges, a sentencepiece model, not in its vocabulary."""
     digest = hashlib.sha256()

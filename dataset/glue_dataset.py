@@ -289,6 +289,10 @@ class GluePlan:
         self.fill = float(self._lengths.mean()) / self.T  # batches are shorter: each is as long as its longest row
         self._order = permutation(np.random.PCG64([seed, epoch]), self.n_rows)
 
+    def width(self, n):
+        """The mean of the longest lengths in batches of n, which they are padded to."""
+        return float(np.maximum.reduceat(self._lengths[self._order], np.arange(0, self.n_rows, n)).mean())
+
     def totals(self, lo, hi):
         return Totals(int(self._lengths[self._order[lo:hi]].sum()), hi - lo)
 
@@ -312,16 +316,20 @@ class Batch(NamedTuple):
 
 class GlueAssembler(Dataset):
     """assembler[numbers] is the Batch of these examples: CLS first SEP [second SEP], padded to the longest of them, up
-    to a multiple of MULTIPLE but never beyond `max_seq_len`."""
+    to a multiple of MULTIPLE but never beyond `max_seq_len`. full: to the longest of all, so that T is always `width`."""
 
-    def __init__(self, features, encoder, max_seq_len):
-        self.features, self.max_seq_len = features, max_seq_len
+    def __init__(self, features, encoder, max_seq_len, full=False):
+        self.features, self.max_seq_len, self.full = features, max_seq_len, full
+        self.width = self._padded(features.lengths)
         self.cls_id, self.sep_id, self.pad_id = encoder.cls_id, encoder.sep_id, encoder.pad_id
+
+    def _padded(self, lengths):
+        return min(-(-int(lengths.max()) // MULTIPLE) * MULTIPLE, self.max_seq_len)
 
     def __getitem__(self, numbers):
         f = self.features
         lengths = f.lengths[numbers]
-        T = min(-(-int(lengths.max()) // MULTIPLE) * MULTIPLE, self.max_seq_len)
+        T = self.width if self.full else self._padded(lengths)
         ids = np.full((len(numbers), T), self.pad_id, dtype=np.int64)
         types = np.zeros_like(ids)
         for r, (begin, first, second) in enumerate(

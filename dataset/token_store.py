@@ -126,9 +126,8 @@ class _Builder:
 
     def _build(self, target: str, k: int = 1, n: int = 1) -> TokenStore:
         """Tokenises every n-th block, beginning with the k-th, into the folder `target`."""
-        blocks = (
-            block for path in self.files for block in split_into_blocks(path, self.encode.text_field, BLOCK_BYTES)
-        )
+        options = (self.encode.text_field, BLOCK_BYTES, self.encode.encoder.blank_line_ends_document)
+        blocks = (block for path in self.files for block in split_into_blocks(path, *options))
         source_bytes = sum(size for _, size, *_ in self.stats) // n
         num_procs = self.num_procs or min(_cores(), max(1, source_bytes // BYTES_PER_PROCESS))
         if not self.encode.encoder.portable:

@@ -194,7 +194,7 @@ class ElectraPretrainer(torch.nn.Module):
         sampled: int64 [R, K] in place of the generator's draw (tests).
         """
         R, T = ids.shape
-        if self.compiled_shape not in (None, (R, T)):
+        if self.compiled_shape is not None and self.compiled_shape != (R, T):
             with torch.compiler.set_stance("force_eager"):
                 return self._losses(ids, masked_ids, positions, labels, token_type_ids, lengths, sampled)
         return self._losses(ids, masked_ids, positions, labels, token_type_ids, lengths, sampled)
@@ -234,8 +234,8 @@ class ElectraPretrainer(torch.nn.Module):
             network.gradient_checkpointing_enable({"use_reentrant": False})
 
     def compile_training(self, shape=None):
-        """Compile the layers for batches of `shape` (rows, positions), one graph for all layers of a network; other shapes,
-        as of an epoch's last batch, are computed without."""
+        """Compile the layers, one graph for all of a network. shape: (rows, positions) of the batches that use it; others,
+        as an epoch's last, are computed without. None: all use it, each shape with a graph of its own."""
         self.compiled_shape = shape
         for network in (self.generator, self.discriminator):
             compile_layers(network)

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from dataset.documents import DataError
-from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples, LineEncoder, load_wordpiece
+from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
+from dataset.encoder import LineEncoder
 from dataset.loader import UpdateSchedule, make_loader
 from dataset.token_store import open_or_build
+from dataset.wordpiece import load_wordpiece, train_wordpiece
 from model.model_electra import IGNORE, mask_count
-from tests.helpers import SHARED, needs_shared
+from tests.helpers import ROOT, SHARED, command_line, needs_shared
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -131,6 +133,29 @@ def test_a_text_file_has_a_document_between_blank_lines(tmp_path):
     ]
 
 
+def test_a_text_file_is_cut_into_blocks_at_blank_lines(tmp_path, monkeypatch):
+    """The same documents whatever the blocks' size; a faulty one is named with the line on which it begins."""
+    import dataset.token_store as module
+
+    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
+    generator = random.Random(0)
+    texts = [
+        "\n".join(" ".join(generator.choices(WORDS, k=5)) for _ in range(generator.randint(1, 6))) for _ in range(60)
+    ]
+    path = tmp_path / "data.txt"
+    path.write_text("\n\n".join(texts), encoding="utf-8")
+    wanted = LineEncoder(tokenizer).encode(texts)
+    for size in (1, 40, 300, 1 << 20):
+        monkeypatch.setattr(module, "BLOCK_BYTES", size)
+        store = open_or_build(str(path), LineEncoder(tokenizer), cache_dir=str(tmp_path / str(size)), progress=False)
+        assert [
+            store.tokens[a:b].tolist() for a, b in zip(store.offsets[:-1], store.offsets[1:], strict=True)
+        ] == wanted
+    path.write_bytes(b"the cat\n\nsat\n\xff on\n\na mat\n")
+    with pytest.raises(DataError, match=r"data.txt:3: .*0xff"):
+        open_or_build(str(path), LineEncoder(tokenizer), progress=False)
+
+
 def test_the_spelling_of_a_special_token_is_text(tmp_path):
     """[SEP] and [MASK] in a text end no line and stand for no masked position."""
     tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "[", "]", "sep", "mask", "a"]))
@@ -190,12 +215,27 @@ def test_an_epoch_has_another_order_and_other_masks(opened):
 
 def test_totals_are_what_the_batches_hold(opened):
     tokenizer, encoder, store, _ = opened
-    plan = ElectraPlan(Examples(store, 32, encoder.sep_id, 1), 0.15, 1, 0)
+    plan = ElectraPlan(Examples(store, 32, encoder.sep_id, 1, tokenizer.unk_token_id), 0.15, 1, 0)
     for lo, hi in ((0, 7), (7, plan.n_rows)):
         batch = ElectraAssembler(store, tokenizer, 32, 0.15, "electra", 1)[plan.recipe(range(lo, hi))]
         totals = plan.totals(lo, hi)
         assert totals == (int(batch.lengths.sum()), int((batch.labels != IGNORE).sum()))
         assert torch.equal((batch.labels != IGNORE).sum(1), torch.from_numpy(mask_count(batch.lengths, 0.15)))
+
+
+def test_unknown_tokens_are_not_masked_and_the_totals_know(tmp_path):
+    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
+    with open(tmp_path / "data.jsonl", "w", encoding="utf-8") as file:
+        for i in range(50):
+            file.write(
+                json.dumps({"text": " ".join(["cat" if (i * j) % 7 == 1 else "\u6c34" for j in range(30)])}) + "\n"
+            )
+    encoder = LineEncoder(tokenizer)
+    store = open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False)
+    plan = ElectraPlan(Examples(store, 16, encoder.sep_id, 1, tokenizer.unk_token_id), 0.5, 1, 0)
+    batch = ElectraAssembler(store, tokenizer, 16, 0.5, "electra", 1)[plan.recipe(range(plan.n_rows))]
+    assert plan.totals(0, plan.n_rows).masked == int((batch.labels != IGNORE).sum()) > 0
+    assert set(batch.labels[batch.labels != IGNORE].tolist()) == {tokenizer.convert_tokens_to_ids("cat")}
 
 
 # ---------------------------------------------------------------------------------------------- vocabulary
@@ -216,6 +256,33 @@ def test_the_standard_vocabulary(tmp_path):
     lines[100], lines[101] = lines[101], lines[100]
     with pytest.raises(ValueError, match="unk is id 101.*it is 100"):
         load_wordpiece(write_vocab(tmp_path / "swapped.txt", lines))
+
+
+def test_a_trained_vocabulary_is_never_too_large_and_always_the_same(tmp_path):
+    """Many characters of equal frequency, trained in processes of their own; the commonest characters come first."""
+    texts = ["".join(chr(0x4E00 + (7 * i + j) % 3000) for j in range(40)) + " the cat" for i in range(2000)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    found = []
+    for name in "ab":
+        command = [
+            "--type",
+            "wordpiece",
+            "--vocab_size",
+            300,
+            "--data_path",
+            tmp_path / "data.jsonl",
+            "--out_dir",
+            tmp_path / name,
+        ]
+        ended = command_line(command, script=ROOT / "trainer" / "train_tokenizer.py", PYTHONHASHSEED=str(len(found)))
+        assert ended.returncode == 0, ended.stderr
+        found.append((tmp_path / name / "vocab.txt").read_text())
+    lines = found[0].splitlines()
+    assert found[0] == found[1] and len(lines) <= 300 and lines[:5] == SPECIALS and len(set(lines)) == len(lines)
+    assert load_wordpiece(tmp_path / "a").tokenize("the cat") == load_wordpiece(tmp_path / "a" / "vocab.txt").tokenize(
+        "the cat"
+    )
+    assert train_wordpiece(["The THE the"] * 5, 40, lower_case=False).tokenize("The") != ["the"]
 
 
 def test_a_vocabulary_without_a_mask_token(tmp_path):

@@ -13,13 +13,14 @@ from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_a
 from transformers import AutoModelForPreTraining, AutoTokenizer, ElectraForMaskedLM
 
 from dataset.electra_dataset import Batch
+from model.model_electra import ElectraPretrainer
 from tests.helpers import ROOT, command_line, run_ranks
 from tests.test_electra_data import write_lines, write_vocab
 from tests.test_electra_model import batch, random_examples, tiny
 from trainer import session, train_electra
-from trainer.engine import Engine
+from trainer.engine import Engine, Reducer
 from trainer.optim import ENCODER_SCHEDULES, build_adamw, parameter_groups, without_bias_correction
-from trainer.runtime import Ranks, UserError
+from trainer.runtime import Ranks, UserError, run_cli
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "embedding_size": 16,
@@ -168,12 +169,15 @@ def interrupted(after, **changes):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("after", [5, 8, 11])
-def test_a_killed_run_goes_on_bitwise(data, tmp_path, after, dtype):
-    """Dropout, masks, draws and order included: the same weights and log lines as without the interruption."""
-    whole = train(**data, out_dir=tmp_path / "whole", dtype=dtype, accumulation_steps=2)
-    interrupted(after, **data, out_dir=tmp_path / "cut", dtype=dtype, accumulation_steps=2)
-    resumed = train(**data, out_dir=tmp_path / "cut", dtype=dtype, accumulation_steps=2, from_resume=1)
+@pytest.mark.parametrize("after, batch_size", [(5, 4), (8, 4), (11, 16), (8, 24)])
+def test_a_killed_run_goes_on_bitwise(data, tmp_path, after, batch_size, dtype):
+    """Dropout, masks, draws and order included, also behind the end of an epoch (of 162 examples): the same weights and
+    log lines as without the interruption. A worker loads for the resumed run."""
+    same = {**data, "dtype": dtype, "accumulation_steps": 2, "batch_size": batch_size}
+    whole = train(**same, out_dir=tmp_path / "whole")
+    interrupted(after, **same, out_dir=tmp_path / "cut")
+    resumed = train(**same, out_dir=tmp_path / "cut", from_resume=1, num_workers=1)
+    assert (whole.progress.epoch > 0) == (batch_size > 4)
     assert equal(weights(whole), weights(resumed))
     assert log_lines(tmp_path / "whole") == log_lines(tmp_path / "cut")
     ends = [torch.load(f / "electra_small/electra_small_resume/update_00000012.pt", weights_only=True)["engine"]["optimizer"]["state"]
@@ -199,10 +203,51 @@ def test_a_fresh_run_keeps_the_one_before(data, tmp_path):
     aside = folder / "electra_small_resume_old1"
     assert (aside / "discriminator" / "model.safetensors").read_bytes() == before
     assert (folder / "discriminator" / "model.safetensors").read_bytes() != before
+    assert (aside / "percent_50").is_dir()  # moved away: it is not of the run that is there now
     shutil.rmtree(folder / "electra_small_resume")
     aside.rename(folder / "electra_small_resume")
     train(**data, out_dir=tmp_path, max_steps=5, from_resume=1)
-    assert len(log_lines(tmp_path)) == 5
+    assert len(log_lines(tmp_path)) == 5 and (folder / "percent_50").is_dir()
+
+
+def test_a_fresh_run_without_a_vocabulary_keeps_that_of_the_one_before(data, tmp_path):
+    own = {"data_path": data["data_path"], "out_dir": tmp_path, "max_steps": 2}
+    train(**own)
+    folder = tmp_path / "electra_small"
+    before = (folder / "vocabulary" / "vocab.txt").read_bytes()
+    other, _ = write_lines(tmp_path / "other.jsonl", n_documents=3, seed=9)
+    with open(other, "a") as file:
+        file.write(json.dumps({"text": "zebra quux " * 30}) + "\n")
+    train(**{**own, "data_path": other})
+    assert (folder / "vocabulary" / "vocab.txt").read_bytes() != before
+    assert (folder / "electra_small_resume_old1" / "vocabulary" / "vocab.txt").read_bytes() == before
+
+
+def test_an_update_that_is_not_finite_is_skipped(data, tmp_path, capsys):
+    """NaN in the discriminator: counted and named, not applied; nothing else ends the run."""
+    forward = ElectraPretrainer.forward
+    calls = 0
+
+    def poisoned(self, *batch, **named):
+        nonlocal calls
+        calls += 1
+        found = forward(self, *batch, **named)
+        nan = torch.tensor(math.nan) if calls == 3 else 0.0
+        return found._replace(disc=found.disc + nan, disc_logits=found.disc_logits + nan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ElectraPretrainer, "forward", poisoned)
+        run = train(**data, out_dir=tmp_path, max_steps=5)
+    assert run.progress.skipped == 1 and "update 3 is not applied" in capsys.readouterr().out
+    assert all(p.isfinite().all() for p in run.engine.parameters)
+
+
+def test_notices(data, tmp_path, capsys):
+    train(**data, out_dir=tmp_path, max_steps=2, warmup_steps=50)
+    assert "the rate is never above" in capsys.readouterr().out
+    train(**data, out_dir=tmp_path, max_steps=2, lr_schedule="one_cycle", muon_lr=0.1)
+    out = capsys.readouterr().out
+    assert "--warmup_steps 2 has no effect" in out and "--muon_lr 0.1 has no effect" in out
 
 
 # ------------------------------------------------------------------------------------------- one update
@@ -219,6 +264,8 @@ def one_update(parts, ranks=None, seed=0):
     optimizer = build_adamw(parameter_groups(model, 0.01), 1e-3, eps=1e-6)
     engine = Engine(model, optimizer, train_electra.objective(model), device=torch.device("cpu"), dtype=torch.float32,
                     ranks=ranks or Ranks(), n_sums=train_electra.N_SUMS)  # fmt: skip
+    if engine.reducer is not None:
+        engine.reducer = Reducer(list(model.parameters()), bucket_bytes=5000)
     totals = Totals(int(lengths.sum()), int((masked.labels != IGNORE).sum()))
     whole = Batch(*batch(ids, lengths, masked))
     share = 8 // parts // engine.ranks.world_size
@@ -226,7 +273,7 @@ def one_update(parts, ranks=None, seed=0):
         patch.setattr("model.model_electra.sample", lambda logits, how: logits.argmax(-1))
         for i in range(parts):
             at = (i * engine.ranks.world_size + engine.ranks.rank) * share
-            engine.micro_batch(Batch(*(x[at : at + share] for x in whole)), totals)
+            engine.micro_batch(Batch(*(x[at : at + share] for x in whole)), totals, last=i == parts - 1)
     engine.update(1e-3)
     return torch.cat([p.detach().flatten() for p in model.parameters()]), engine.collect()
 
@@ -342,17 +389,12 @@ def test_metrics_are_those_of_scikit_learn():
         ({"device": "cuda:7"}, "--device cuda:7"),
     ],
 )
-def test_a_user_error_is_one_line(data, tmp_path, changes, words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        try:
-            train_electra.main(flags(**{**data, "out_dir": tmp_path, **changes}))
-        except SystemExit as ended:
-            assert ended.code == 2
-        except (UserError, ValueError) as error:
-            assert words in str(error) and "\n" not in str(error)
-        else:
-            pytest.fail("no error")
+def test_a_user_error_is_one_line(data, tmp_path, changes, words, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        run_cli(lambda: train_electra.main(flags(**{**data, "out_dir": tmp_path, **changes})))
+    line, rest = capsys.readouterr().err.split("\n", 1)
+    assert ended.value.code == 2 and line.startswith("error: ") and words in line and not rest
 
 
 @pytest.mark.slow

@@ -60,10 +60,7 @@ def remove_temporaries(stem, folder):
     Other names in the same place are left alone; they may belong to a run that is writing them now.
     """
     for path in [*stem.parent.glob(f"{glob.escape(stem.name)}.*.tmp"), *folder.glob("update_*.tmp")]:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
 
 
 # ------------------------------------------------------------------------------------------------- weights
@@ -176,8 +173,16 @@ def link_or_copy(source, target):
 def replace(source, target):
     """Move a file or folder to `target`, in the place of what is there."""
     if target.is_dir():
-        shutil.rmtree(target)
+        remove(target)
     os.replace(source, target)
+
+
+def remove(path):
+    """Delete a file, or a folder and what is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class Checkpoints:
@@ -272,7 +277,7 @@ class Checkpoints:
         self._move(notice)
         for path in kept:
             if path in files:
-                path.unlink()
+                remove(path)
 
     def _move(self, notice):
         numbers = [folder_number(folder) for folder in self._asides()]
@@ -290,11 +295,10 @@ class Checkpoints:
         """The folder of the last run that was set aside with checkpoints, or None."""
         return next((folder for folder in reversed(self._asides()) if any(folder.glob("update_*.pt"))), None)
 
-    def bring_back(self, files):
-        """Put the `files` of a run whose folder was renamed back where they were."""
-        for file in map(Path, files):
-            if (self.folder / file.name).exists():
-                replace(self.folder / file.name, file)
+    def bring_back(self):
+        """Put what `set_aside` has moved with a run, whose folder was renamed back, where it was."""
+        for path in [path for path in self.folder.iterdir() if not path.name.startswith("update_")]:
+            replace(path, self.folder.parent / path.name)
 
     def newest(self, notice=print):
         """(state, path) of the newest checkpoint whose digest holds, or None where there is none at all.

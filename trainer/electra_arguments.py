@@ -19,6 +19,7 @@ from trainer.arguments import (
 )
 from trainer.optim import ENCODER_SCHEDULES
 
+WARM_UP = 10_000  # updates
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -77,7 +78,9 @@ def parser():
     g.add_argument("--max_steps", type=count, help="updates")
     update_flags(p, g, batch_size=None, accumulation_steps=1, learning_rate=None)
     g.add_argument("--lr_schedule", choices=ENCODER_SCHEDULES, default="original_linear", help="of the rate")
-    g.add_argument("--warmup_steps", type=size, default=10_000, help="updates of warm-up")
+    g.add_argument(
+        "--warmup_steps", type=size, help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run)"
+    )
     optimizer_flags(g)
     p.switch(g, "--adam_bias_correction", True, "0: Adam's moments as they are, as the original code takes them")
     g.add_argument("--sampling", choices=SAMPLING, default="fp32_gumbel", help="how the generator's tokens are drawn")
@@ -90,7 +93,7 @@ def parser():
 def parse_args(argv=None):
     p = parser()
     args = parse(p, argv)
-    for name in ("max_steps", "batch_size", "max_seq_len", "learning_rate", "mask_share"):
+    for name in ("max_steps", "max_seq_len", "learning_rate", "mask_share"):
         if getattr(args, name) is None:
             setattr(args, name, getattr(SIZES[args.size], name))
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size", "generator_divisor")  # fmt: skip

@@ -21,10 +21,11 @@ def launch(train, script, args, argv, ddp=False):
         return exit_code
 
 
-def carry_out(run, stem, outputs, prepare):
+def carry_out(run, stem, outputs, prepare, replaced=()):
     """Train a Run to its end or to a stop signal; returns the exit code.
 
     stem: path of the run's files without their endings. outputs: {what: path} that `run.save_weights` leaves there.
+    replaced: what else an earlier run may have left there; a fresh one moves it away with that run.
     prepare(): says what the run will do and makes it fast; called when it is certain that there is something to do.
     """
     args, say = run.args, run.reporter.say
@@ -38,7 +39,7 @@ def carry_out(run, stem, outputs, prepare):
             on_main(run.ranks, lambda: run.save_weights(run.engine.model.state_dict(), run.progress.update))
         say(written)
         return 0
-    start_reporting(run, stem, outputs.values(), resumed)
+    start_reporting(run, stem, outputs.values(), replaced, resumed)
     prepare()
     exit_code = fit(run)
     if exit_code == 0:
@@ -49,7 +50,7 @@ def carry_out(run, stem, outputs, prepare):
     return exit_code
 
 
-def start_reporting(run, stem, outputs, resumed):
+def start_reporting(run, stem, outputs, replaced, resumed):
     """Begin or continue the tracker's run and the metrics file. A fresh run first moves an earlier one out of its way."""
     args, reporter = run.args, run.reporter
 
@@ -59,9 +60,9 @@ def start_reporting(run, stem, outputs, resumed):
             options = (args.wandb_project, stem.name, vars(args), stem.parent, ids.get(args.tracker), step)
             reporter.tracker = open_tracker(args.tracker, *options)
             ids[args.tracker] = reporter.tracker.id
-        files = [f"{stem}.{kind}" for kind in ("metrics.jsonl", "report.html", "loss.png")]
+        files = [*(f"{stem}.{kind}" for kind in ("metrics.jsonl", "report.html", "loss.png")), *replaced]
         if resumed:
-            run.checkpoints.bring_back([*files, *outputs])
+            run.checkpoints.bring_back()
         else:
             run.checkpoints.set_aside(files, outputs, reporter.say)
         reporter.open(f"{stem}.metrics.jsonl", is_past(run) if resumed else None)

@@ -1,7 +1,7 @@
 """Pretrain an ELECTRA: generator and discriminator, as two Hugging Face models that train_glue.py fine-tunes.
 
     python trainer/train_electra.py --data_path corpus.jsonl --vocab_path vocab.txt           # the small one
-    python trainer/train_electra.py --max_steps 2000 --hidden_size 128 --num_hidden_layers 4  # a first try on a CPU
+    python trainer/train_electra.py --max_steps 2000 --hidden_size 128 --num_hidden_layers 4 --batch_size 32  # on a CPU
     torchrun --nproc_per_node 2 trainer/train_electra.py --size base                          # data parallel
 
 Without `--data_path` it trains on the documentation inside the installed Python, without `--vocab_path` on a WordPiece
@@ -24,26 +24,15 @@ if __package__ in (None, ""):  # run by path: trainer/ would come first and coul
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dataset.electra_dataset import (
-    ElectraAssembler,
-    ElectraPlan,
-    Examples,
-    LineEncoder,
-    load_wordpiece,
-)
+from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.encoder import LineEncoder
 from dataset.token_store import open_or_build
-from model.model_electra import (
-    AUC_BINS,
-    IGNORE,
-    SIZES,
-    ElectraPretrainer,
-    configs,
-    flops_per_token,
-)
-from trainer.arguments import common_warnings
+from dataset.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
+from model.model_electra import AUC_BINS, IGNORE, SIZES, ElectraPretrainer, configs, flops_per_token
+from trainer.arguments import common_warnings, warnings_of
 from trainer.checkpoint import Checkpoints, remove_temporaries, replace
-from trainer.electra_arguments import parse_args, parser
+from trainer.electra_arguments import WARM_UP, parse_args, parser
 from trainer.engine import Engine
 from trainer.loop import Run
 from trainer.machine import product_rate
@@ -51,10 +40,10 @@ from trainer.optim import ENCODER_SCHEDULES, build_optimizer
 from trainer.report import Reporter, describe
 from trainer.runtime import UserError, compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
 from trainer.session import carry_out, launch, make_folder
-from trainer.train_tokenizer import Source, draw_sample, save_wordpiece, train_wordpiece
+from trainer.train_tokenizer import Source, draw_sample
 
 DISC_WEIGHT = 50.0  # of the discriminator's loss beside the generator's
-OWN_VOCABULARY = 8192  # entries of the vocabulary that is trained where none is given
+OWN_ENTRIES = 8192  # of a vocabulary that is trained on the data
 
 
 def main(argv=None):
@@ -65,18 +54,20 @@ def main(argv=None):
 
 def train(args, ranks, device, signals, command=""):
     """Set everything up, train, and show what came out."""
+    if args.batch_size is None:  # of a rank and micro-batch: together they make the published one
+        args.batch_size = max(1, SIZES[args.size].batch_size // (args.accumulation_steps * ranks.world_size))
     dtype, precision_notice = pick_dtype(args.dtype, device)
     seed_everything(args.seed)  # the same on all ranks, so that all begin with the same weights
     folder = Path(args.out_dir) / f"electra_{args.size}"
     with user_errors():
         make_folder(folder)
         data_path = args.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
-        tokenizer = load_wordpiece(vocabulary(args, data_path, folder, ranks), args.lower_case)
+        tokenizer = open_vocabulary(args, data_path, folder, ranks)
         encoder = LineEncoder(tokenizer)
         options = {"cache_dir": args.cache_dir, "text_field": args.text_field, "skip_bad_lines": args.skip_bad_lines}
         store = open_or_build(data_path, encoder, progress=ranks.is_main, **options)
         model = init_model(args, tokenizer)
-        examples = Examples(store, args.max_seq_len, encoder.sep_id, args.seed)
+        examples = Examples(store, args.max_seq_len, encoder.sep_id, args.seed, tokenizer.unk_token_id)
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     model.to(device).train()
@@ -119,8 +110,15 @@ def train(args, ranks, device, signals, command=""):
         },
     )
     run.save_weights = lambda weights, update: save_at_percent(args, folder, model, tokenizer, weights, update)
+
+    def begin():
+        if not args.vocab_path:
+            on_main(ranks, lambda: save_wordpiece(tokenizer, folder / OWN))
+        prepare(run, store, examples, dtype, precision_notice)
+
     outputs = {name: folder / name for name in NETWORKS}
-    return carry_out(run, stem, outputs, lambda: prepare(run, store, examples, dtype, precision_notice))
+    replaced = [folder / OWN, *sorted(folder.glob("percent_*"))]
+    return carry_out(run, stem, outputs, begin, replaced)
 
 
 NETWORKS = ("discriminator", "generator")
@@ -131,19 +129,23 @@ ARCHITECTURE = (
 )  # fmt: skip
 
 
-def vocabulary(args, data_path, folder, ranks):
-    """--vocab_path, or a WordPiece vocabulary that is trained on the data now; a resume finds that of its first start."""
-    own = folder / "vocabulary"
+OWN = "vocabulary"  # folder of the vocabulary that is trained where none is given
 
-    def make():
-        if args.vocab_path is None and not (args.from_resume and (own / "vocab.txt").exists()):
-            sources = [Source(path, args.text_field, args.skip_bad_lines) for path in data_path]
-            sample = draw_sample(sources, [1.0] * len(sources), 60e6)
-            print(f"--vocab_path is not given: training a WordPiece vocabulary of the data, {own}", flush=True)
-            save_wordpiece(train_wordpiece(sample, OWN_VOCABULARY, args.lower_case), own)
 
-    on_main(ranks, make)
-    return args.vocab_path or own
+def open_vocabulary(args, data_path, folder, ranks):
+    """The tokenizer of --vocab_path, or a WordPiece one that is trained on the data; a resume finds that of its start."""
+    if args.vocab_path:
+        return load_wordpiece(args.vocab_path, args.lower_case)
+    if args.from_resume and (folder / OWN / "vocab.txt").exists():
+        return load_wordpiece(folder / OWN)
+
+    def train_it():
+        sources = [Source(path, args.text_field, args.skip_bad_lines) for path in data_path]
+        print(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data", flush=True)
+        sample = draw_sample(sources, [1.0] * len(sources), 60e6)
+        return entries(train_wordpiece(sample, OWN_ENTRIES, args.lower_case))
+
+    return wordpiece(on_main(ranks, train_it), args.lower_case)
 
 
 def init_model(args, tokenizer):
@@ -188,7 +190,8 @@ def load_networks(args, tokenizer, options):
 
 def rate(args, update):
     """The learning rate of the update that comes after `update` others."""
-    return args.learning_rate * ENCODER_SCHEDULES[args.lr_schedule](update, args.max_steps, args.warmup_steps)
+    warmup = min(WARM_UP, args.max_steps // 10) if args.warmup_steps is None else args.warmup_steps
+    return args.learning_rate * ENCODER_SCHEDULES[args.lr_schedule](update, args.max_steps, warmup)
 
 
 def save_points(args):
@@ -198,7 +201,7 @@ def save_points(args):
 
 def save_at_percent(args, folder, model, tokenizer, weights, update):
     """Write both networks if `update` is one of --save_percents: the last ones to `folder`, earlier ones below it."""
-    percent = save_points(args).get(update)
+    percent = 100.0 if update >= args.max_steps else save_points(args).get(update)
     if percent is None:
         return
     target = folder if percent == 100 else folder / f"percent_{percent:g}"
@@ -233,18 +236,29 @@ def prepare(run, store, examples, dtype, precision_notice):
     ]
     fields = {**pair[1].to_diff_dict(), "generator": pair[0].to_diff_dict(), "parameters": parameters}
     describe(run, plan, dtype, lines, fields, len(store))
-    warnings = common_warnings(args, ranks, parser().get_default)
-    if args.warmup_steps >= args.max_steps:
-        warnings.append(
-            f"warning: --warmup_steps {args.warmup_steps}: the run has {args.max_steps} updates, so its rate hardly falls"
-        )
-    for line in filter(None, (precision_notice, *warnings)):
+    for line in filter(None, (precision_notice, *notices(args, ranks))):
         say(line)
     positions = args.max_steps * args.batch_size * args.accumulation_steps * plan.T  # of a rank
     flops = per_token * positions
     compile_blocks(model, args.use_compile, device, say, (args.batch_size, plan.T), flops)
     if flops > 1e13:  # tens of seconds: a shorter run is not kept waiting for it
         run.product_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
+
+
+def notices(args, ranks):
+    """Lines on settings that do not do what they seem to."""
+    unused = args.warmup_steps is not None and args.lr_schedule == "one_cycle"
+    lines = warnings_of(args, [("warmup_steps", unused, "--lr_schedule one_cycle has its own")])
+    highest = max(rate(args, args.max_steps * i // 1000) for i in range(1000)) / args.learning_rate
+    if highest < 0.5:
+        lines.append(
+            f"warning: with --warmup_steps {args.warmup_steps} the rate is never above {highest:.0%} of --learning_rate"
+        )
+    size = SIZES[args.size]
+    rows = args.batch_size * args.accumulation_steps * ranks.world_size
+    if args.max_steps == size.max_steps and rows != size.batch_size:
+        lines.append(f"note: an update has {rows} examples, in the published run of this size {size.batch_size}")
+    return lines + common_warnings(args, ranks, parser().get_default)
 
 
 # --------------------------------------------------------------------------------------- loss and metrics
@@ -261,7 +275,10 @@ def objective(model):
         loss = found.mlm / max(totals.masked, 1) + DISC_WEIGHT * found.disc / max(totals.targets, 1)
         with torch.no_grad():
             real = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
-            bins = (found.disc_logits.sigmoid() * AUC_BINS).long().clamp(max=AUC_BINS - 1) + AUC_BINS * found.replaced
+            probability = found.disc_logits.sigmoid().nan_to_num(
+                0.0
+            )  # the engine skips the update; an index must exist
+            bins = (probability * AUC_BINS).long().clamp(max=AUC_BINS - 1) + AUC_BINS * found.replaced
             counts = torch.zeros(2 * AUC_BINS, device=bins.device).scatter_add(
                 0, bins.flatten(), real.flatten().float()
             )

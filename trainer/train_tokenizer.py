@@ -31,6 +31,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from dataset.documents import BadLines, DataError, find_files, read_documents
 from dataset.flags import Parser, positive
+from dataset.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 # Ids are the places in this list; the first three are those of the public tokenizers.
 # All are "special": then encode_special_tokens (split_special_tokens=True in transformers), which the data path uses,
@@ -52,8 +53,6 @@ PIECES = [
     r"\s+(?!\S)",
     r"\s+",
 ]
-# Of WordPiece, in BERT's spelling and order
-WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BATCH = 1000  # documents encoded at a time by --compare
 
 # ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
@@ -209,34 +208,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32) 
     if (got := tokenizer.get_vocab_size()) != vocab_size:
         raise ValueError(f"the sample gives {got} entries, not {vocab_size}: give more text or a smaller --vocab_size")
     return tokenizer
-
-
-def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = True):
-    """A BertTokenizer of at most `vocab_size` entries: WORDPIECE_TOKENS, the characters of the texts, then pieces by
-    frequency. The same texts give the same vocabulary.
-    """
-    from transformers import BertTokenizer  # a slow import that BPE can do without
-
-    rules = BertTokenizer(vocab={token: i for i, token in enumerate(WORDPIECE_TOKENS)}, do_lower_case=lower_case)
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = rules.backend_tokenizer.normalizer
-    tokenizer.pre_tokenizer = rules.backend_tokenizer.pre_tokenizer
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=WORDPIECE_TOKENS,
-        limit_alphabet=max(vocab_size // 2, 1000),  # Chinese has more characters than a small vocabulary holds
-        show_progress=sys.stderr.isatty(),
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=lower_case)
-
-
-def save_wordpiece(tokenizer, out_dir: Path) -> None:
-    """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that wants that alone."""
-    tokenizer.save_pretrained(out_dir)
-    ordered = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    (out_dir / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in ordered), encoding="utf-8")
 
 
 def config() -> dict:
