@@ -316,7 +316,7 @@ class Batch(NamedTuple):
 
 class GlueAssembler(Dataset):
     """assembler[numbers] is the Batch of these examples: CLS first SEP [second SEP], padded to the longest of them, up
-    to a multiple of MULTIPLE but never beyond `max_seq_len`. full: to the longest of all, so that T is always `width`."""
+    to a multiple of MULTIPLE but never beyond `max_seq_len`. full: to the longest of all, so that T is `width`."""
 
     def __init__(self, features, encoder, max_seq_len, full=False):
         self.features, self.max_seq_len, self.full = features, max_seq_len, full

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import random
 import re
 import signal
 import statistics
@@ -14,96 +13,21 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, BertTokenizer, ElectraConfig, ElectraForPreTraining
+from transformers import AutoModelForSequenceClassification
 
 from dataset.glue_dataset import TASKS, Batch
-from tests.helpers import ROOT, new_port, run_ranks
+from tests.glue_helpers import arguments, complaint, fine_tune, make_place
+from tests.helpers import new_port, run_ranks
 from tests.test_glue import WORDS
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue_arguments import parser
 from trainer.glue_model import forward, init_model, layer_groups, rates
 from trainer.glue_scores import scores, summary
-from trainer.runtime import run_cli
-
-HEADERS = {
-    "CoLA": "source\tlabel\tstar\tsentence",
-    "RTE": "index\tsentence1\tsentence2\tlabel",
-    "STS-B": "index\tsentence1\tsentence2\tscore",
-    "MNLI": "index\tsentence1\tsentence2\tgold_label",
-}
-
-
-def write_task(top, folder, sizes, seed=0):
-    """A made-up task: {file: number of lines} in top/folder; a word of its own in the sentence tells the label."""
-    generator, (name, task) = random.Random(seed), next((n, t) for n, t in TASKS.items() if t.folder == folder)
-    columns = HEADERS[folder].split("\t")
-    (top / folder).mkdir(parents=True)
-    for file, n in sizes.items():
-        own = [c for c in columns if c != task.label] if file.startswith("test") else columns
-        lines = ["index\tsentence"] if file == "test.tsv" and task.names else [] if task.names else ["\t".join(own)]
-        own = ["index", "sentence"] if file == "test.tsv" and task.names else own
-        for i in range(n):
-            kind, label = generator.choice(list(enumerate(task.labels or ("0.0", "2.5", "5.0"))))
-            text = " ".join(("hij"[kind], *generator.choices("abcdefg", k=generator.randint(0, 9))))
-            values = {task.label: label, **dict.fromkeys(task.text, text), "index": str(i)}
-            lines.append("\t".join(values.get(column, "") for column in own))
-        (top / folder / file).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return name
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with tiny/, an untrained discriminator, and glue/ with three tasks."""
-    top = tmp_path_factory.mktemp("glue")
-    torch.manual_seed(0)
-    sizes = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = ElectraConfig(
-        vocab_size=len(WORDS), intermediate_size=32, max_position_embeddings=32, initializer_range=0.2, **sizes
-    )
-    ElectraForPreTraining(config).save_pretrained(top / "tiny")
-    BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(top / "tiny")
-    write_task(top / "glue", "CoLA", {"train.tsv": 20, "dev.tsv": 9, "test.tsv": 5})
-    write_task(top / "glue", "STS-B", {"train.tsv": 20, "dev.tsv": 9, "test.tsv": 5})
-    dev = {"dev_matched.tsv": 9, "dev_mismatched.tsv": 7}
-    write_task(top / "glue", "MNLI", {"train.tsv": 21, **dev, "test_matched.tsv": 4, "test_mismatched.tsv": 3})
-    return top
-
-
-def arguments(place, out, **changes):
-    settings = {
-        "task": "cola",
-        "data_dir": place / "glue",
-        "model_path": place / "tiny",
-        "out_dir": out,
-        "max_seq_len": 16,
-        "batch_size": 4,
-        "epochs": 2,
-        "learning_rate": 3e-3,
-        "log_interval": 2,
-        "device": "cpu",
-        "dtype": "float32",
-        "use_compile": 0,
-        "report": 0,
-        **changes,
-    }
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-
-
-def fine_tune(place, out, **changes):
-    """Run in this process; {out}/eval_results.json."""
-    assert train_glue.main(arguments(place, out, **changes)) == 0
-    return json.loads((out / "eval_results.json").read_text())
-
-
-def complaint(capsys, place, out, **changes):
-    """The one line on stderr with which a run ends."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        run_cli(lambda: train_glue.main(arguments(place, out, **changes)))
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
-    return error
+    return make_place(tmp_path_factory.mktemp("glue"))
 
 
 # ------------------------------------------------------------------------------------------ metrics, groups
@@ -129,7 +53,9 @@ def test_metrics_are_their_formulas():
 
 
 def test_layers_have_their_exponents_and_every_parameter_one_group(place, capsys):
-    args = Namespace(model_path=place / "tiny", max_seq_len=16, from_scratch=False, do_train=True, learning_rate=1e-4)
+    args = Namespace(
+        model_path=place / "tiny", max_seq_len=16, from_scratch=False, dropout=None, do_train=True, learning_rate=1e-4
+    )
     model, new = init_model(args, TASKS["rte"], place / "tiny", len(WORDS))
     assert new == {f"classifier.{part}.{kind}" for part in ("dense", "out_proj") for kind in ("weight", "bias")}
     groups = layer_groups(model, 0.01, 0.5)
@@ -148,7 +74,7 @@ def test_layers_have_their_exponents_and_every_parameter_one_group(place, capsys
 
 def test_padding_changes_no_logit(place):
     """Reference: Hugging Face's own forward of each row alone, without padding and mask."""
-    args = Namespace(model_path=place / "tiny", max_seq_len=16, from_scratch=False, do_train=True)
+    args = Namespace(model_path=place / "tiny", max_seq_len=16, from_scratch=False, dropout=None, do_train=True)
     model = init_model(args, TASKS["rte"], place / "tiny", len(WORDS))[0].eval()
     lengths, T = (3, 8, 5), 8
     ids = torch.randint(5, len(WORDS), (3, T))
@@ -166,13 +92,6 @@ def test_statistics_over_seeds():
     assert found["f1"] == pytest.approx({"mean": 0.3, "median": 0.2, "deviation": statistics.stdev([0.1, 0.2, 0.6])})
     assert math.isnan(found["accuracy"]["mean"])
     assert summary(results[:1])["f1"] == {"mean": 0.1, "median": 0.1, "deviation": None}
-
-
-def test_every_flag_is_read():
-    text = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "trainer").glob("*.py") if "arguments" not in p.name)
-    flags = {action.dest for action in parser()._actions} - {"help", "use_wandb"}
-    assert not {flag for flag in flags if not re.search(rf"\bargs\.{flag}\b", text)}
-    assert all(action.help for action in parser()._actions)
 
 
 # --------------------------------------------------------------------------------------------------- runs
@@ -296,10 +215,12 @@ def test_from_scratch_draws_all_weights_by_the_seed(place, tmp_path):
 
 def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
     fine_tune(place, tmp_path, epochs=1)
+    old = (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text()
+    assert json.loads(old)["seed"] == 42
     assert "holds results already" in complaint(capsys, place, tmp_path, epochs=1)
-    old = (tmp_path / "cola" / "seed_42" / "eval_results.json").stat().st_mtime_ns
-    fine_tune(place, tmp_path, epochs=1, overwrite_output_dir=1, seed=7)
-    assert not (tmp_path / "cola" / "seed_42").exists() and (tmp_path / "cola" / "seed_7").exists() and old
+    assert (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text() == old
+    found = fine_tune(place, tmp_path, epochs=1, overwrite_output_dir=1, seed=7)
+    assert not (tmp_path / "cola" / "seed_42").exists() and found["cola"]["seeds"].keys() == {"7"}
 
 
 def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
@@ -313,6 +234,7 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     assert "has no classification head for CoLA" in line(do_train=0)
     assert "max_position_embeddings is 32" in line(max_seq_len=64)
     assert "--eval_all_checkpoints 1 needs --save_steps" in line(eval_all_checkpoints=1)
+    assert "--max_seq_len: 4 must be at least 5" in line(max_seq_len=4)
     assert "leave nothing to do" in line(do_train=0, do_eval=0)
     (tmp_path / "CoLA").mkdir()
     (tmp_path / "CoLA" / "train.tsv").write_text("gj04\t2\t\tThey.\n")

@@ -1,12 +1,30 @@
 """The flags of train_glue.py."""
 
+import argparse
 from pathlib import Path
 
 from dataset.flags import fraction, positive
 from dataset.glue_dataset import TASKS
-from trainer.arguments import count, machine_flags, new_parser, output_flags, parse, row_length, size, update_flags
+from trainer.arguments import (
+    common_warnings,
+    count,
+    machine_flags,
+    new_parser,
+    output_flags,
+    parse,
+    size,
+    update_flags,
+    warnings_of,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def example_length(text):
+    value = int(text)
+    if value < 5:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 5, for two sentences: CLS a SEP b SEP")
+    return value
 
 
 def parser():
@@ -30,7 +48,7 @@ def parser():
     g = p.add_argument_group("data")
     g.add_argument("--task", choices=(*TASKS, "all"), required=True, help="all: every one whose folder is there")
     g.add_argument("--data_dir", required=True, help="the benchmark's folder (with CoLA, SST-2 ...), or the task's own")
-    g.add_argument("--max_seq_len", type=row_length, default=128, help="positions of an example")
+    g.add_argument("--max_seq_len", type=example_length, default=128, help="positions of an example")
     g.add_argument("--cache_dir", help="folder for features (default: .glue_cache beside the data)")
     p.switch(g, "--overwrite_cache", False, "make the features anew")
 
@@ -40,7 +58,7 @@ def parser():
     g.add_argument("--max_steps", type=count, help="updates after which a run ends, if its epochs have more")
     update_flags(p, g, batch_size=32, accumulation_steps=1, learning_rate=1e-4)
     g.add_argument("--num_seeds", type=count, default=1, help="runs of each task, of seeds --seed, --seed + 1 ...")
-    g.add_argument("--warmup_share", type=fraction, default=0.1, help="of the updates, for the warm-up")
+    g.add_argument("--warmup_share", type=fraction, default=0.1, help="of the run, for the warm-up")
     g.add_argument(
         "--layer_decay",
         type=positive(float),
@@ -68,3 +86,16 @@ def parse_args(argv=None):
     if not (args.do_train or args.do_eval or args.do_predict):
         p.error("--do_train 0, --do_eval 0 and --do_predict 0 leave nothing to do")
     return args
+
+
+def notices(args, ranks):
+    """Lines on the settings that cannot do what they are there for."""
+    evaluated, compiled = args.evaluate_during_training, args.use_compile == "1"
+    cases = [
+        ("num_seeds", args.num_seeds > 1 and not args.do_train, "--do_train is 0, and one evaluation is like another"),
+        ("eval_interval", bool(args.eval_interval) and not evaluated, "no evaluation while training"),
+        ("evaluate_during_training", evaluated and not args.do_eval, "--do_eval is 0"),
+        ("eval_all_checkpoints", args.eval_all_checkpoints and not args.do_eval, "--do_eval is 0"),
+        ("use_compile", compiled and args.gradient_checkpointing, "--gradient_checkpointing 1 goes without compiling"),
+    ]
+    return warnings_of(args, cases) + common_warnings(args, ranks, parser().get_default)

@@ -1,5 +1,6 @@
 """The model of train_glue.py: a pretrained encoder with a head for a task, its rates by layer, loss and saving."""
 
+import contextlib
 import hashlib
 import math
 import re
@@ -44,7 +45,6 @@ def init_model(args, task, folder, vocab_size):
     for name, least, why in (
         ("max_position_embeddings", args.max_seq_len, "a lower --max_seq_len is wanted"),
         ("vocab_size", vocab_size, "its tokenizer has more entries"),
-        ("type_vocab_size", 2, "an encoder with segments is wanted, such as ELECTRA or BERT"),
     ):
         if getattr(config, name, 0) < least:
             raise UserError(f"{what}: {name} is {getattr(config, name, 0)}, not {least}: {why}")
@@ -53,11 +53,16 @@ def init_model(args, task, folder, vocab_size):
     if not args.do_train and set(saved) == set(words) and saved != list(words):
         raise UserError(f"{what}: its classes are {', '.join(saved)}, in another order than {', '.join(words)}")
     config.id2label, config.label2id = dict(enumerate(words)), {word: i for i, word in enumerate(words)}
-    if getattr(args, "dropout", None) is not None:
-        config.hidden_dropout_prob = config.attention_probs_dropout_prob = args.dropout
+    if args.dropout is not None:
+        names = [name for name in DROPOUTS if hasattr(config, name)]
+        if not names:
+            raise UserError(f"--dropout {args.dropout}: {what}'s config has no field {' or '.join(DROPOUTS)}")
+        for name in names:
+            setattr(config, name, args.dropout)
     config.problem_type = "single_label_classification" if task.labels else "regression"
     if args.from_scratch:
         model = AutoModelForSequenceClassification.from_config(config)
+        check_positions(model, args)
         return model, set(model.state_dict())
     options = {"config": config, "dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
     try:
@@ -66,6 +71,7 @@ def init_model(args, task, folder, vocab_size):
         )
     except Exception as error:  # each loader raises its own kinds
         raise UserError(f"{what}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error
+    check_positions(model, args)
     new = {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
     encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
     if encoder:
@@ -75,6 +81,38 @@ def init_model(args, task, folder, vocab_size):
             f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
         )
     return model, new
+
+
+# Names that configs have for the dropout of hidden states and of attention
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+
+
+def check_positions(model, args):
+    """Errors: UserError where --max_seq_len is beyond the table of positions, as far as it can be used: RoBERTa counts
+    from behind the number of its padding."""
+    for name, table in model.named_modules():
+        if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
+            usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+            if usable < args.max_seq_len:
+                raise UserError(
+                    f"--model_path {args.model_path}: {usable} of its {table.num_embeddings} positions can be used, "
+                    f"not {args.max_seq_len}: a lower --max_seq_len is wanted"
+                )
+
+
+def check_models(args, tasks, folder, vocab_size):
+    """Load the model for every task once, for the errors of init_model; a line on what it lacks, or None."""
+    for task in tasks:
+        model, _ = init_model(args, task, folder, vocab_size)
+    if not has_segments(model) and any(len(task.text) > 1 for task in tasks):
+        return (
+            f"{type(model).__name__} has no segments: two sentences are told apart by the separator between them alone"
+        )
+    return None
+
+
+def has_segments(model):
+    return (getattr(model.config, "type_vocab_size", 0) or 0) >= 2
 
 
 def layer_groups(model, weight_decay, layer_decay):
@@ -111,8 +149,16 @@ class Layers(NamedTuple):
 
     model: Any
 
-    def compile_training(self, shape=None):
+    def compile_training(self, shape):
+        """Compile for training batches of `shape` (rows, positions): one graph. All else is computed without, so that
+        no number depends on which shapes came before; nor does it on an earlier run's graphs."""
+        torch.compiler.reset()
+        self.model.compiled_shape = shape
         compile_layers(self.model)
+
+
+def compiled_shape(model):
+    return getattr(model, "compiled_shape", None)
 
 
 # -------------------------------------------------------------------------------------------- loss and metrics
@@ -124,7 +170,13 @@ def forward(model, batch):
     # 4-d: transformers takes it as it is. Into a 2-d one it looks, and leaves it out where nothing is padded, which
     # waits for the device and gives a compiled layer two forms.
     visible = batch.mask.bool()[:, None, None, :].expand(R, 1, T, T)
-    return model(input_ids=batch.ids, attention_mask=visible, token_type_ids=batch.types).logits.float()
+    inputs = {"input_ids": batch.ids, "attention_mask": visible}
+    if has_segments(model):
+        inputs["token_type_ids"] = batch.types
+    shape = compiled_shape(model)
+    as_it_is = shape is None or model.training and shape == (R, T)
+    with contextlib.nullcontext() if as_it_is else torch.compiler.set_stance("force_eager"):
+        return model(**inputs).logits.float()
 
 
 def loss_sum(task, logits, labels):
@@ -142,7 +194,7 @@ def objective(task, model):
         loss = loss_sum(task, logits, batch.labels)
         with torch.no_grad():
             right = (logits.argmax(-1) == batch.labels).sum()
-            examples = torch.tensor(float(len(batch.labels)), device=logits.device)
+            examples = loss.new_full((), len(batch.labels))  # a fill: a copy from the host would wait for the device
             sums = torch.stack((loss.detach(), examples, right.float(), batch.mask.sum().float()))
         return loss / totals.examples, sums
 

@@ -134,12 +134,13 @@ def write_json(path, content):
         file.write(json.dumps(finite(content), indent=2).encode() + b"\n")
 
 
-def read_json(path):
-    """What write_json wrote, or None where it is not there or damaged."""
+def read_json(path, *parts):
+    """The dict that write_json wrote, with a dict under each of `parts`; None where it is absent, damaged or foreign."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) and all(isinstance(found.get(part), dict) for part in parts) else None
 
 
 def look_back(args, data, folder, evaluation, result, say):
@@ -187,7 +188,7 @@ def line_of(results):
 
 def show_table(out, say):
     """Write {out}/eval_results.json from all tasks that are in there, and print their table."""
-    found = {name: read_json(out / name / "eval_results.json") for name in TASKS}
+    found = {name: read_json(out / name / "eval_results.json", "metrics", "seeds") for name in TASKS}
     found = {name: of_task for name, of_task in found.items() if of_task}
     write_json(out / "eval_results.json", found)
     for line in ("", *table(found), "", f"written: {out / 'eval_results.json'}"):

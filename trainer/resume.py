@@ -172,5 +172,8 @@ def difference(what, before, now):
     if isinstance(before, dict) and isinstance(now, dict):
         names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
         before, now = ({name: side.get(name) for name in names} for side in (before, now))
-    flag = {"data": " (--data_path, --text_field, --skip_bad_lines)", "tokenizer": " (--tokenizer_path, --vocab_path or --model_path)"}.get(what, "")
+    flag = {
+        "data": " (--data_path, --text_field, --skip_bad_lines)",
+        "tokenizer": " (--tokenizer_path, --vocab_path or --model_path)",
+    }.get(what, "")
     return f"made with another {what}{flag}: {before} there, {now} in this run; use the same one, or start without --from_resume"

@@ -240,7 +240,9 @@ def prepare(run, store, examples, dtype, precision_notice):
         say(line)
     positions = args.max_steps * args.batch_size * args.accumulation_steps * plan.T  # of a rank
     flops = per_token * positions
-    compile_blocks(model, args.use_compile, device, say, (args.batch_size, plan.T), flops)
+    # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
+    choice = "0" if args.gradient_checkpointing else args.use_compile
+    compile_blocks(model, choice, device, say, (args.batch_size, plan.T), flops)
     if flops > 1e13:  # tens of seconds: a shorter run is not kept waiting for it
         run.product_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
 
@@ -248,7 +250,12 @@ def prepare(run, store, examples, dtype, precision_notice):
 def notices(args, ranks):
     """Lines on settings that do not do what they seem to."""
     unused = args.warmup_steps is not None and args.lr_schedule == "one_cycle"
-    lines = warnings_of(args, [("warmup_steps", unused, "--lr_schedule one_cycle has its own")])
+    recomputed = args.use_compile == "1" and args.gradient_checkpointing
+    cases = [
+        ("warmup_steps", unused, "--lr_schedule one_cycle has its own"),
+        ("use_compile", recomputed, "--gradient_checkpointing recomputes layers without it"),
+    ]
+    lines = warnings_of(args, cases)
     highest = max(rate(args, args.max_steps * i // 1000) for i in range(1000)) / args.learning_rate
     if highest < 0.5:
         lines.append(

@@ -10,6 +10,7 @@ A step is an update here. Results go to {out_dir}/{task}/seed_{seed}/, their sum
 """
 
 import argparse
+import math
 import shutil
 import signal
 import sys
@@ -22,17 +23,20 @@ if __name__ == "__main__":
 if __package__ in (None, ""):  # run by path: trainer/ would come first and could shadow a dependency
     sys.path[0] = str(ROOT)
 
+from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from dataset.encoder import load_tokenizer
-from dataset.glue_dataset import TASKS, GlueAssembler, GluePlan, SentenceEncoder, cached_features, read_features
+from dataset.glue_dataset import GlueAssembler, GluePlan, SentenceEncoder
 from dataset.loader import UpdateSchedule
-from trainer.arguments import common_warnings, warnings_of
 from trainer.checkpoint import Checkpoints, remove_temporaries
 from trainer.engine import Engine
-from trainer.glue_arguments import parse_args, parser
+from trainer.glue_arguments import notices, parse_args
+from trainer.glue_files import check_place, earlier_results, make_room, read_task, seeds, task_folders
 from trainer.glue_model import (
     Layers,
+    check_models,
+    compiled_shape,
     find_model,
     init_model,
     layer_groups,
@@ -46,7 +50,7 @@ from trainer.glue_scores import Evaluation, line_of, look_back, read_json, show_
 from trainer.loop import Run
 from trainer.optim import ENCODER_SCHEDULES, build_adamw
 from trainer.report import Reporter, describe
-from trainer.runtime import UserError, compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
+from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
 from trainer.session import carry_out, launch, make_folder
 
 
@@ -71,17 +75,6 @@ class Job(NamedTuple):
     encoder: Any
 
 
-class Data(NamedTuple):
-    """The files of a task, as GlueAssemblers."""
-
-    name: str
-    task: Any
-    key: str  # changes with the training file, the tokenizer and the length
-    train: Any
-    dev: dict  # {suffix of the metrics' names: ...}
-    test: dict  # {leaderboard's name: ...}
-
-
 def train(args, ranks, device, signals, command=""):
     """Fine-tune on every task with every seed, and show the table."""
     set_verbosity_error()  # its table of weights that are not in the folder: `prepare` says it in a word
@@ -94,14 +87,17 @@ def train(args, ranks, device, signals, command=""):
         folder = on_main(ranks, lambda: find_model(args.model_path))
         tokenizer = load_tokenizer(folder)
         job = Job(args, ranks, device, dtype, signals, command, say, folder, tokenizer, SentenceEncoder(tokenizer))
+        on_main(ranks, lambda: check_place(args, out, folders, folder))
         tasks = [read_task(job, name, Path(place)) for name, place in folders.items()]  # faults show before hours pass
+        model_notice = on_main(
+            ranks, lambda: check_models(args, [d.task for d in tasks], folder, job.encoder.vocab_size)
+        )
         on_main(ranks, lambda: make_room(args, out, folders))
-    for line in filter(None, (precision_notice, *notices(args, ranks))):
+    for line in filter(None, (precision_notice, model_notice, *notices(args, ranks))):
         say(line)
-    seeds = range(args.seed, args.seed + (args.num_seeds if args.do_train else 1))
     for data in tasks:
         results = {}
-        for seed in seeds:
+        for seed in seeds(args):
             exit_code, results[seed] = one_run(job, data, out / data.name / f"seed_{seed}", seed)
             if exit_code:
                 return exit_code
@@ -111,103 +107,30 @@ def train(args, ranks, device, signals, command=""):
     return 0
 
 
-def notices(args, ranks):
-    default = parser().get_default
-    cases = [
-        ("num_seeds", args.num_seeds > 1 and not args.do_train, "--do_train is 0, and one evaluation is like another"),
-        (
-            "eval_interval",
-            bool(args.eval_interval) and not args.evaluate_during_training,
-            "no evaluation while training",
-        ),
-        ("evaluate_during_training", args.evaluate_during_training and not args.do_eval, "--do_eval is 0"),
-        ("eval_all_checkpoints", args.eval_all_checkpoints and not args.do_eval, "--do_eval is 0"),
-    ]
-    return warnings_of(args, cases) + common_warnings(args, ranks, default)
-
-
-# -------------------------------------------------------------------------------------------------- data
-
-
-def task_folders(args, say):
-    """{task: folder} of --task below --data_dir. Errors: UserError where there is none."""
-    top = Path(args.data_dir).expanduser()
-    if args.task != "all":
-        task = TASKS[args.task]
-        below = top / task.folder
-        if not below.is_dir() and not any((top / file).exists() for _, file in (("", "train.tsv"), *task.dev)):
-            raise UserError(f"--data_dir {top}: neither a folder {task.folder} nor its train.tsv is in there")
-        return {args.task: below if below.is_dir() else top}
-    found = {name: top / task.folder for name, task in TASKS.items() if (top / task.folder).is_dir()}
-    if not found:
-        wanted = ", ".join(task.folder for task in TASKS.values())
-        raise UserError(f"--data_dir {top}: no folder of a task is in there ({wanted})")
-    if absent := [TASKS[name].folder for name in TASKS if name not in found]:
-        say(f"not in {top}, so left out: {', '.join(absent)}")
-    return found
-
-
-def read_task(job, name, folder):
-    """The Data of a task; the files that this command needs must be there, those of the test may be absent."""
-    args, task = job.args, TASKS[name]
-
-    def read(file, labelled=True):
-        options = (args.max_seq_len, args.cache_dir, labelled, args.overwrite_cache, job.say)
-        path = Path(on_main(job.ranks, lambda: str(cached_features(folder / file, task, job.encoder, *options))))
-        features = read_features(path)
-        if features.skipped:
-            job.say(f"{folder / file}: skipped {int(features.skipped):,} lines with too few fields")
-        return GlueAssembler(features, job.encoder, args.max_seq_len), path.stem
-
-    training, key = read("train.tsv") if args.do_train else (None, "")
-    dev = {suffix: read(file)[0] for suffix, file in task.dev} if args.do_eval else {}
-    test = {}
-    for target, file in task.test if args.do_predict else ():
-        if (folder / file).exists():
-            test[target] = read(file, labelled=False)[0]
-        else:
-            job.say(f"{folder / file} is not there: no predictions {target}.tsv")
-    return Data(name, task, key, training, dev, test)
-
-
-def earlier_results(args, out, names):
-    """What an earlier command has left of these tasks and is to be replaced. Errors: UserError where it said nothing."""
-    if args.from_resume:
-        return []
-    for name in names:
-        earlier = [*out.glob(f"{name}/seed_*/*"), *out.glob(f"{name}/eval_results.json")]
-        if earlier and not args.overwrite_output_dir:
-            raise UserError(
-                f"--out_dir: {out / name} holds results already: name another folder, replace them with "
-                "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
-            )
-    return [path for name in names for what in ("seed_*", "eval_results.json") for path in out.glob(f"{name}/{what}")]
-
-
-def make_room(args, out, names):
-    for path in earlier_results(args, out, names):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for name in names:
-        make_folder(out / name)
-
-
 # -------------------------------------------------------------------------------------------------- a run
 
 
 def one_run(job, data, folder, seed):
     """Train and evaluate once: (exit code, what {folder}/eval_results.json holds then)."""
-    args, ranks = run_args(job, data, seed), job.ranks
+    args, ranks, stem = run_args(job, data, seed), job.ranks, folder / f"{data.name}_{folder.name}"
     settings = {name: getattr(args, name) for name in SETTINGS}
-    earlier = on_main(ranks, lambda: args.from_resume and read_json(folder / "eval_results.json"))
-    if earlier and earlier["settings"] == settings:
+    earlier, changed, trained = on_main(ranks, lambda: done_before(args, folder, settings))
+    if earlier and not changed:
         job.say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
         return 0, earlier
     job.say(f"--- {data.name}, seed {seed}")
+    if earlier and args.do_train:
+        again = (
+            "what is trained is evaluated again" if trained else "a finished run has no checkpoint, so it begins anew"
+        )
+        job.say(f"done before with another {', '.join(f'--{name}' for name in changed)}: {again}")
     seed_everything(seed)  # the same on all ranks, so that all begin with the same weights
     with user_errors():
         model, new = init_model(args, data.task, job.model_folder, job.encoder.vocab_size)
         make_folder(folder)
     start = weights_digest(model)
+    if trained:
+        model.load_state_dict(load_file(folder / WEIGHTS))
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.to(job.device).train()
@@ -219,10 +142,13 @@ def one_run(job, data, folder, seed):
 
     result = {"task": data.name, "seed": seed, "updates": 0, "settings": settings, "results": {}}
     evaluation = Evaluation(engine, data.task, data.dev, args.batch_size, job.signals)
-    if args.do_train:
-        stem, written = folder / f"{data.name}_{folder.name}", {"model": folder / "model"}
+    if trained:
+        result["updates"] = earlier.get("updates", 0)
+    elif args.do_train:
         run = new_run(job, args, data, stem, engine, evaluation, start)
-        exit_code = carry_out(run, stem, written, lambda: prepare(run, job, data, new))
+        replaced = [folder / "eval_results.json", *folder.glob("checkpoint-*[0-9]")]
+        written = {"model": folder / "model"}
+        exit_code = carry_out(run, stem, written, lambda: prepare(run, job, data, new), replaced)
         if exit_code:
             return exit_code, None
         result["updates"] = run.progress.update
@@ -230,16 +156,35 @@ def one_run(job, data, folder, seed):
     if stop_signal:
         job.say(f"stopped by signal {stop_signal}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, None
-    on_main(ranks, lambda: write_json(folder / "eval_results.json", result))
+    on_main(ranks, lambda: write_results(stem, result))
     return 0, result
 
 
+def done_before(args, folder, settings):
+    """What an earlier command left in {folder}/eval_results.json or None, the settings that differ, and whether its
+    model is the one that the new ones would train."""
+    earlier = read_json(folder / "eval_results.json", "settings", "results") if args.from_resume else None
+    if not earlier:
+        return None, [], False
+    changed = [name for name in SETTINGS if earlier["settings"].get(name) != settings[name]]
+    trained = args.do_train and EVALUATION.issuperset(changed) and (folder / WEIGHTS).is_file()
+    return earlier, changed, trained
+
+
+def write_results(stem, result):
+    write_json(stem.parent / "eval_results.json", result)
+    if result["settings"]["do_train"]:  # nobody goes on from its checkpoints: they are three times the model, per seed
+        shutil.rmtree(f"{stem}_resume", ignore_errors=True)
+
+
+WEIGHTS = Path("model", "model.safetensors")
 # What a finished run must have been made with to count as done
 SETTINGS = (
     "model_path", "from_scratch", "dropout", "max_seq_len", "epochs", "max_steps", "batch_size", "accumulation_steps", "grad_clip",
     "learning_rate", "layer_decay", "warmup_share", "weight_decay", "do_train", "do_eval", "do_predict",
     "eval_all_checkpoints",
 )  # fmt: skip
+EVALUATION = {"do_eval", "do_predict", "eval_all_checkpoints"}  # those that change nothing of the training
 
 
 def run_args(job, data, seed):
@@ -262,17 +207,15 @@ def new_run(job, args, data, stem, engine, evaluation, start):
     checkpoints, reporter = Checkpoints(f"{stem}_resume", args.keep_checkpoints), Reporter(job.ranks.is_main)
     if job.ranks.is_main:
         remove_temporaries(stem, checkpoints.folder)
-    of_epochs = args.epochs * schedule(args, job.ranks, data).n_updates
-    total = min(of_epochs, args.max_steps or of_epochs)
-    warmup = int(args.warmup_share * total)
 
     def save(weights, update):
-        if update >= total:
+        # In the checkpoints' thread: `weights` are the last ones only where the run stands at `update` still.
+        if run.finished and update == run.progress.update:
             save_model(folder / "model", engine.model, job.tokenizer, weights)
         if args.save_steps and update and update % args.save_steps == 0:
             save_model(folder / f"checkpoint-{update}", engine.model, job.tokenizer, weights)
 
-    run = Run(
+    run = TaskRun(
         args=args,
         ranks=job.ranks,
         signals=job.signals,
@@ -281,13 +224,13 @@ def new_run(job, args, data, stem, engine, evaluation, start):
         checkpoints=checkpoints,
         plan=lambda epoch: GluePlan(data.train.features, args.seed, epoch),
         assembler=data.train,
-        learning_rate=lambda *_: args.learning_rate * SCHEDULE(run.progress.update, total, warmup),
+        learning_rate=lambda epoch, n_rows, first_row, _: rate(run, epoch, n_rows, first_row),
         metrics=lambda sums: metrics(data.task, sums),
         save_weights=save,
         validate=None,
         epochs=args.epochs,
-        max_updates=total if total < of_epochs else float("inf"),
-        save_at=frozenset(range(args.save_steps, total, args.save_steps)) if args.save_steps else frozenset(),
+        max_updates=args.max_steps or math.inf,
+        save_at=range(args.save_steps, sys.maxsize, args.save_steps) if args.save_steps else (),
         shown=("train_acc", "grad_norm"),
         command=job.command,
         identity={
@@ -303,7 +246,30 @@ def new_run(job, args, data, stem, engine, evaluation, start):
     return run
 
 
-SCHEDULE = ENCODER_SCHEDULES["separate_linear"]
+class TaskRun(Run):
+    """Ends with its epochs or with --max_steps, whichever comes first."""
+
+    @property
+    def finished(self):
+        return self.progress.update >= self.max_updates or self.progress.epoch >= self.epochs
+
+
+def rate(run, epoch, n_rows, first_row):
+    """The learning rate of an update that begins at a row. Progress is counted in updates where --max_steps ends the
+    run, and in rows elsewhere: batches of another size after a resume then lead to the same end."""
+    done, total = run.progress.update, run.max_updates
+    if total == math.inf:
+        done, total = epoch * n_rows + first_row, run.epochs * n_rows
+    factor = ENCODER_SCHEDULES["separate_linear"](done, total, int(run.args.warmup_share * total))
+    return run.args.learning_rate * max(0.0, factor)
+
+
+def expected_updates(run, n_rows):
+    """Updates of the whole run if its epochs are done to the end; those that are done count as they were."""
+    sizes = run.args.batch_size, run.args.accumulation_steps, run.ranks.world_size
+    left = UpdateSchedule(n_rows, *sizes, run.progress.row)
+    later = UpdateSchedule(n_rows, *sizes).n_updates * (run.epochs - run.progress.epoch - 1)
+    return run.progress.update + left.n_updates - left.first_update + later
 
 
 def new_weights(names):
@@ -312,7 +278,9 @@ def new_weights(names):
 
 def prepare(run, job, data, new):
     """Say what the run will do, and make it fast."""
-    args, model, say, plan = run.args, run.engine.model, run.reporter.say, run.plan(run.progress.epoch)
+    args, model, say, plan = run.args, run.engine.model, run.reporter.say, run.plan(0)
+    if run.max_updates >= expected_updates(run, plan.n_rows):
+        run.max_updates = math.inf  # its epochs end it
     config, lengths = model.config, data.train.features.lengths
     parameters = sum(p.numel() for p in model.parameters())
     embeddings = sum(p.numel() for name, p in model.named_parameters() if "embeddings." in name)
@@ -326,11 +294,16 @@ def prepare(run, job, data, new):
     describe(run, plan, job.dtype, lines, fields, plan.n_rows)
     if args.seed == job.args.seed:  # the other seeds' are the same
         say(rates(run.engine.optimizer.param_groups, args))
-    tokens = lengths.mean() * min(
-        plan.n_rows * run.epochs, run.max_updates * schedule(args, job.ranks, data).rows_per_update
-    )
-    flops = 6 * (parameters - embeddings) * tokens / job.ranks.world_size
-    compile_blocks(Layers(model), args.use_compile, job.device, say, None, flops)
+    rows = min(plan.n_rows * run.epochs, run.max_updates * schedule(args, job.ranks, data).rows_per_update)
+    flops = 6 * (parameters - embeddings) * rows / job.ranks.world_size  # per position of a row
+    # Compiled batches have one shape, the longest example's. What that adds is taken off what compiling saves: by
+    # compile_blocks' figures the plain code takes 2.4 times the time of its products, the compiled one 1.4 times.
+    full = GlueAssembler(data.train.features, job.encoder, args.max_seq_len, full=True)
+    saved = flops * (2.4 * plan.width(args.batch_size) - 1.4 * full.width)
+    choice = "0" if args.gradient_checkpointing else args.use_compile
+    compile_blocks(Layers(model), choice, job.device, say, (args.batch_size, full.width), saved)
+    if compiled_shape(model):
+        run.assembler = full
 
 
 if __name__ == "__main__":
