@@ -103,6 +103,8 @@ def test_what_a_run_leaves(data, tmp_path, capsys):
         "loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_precision", "disc_recall", "disc_auc", "lr"
     } <= set(last)  # fmt: skip
     assert last["loss"] == pytest.approx(last["mlm_loss"] + 50 * last["disc_loss"])
+    page = (folder / "electra_small.report.html").read_text()
+    assert "Discriminator: precision, recall, AUC" in page and "generate.py" not in page
     out = capsys.readouterr().out
     assert "examples of 24" in out and "discriminator:" in out and "Writing model" not in out
 

@@ -217,13 +217,20 @@ def summary(run):
 
 def go_on(run):
     """Commands for what comes next: [(what for, command)]."""
-    stem = run.path.with_name(run.name)
-    commands = [
-        ("continue texts, chat", f"python scripts/generate.py --weight {stem}.pth"),
-        ("measure", f"python scripts/evaluate.py perplexity --weight {stem}.pth --data_path my.txt"),
-        ("export to Hugging Face", f"python scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf"),
-    ]
-    if run.starts and run.starts[-1]["command"]:
-        command = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", run.starts[-1]["command"])
+    stem, started = run.path.with_name(run.name), run.starts[-1]["command"] if run.starts else ""
+    if "train_electra.py" in started:
+        network = stem.parent / "discriminator"
+        fine_tune = f"python trainer/train_glue.py --task all --data_dir glue_data --model_path {network}"
+        commands = [("fine-tune the discriminator", fine_tune)]
+    elif "train_glue.py" in started:
+        commands = []
+    else:
+        commands = [
+            ("continue texts, chat", f"python scripts/generate.py --weight {stem}.pth"),
+            ("measure", f"python scripts/evaluate.py perplexity --weight {stem}.pth --data_path my.txt"),
+            ("export to Hugging Face", f"python scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf"),
+        ]
+    if started:
+        command = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
         commands.insert(0, ("train on, after a stop or with more epochs", f"{command} --from_resume 1"))
     return commands
