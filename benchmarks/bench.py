@@ -102,7 +102,16 @@ class Side:
     def __init__(self, name, size, threads, args, documents, environment):
         shape = ("--rows", args.rows, "--max_seq_len", args.max_seq_len, "--device", args.device)
         command = [sys.executable, __file__, "--side", name, "--sizes", size, "--threads", threads, *shape]
-        command += ["--use_compile", args.use_compile, "--documents", documents, "--started", time.time()]
+        command += [
+            "--use_compile",
+            args.use_compile,
+            "--num_workers",
+            args.num_workers,
+            "--documents",
+            documents,
+            "--started",
+            time.time(),
+        ]
         self.name, self.slices = name, []
         self.process = subprocess.Popen(
             list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -253,6 +262,8 @@ def build_parser():
     p.add_argument("--max_seq_len", type=int, default=512)
     p.add_argument("--documents", default="4000", help="how many")
     p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours")
+    workers = "ours: processes that load batches (on a CPU each takes time from the training)"
+    p.add_argument("--num_workers", type=int, default=1 if on_gpu else 0, help=workers)
     p.add_argument("--cold", action="store_true", help="begin with an empty compile cache")
     p.add_argument("--device", default="cuda" if on_gpu else "cpu")
     p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures, in JSON")

@@ -46,7 +46,7 @@ def batches(args, folder):
         plan = ElectraPlan(examples, SHARE, 42, epoch)
         whole = plan.n_rows // rows * rows
         schedule = UpdateSchedule(whole, rows)
-        for update, _, batch in make_loader(assembler, plan, schedule, num_workers=1):
+        for update, _, batch in make_loader(assembler, plan, schedule, 0, args.num_workers):
             yield batch, plan.totals(*schedule.rows(update))
 
 

@@ -138,11 +138,11 @@ def train_ours(args, config, device, turns):
         )
         compile_blocks(model, args.use_compile, device, print, (args.rows, T))
         turns.begin(model)
+        pin = device.type == "cuda"
         for epoch in itertools.count():
             plan = corpus.plan(epoch)
             schedule = UpdateSchedule(plan.n_rows, args.rows)
-            pin = device.type == "cuda"
-            for _, _, batch in make_loader(Assembler(corpus.store), plan, schedule, num_workers=1, pin_memory=pin):
+            for _, _, batch in make_loader(Assembler(corpus.store), plan, schedule, 0, args.num_workers, pin):
                 engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
                 engine.update(LR)
                 engine.poll()
