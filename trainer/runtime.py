@@ -245,6 +245,8 @@ def compile_blocks(model, choice, device, say, shape=None, flops=0.0):
     """
     if device.type == "cpu":
         keep_freed_memory()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32, all with --dtype float32
     rate = PRODUCT_RATE.get(device.type, float("inf")) * (torch.get_num_threads() if device.type == "cpu" else 1)
     if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * rate):
         return
