@@ -414,9 +414,9 @@ def test_pitfall_7_nothing_waits_for_the_device_between_updates(data, tmp_path):
     reads, item = [], torch.Tensor.item
     micro_batch = Engine.micro_batch
 
-    def closed(self, *args):
+    def closed(self, *args, **named):
         with mock.patch.object(torch.Tensor, "item", lambda t: reads.append(t) or item(t)):
-            micro_batch(self, *args)
+            micro_batch(self, *args, **named)
 
     with mock.patch.object(Engine, "micro_batch", closed):
         train(data_path=data, out_dir=tmp_path, log_interval=1000)
