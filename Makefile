@@ -28,9 +28,8 @@ pretrain: $(VENV)/.installed
 	$(RUN) trainer/train_pretrain.py $(SMALL) $(ARGS)
 
 # A small one on a CPU: networks and steps for some minutes
-ELECTRA = --hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 128 --max_seq_len 32 --dropout 0 \
-          --max_steps 2000 --warmup_steps 100 --optimizer muon --muon_lr 0.01 --learning_rate 2e-3 --lr_schedule separate_linear \
-          --log_interval 50
+ELECTRA = --hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 128 --init_std 0.1 --dropout 0 \
+          --max_seq_len 32 --max_steps 2000 --warmup_steps 100 --learning_rate 1e-3 --lr_schedule separate_linear --log_interval 50
 
 electra: $(VENV)/.installed
 	$(RUN) trainer/train_electra.py $(ELECTRA) $(ARGS)

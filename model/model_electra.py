@@ -49,9 +49,10 @@ SIZES = {
 }
 
 
-def configs(size, vocab_size, pad_id=0, max_seq_len=None, **changes):
+def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, **changes):
     """(generator's, discriminator's) ElectraConfig of a Size; `changes` (layers, width, heads ...) override its fields.
 
+    init_std: of the random weights; the published 0.02 fits a width of 768.
     Errors: ValueError where the heads do not divide the width, or the divisor not width, heads and FFN.
     """
     values = {**vars(size), **{name: value for name, value in changes.items() if value is not None}}
@@ -74,6 +75,7 @@ def configs(size, vocab_size, pad_id=0, max_seq_len=None, **changes):
             intermediate_size=values["ffn"] // divisor,
             max_position_embeddings=max(512, max_seq_len or 0),
             pad_token_id=pad_id,
+            initializer_range=init_std,
         )
 
     return config(values["divisor"]), config(1)

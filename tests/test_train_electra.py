@@ -125,6 +125,12 @@ def test_it_learns(data, tmp_path):
     assert last["mlm_loss"] < first["mlm_loss"] - 0.8 and last["disc_loss"] < first["disc_loss"]
 
 
+def test_init_std(data, tmp_path):
+    run = train(**data, out_dir=tmp_path, max_steps=1, warmup_steps=0, learning_rate=1e-12, init_std=0.1)
+    for network in (run.engine.model.generator, run.engine.model.discriminator):
+        assert network.electra.encoder.layer[0].attention.self.query.weight.std().item() == pytest.approx(0.1, rel=0.15)
+
+
 def test_without_a_vocabulary_one_is_trained(data, tmp_path):
     train(data_path=data["data_path"], out_dir=tmp_path, max_steps=2)
     vocabulary = (tmp_path / "electra_small" / "vocabulary" / "vocab.txt").read_text().split("\n")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from dataset.electra_dataset import SHORTEST
-from dataset.flags import fraction
+from dataset.flags import fraction, positive
 from model.model_electra import MASK_STYLES, SAMPLING, SIZES
 from trainer.arguments import (
     count,
@@ -56,6 +56,8 @@ def parser():
     g.add_argument("--embedding_size", type=count, help="of both networks")
     g.add_argument("--generator_divisor", type=count, help="what width, heads and FFN of the generator are divided by")
     g.add_argument("--model_path", help="start from generator/ and discriminator/ in this folder, whose sizes count")
+    std = "standard deviation of the random weights; narrow networks learn far sooner with about 1 / sqrt(width)"
+    g.add_argument("--init_std", type=positive(float), default=0.02, help=std)
     g.add_argument("--dropout", type=fraction, default=0.1, help="of hidden states and attention")
 
     g = p.add_argument_group("data")

@@ -165,7 +165,7 @@ def init_model(args, tokenizer):
         "embedding": args.embedding_size,
         "divisor": args.generator_divisor,
     }
-    pair = configs(SIZES[args.size], len(tokenizer), tokenizer.pad_token_id, args.max_seq_len, **changes)
+    pair = configs(SIZES[args.size], len(tokenizer), tokenizer.pad_token_id, args.max_seq_len, args.init_std, **changes)
     for config in pair:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = args.dropout
     return ElectraPretrainer.from_configs(*pair, **options)
