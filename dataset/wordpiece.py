@@ -42,7 +42,7 @@ def load_wordpiece(path, lower_case=True):
                     f"--vocab_path {path}: {line!r} stands in it twice, in lines {vocab[line] + 1} and {i + 1}"
                 )
             vocab[line] = i
-        for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"):
+        for token in WORDPIECE_TOKENS:
             if token not in vocab:
                 raise ValueError(f"--vocab_path {path}: no {token} in it; a WordPiece vocab.txt has one token a line")
         tokenizer = wordpiece(lines, lower_case)

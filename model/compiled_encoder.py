@@ -6,6 +6,7 @@ loop over the elements. Attention is written out as products and a softmax, beca
 kernel for CPUs takes half of a step. Without a compiler, and on other devices, both are torch's own.
 """
 
+import contextlib
 import math
 import re
 
@@ -59,6 +60,11 @@ def attention(module, query, key, value, attention_mask, scaling=None, **options
 
 
 AttentionInterface.register("compiled_on_cpu", attention)
+
+
+def eager_if(condition):
+    """A context in which compiled layers are computed without their graphs, for batches of another shape than theirs."""
+    return torch.compiler.set_stance("force_eager") if condition else contextlib.nullcontext()
 
 
 def compile_layers(network):

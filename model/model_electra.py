@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from model.compiled_encoder import compile_layers
+from model.compiled_encoder import compile_layers, eager_if
 
 SAMPLING = ("fp32_gumbel", "fp16_gumbel", "multinomial")
 MASK_STYLES = ("electra", "bert")
@@ -196,17 +196,14 @@ class ElectraPretrainer(torch.nn.Module):
         sampled: int64 [R, K] in place of the generator's draw (tests).
         """
         R, T = ids.shape
-        if self.compiled_shape is not None and self.compiled_shape != (R, T):
-            with torch.compiler.set_stance("force_eager"):
-                return self._losses(ids, masked_ids, positions, labels, token_type_ids, lengths, sampled)
-        return self._losses(ids, masked_ids, positions, labels, token_type_ids, lengths, sampled)
+        with eager_if(self.compiled_shape is not None and self.compiled_shape != (R, T)):
+            return self._losses(ids, masked_ids, positions, labels, token_type_ids, lengths, sampled)
 
     def _losses(self, ids, masked_ids, positions, labels, token_type_ids, lengths, sampled):
         R, T = ids.shape
         real = torch.arange(T, device=ids.device) < lengths[:, None]
-        visible = real[:, None, None, :].expand(
-            R, 1, T, T
-        )  # 4-d: transformers takes it as it is, without a look inside
+        # 4-d: transformers takes it as it is, without a look inside
+        visible = real[:, None, None, :].expand(R, 1, T, T)
         inputs = {"token_type_ids": token_type_ids, "attention_mask": visible}
 
         hidden = self.generator.electra(masked_ids, **inputs).last_hidden_state

@@ -1,6 +1,5 @@
 """The model of train_glue.py: a pretrained encoder with a head for a task, its rates by layer, loss and saving."""
 
-import contextlib
 import hashlib
 import math
 import re
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import cached_file
 
-from model.compiled_encoder import compile_layers
+from model.compiled_encoder import compile_layers, eager_if
 from trainer.checkpoint import replace
 from trainer.optim import parameter_groups
 from trainer.runtime import UserError
@@ -174,8 +173,7 @@ def forward(model, batch):
     if has_segments(model):
         inputs["token_type_ids"] = batch.types
     shape = compiled_shape(model)
-    as_it_is = shape is None or model.training and shape == (R, T)
-    with contextlib.nullcontext() if as_it_is else torch.compiler.set_stance("force_eager"):
+    with eager_if(shape is not None and not (model.training and shape == (R, T))):
         return model(**inputs).logits.float()
 
 

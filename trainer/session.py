@@ -4,7 +4,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from trainer.loop import fit
+from trainer.checkpoint import Checkpoints, remove_temporaries
+from trainer.loop import Run, fit
+from trainer.report import Reporter
 from trainer.resume import is_past, resume
 from trainer.runtime import StopSignals, UserError, init_distributed_mode, launch_line, on_main
 from trainer.trackers import open_tracker
@@ -19,6 +21,18 @@ def launch(train, script, args, argv, ddp=False):
             dist.barrier()  # a launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done
             dist.destroy_process_group()
         return exit_code
+
+
+def new_run(stem, args, ranks, signals, engine, command, kind=Run, **fields):
+    """A Run (or another `kind` of it) with its checkpoints and reporter; what a killed one left half written is deleted.
+
+    stem: path of the run's files without their endings. fields: what the trainer decides.
+    """
+    checkpoints = Checkpoints(f"{stem}_resume", args.keep_checkpoints)
+    if ranks.is_main:
+        remove_temporaries(stem, checkpoints.folder)
+    common = {"args": args, "ranks": ranks, "signals": signals, "engine": engine, "command": command}
+    return kind(**common, checkpoints=checkpoints, reporter=Reporter(ranks.is_main), **fields)
 
 
 def carry_out(run, stem, outputs, prepare, replaced=()):

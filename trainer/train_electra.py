@@ -31,15 +31,14 @@ from dataset.token_store import open_or_build
 from dataset.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.model_electra import AUC_BINS, IGNORE, SIZES, ElectraPretrainer, configs, flops_per_token
 from trainer.arguments import common_warnings, warnings_of
-from trainer.checkpoint import Checkpoints, remove_temporaries, replace
+from trainer.checkpoint import replace
 from trainer.electra_arguments import WARM_UP, parse_args, parser
 from trainer.engine import Engine
-from trainer.loop import Run
 from trainer.machine import product_rate
 from trainer.optim import ENCODER_SCHEDULES, build_optimizer
-from trainer.report import Reporter, describe
+from trainer.report import describe
 from trainer.runtime import UserError, compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
-from trainer.session import carry_out, launch, make_folder
+from trainer.session import carry_out, launch, make_folder, new_run
 from trainer.train_tokenizer import Source, draw_sample
 
 DISC_WEIGHT = 50.0  # of the discriminator's loss beside the generator's
@@ -79,16 +78,13 @@ def train(args, ranks, device, signals, command=""):
     engine = Engine(model, optimizer, objective(model), device=device, dtype=dtype, ranks=ranks, **options)
 
     stem = folder / folder.name
-    checkpoints, reporter = Checkpoints(f"{stem}_resume", args.keep_checkpoints), Reporter(ranks.is_main)
-    if ranks.is_main:
-        remove_temporaries(stem, checkpoints.folder)
-    run = Run(
-        args=args,
-        ranks=ranks,
-        signals=signals,
-        reporter=reporter,
-        engine=engine,
-        checkpoints=checkpoints,
+    run = new_run(
+        stem,
+        args,
+        ranks,
+        signals,
+        engine,
+        command,
         plan=lambda epoch: ElectraPlan(examples, args.mask_share, args.seed, epoch),
         assembler=ElectraAssembler(store, tokenizer, args.max_seq_len, args.mask_share, args.mask_style, args.seed),
         learning_rate=lambda *_: rate(args, run.progress.update),
@@ -97,7 +93,6 @@ def train(args, ranks, device, signals, command=""):
         max_updates=args.max_steps,
         save_at=frozenset(save_points(args)),
         shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm"),
-        command=command,
         identity={
             "tokenizer": encoder.fingerprint[:16],
             "data": store.fingerprint[:16],  # as this tokenizer reads it

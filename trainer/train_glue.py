@@ -29,7 +29,6 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from dataset.encoder import load_tokenizer
 from dataset.glue_dataset import GlueAssembler, GluePlan, SentenceEncoder
 from dataset.loader import UpdateSchedule
-from trainer.checkpoint import Checkpoints, remove_temporaries
 from trainer.engine import Engine
 from trainer.glue_arguments import notices, parse_args
 from trainer.glue_files import check_place, earlier_results, make_room, read_task, seeds, task_folders
@@ -51,7 +50,7 @@ from trainer.loop import Run
 from trainer.optim import ENCODER_SCHEDULES, build_adamw
 from trainer.report import Reporter, describe
 from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
-from trainer.session import carry_out, launch, make_folder
+from trainer.session import carry_out, launch, make_folder, new_run
 
 
 def main(argv=None):
@@ -145,7 +144,7 @@ def one_run(job, data, folder, seed):
     if trained:
         result["updates"] = earlier.get("updates", 0)
     elif args.do_train:
-        run = new_run(job, args, data, stem, engine, evaluation, start)
+        run = task_run(job, args, data, stem, engine, evaluation, start)
         replaced = [folder / "eval_results.json", *folder.glob("checkpoint-*[0-9]")]
         written = {"model": folder / "model"}
         exit_code = carry_out(run, stem, written, lambda: prepare(run, job, data, new), replaced)
@@ -202,11 +201,8 @@ def schedule(args, ranks, data):
     return UpdateSchedule(len(data.train.features.first), args.batch_size, args.accumulation_steps, ranks.world_size)
 
 
-def new_run(job, args, data, stem, engine, evaluation, start):
+def task_run(job, args, data, stem, engine, evaluation, start):
     folder = stem.parent
-    checkpoints, reporter = Checkpoints(f"{stem}_resume", args.keep_checkpoints), Reporter(job.ranks.is_main)
-    if job.ranks.is_main:
-        remove_temporaries(stem, checkpoints.folder)
 
     def save(weights, update):
         # In the checkpoints' thread: `weights` are the last ones only where the run stands at `update` still.
@@ -215,13 +211,14 @@ def new_run(job, args, data, stem, engine, evaluation, start):
         if args.save_steps and update and update % args.save_steps == 0:
             save_model(folder / f"checkpoint-{update}", engine.model, job.tokenizer, weights)
 
-    run = TaskRun(
-        args=args,
-        ranks=job.ranks,
-        signals=job.signals,
-        reporter=reporter,
-        engine=engine,
-        checkpoints=checkpoints,
+    run = new_run(
+        stem,
+        args,
+        job.ranks,
+        job.signals,
+        engine,
+        job.command,
+        TaskRun,
         plan=lambda epoch: GluePlan(data.train.features, args.seed, epoch),
         assembler=data.train,
         learning_rate=lambda epoch, n_rows, first_row, _: rate(run, epoch, n_rows, first_row),
@@ -232,7 +229,6 @@ def new_run(job, args, data, stem, engine, evaluation, start):
         max_updates=args.max_steps or math.inf,
         save_at=range(args.save_steps, sys.maxsize, args.save_steps) if args.save_steps else (),
         shown=("train_acc", "grad_norm"),
-        command=job.command,
         identity={
             "tokenizer": job.encoder.fingerprint[:16],
             "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len

@@ -27,13 +27,13 @@ from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.loader import Assembler
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.arguments import ignored_settings, parse_args
-from trainer.checkpoint import Checkpoints, remove_temporaries, save_weights
+from trainer.checkpoint import save_weights
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
-from trainer.loop import Run, train_epoch
+from trainer.loop import train_epoch
 from trainer.machine import product_rate
 from trainer.optim import build_optimizer, get_lr, learning_rate
-from trainer.report import Reporter, describe, flops_per_token, mean_context
+from trainer.report import describe, flops_per_token, mean_context
 from trainer.runtime import (
     UserError,
     compile_blocks,
@@ -43,7 +43,7 @@ from trainer.runtime import (
     seed_everything,
     user_errors,
 )
-from trainer.session import carry_out, launch, make_folder
+from trainer.session import carry_out, launch, make_folder, new_run
 
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
 
@@ -82,16 +82,13 @@ def train(args, ranks, device, signals, command=""):
     engine = Engine(model, optimizer, objective(model), device=device, dtype=dtype, ranks=ranks, **options)
     batches = corpus.validation(pad_id)
 
-    checkpoints, reporter = Checkpoints(f"{stem}_resume", args.keep_checkpoints), Reporter(ranks.is_main)
-    if ranks.is_main:
-        remove_temporaries(stem, checkpoints.folder)
-    run = Run(
-        args=args,
-        ranks=ranks,
-        signals=signals,
-        reporter=reporter,
-        engine=engine,
-        checkpoints=checkpoints,
+    run = new_run(
+        stem,
+        args,
+        ranks,
+        signals,
+        engine,
+        command,
         plan=corpus.plan,
         assembler=Assembler(corpus.store, pad_id),
         learning_rate=rates(args, ranks),
@@ -100,7 +97,6 @@ def train(args, ranks, device, signals, command=""):
         save_weights=lambda weights, _: save_weights(weights, config.to_dict(), stem),
         validate=(lambda: evaluate(engine, batches, signals)) if batches else None,
         sample=(lambda: samples(engine, tokenizer, encoder, prompts, signals, args.seed)) if prompts else None,
-        command=command,
         identity={
             "tokenizer": encoder.fingerprint[:16],
             "data": corpus.fingerprint[:16],  # as this tokenizer reads it
