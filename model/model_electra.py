@@ -20,6 +20,7 @@ from model.compiled_encoder import compile_layers, eager_if
 
 SAMPLING = ("fp32_gumbel", "fp16_gumbel", "multinomial")
 MASK_STYLES = ("electra", "bert")
+POSITION_INITS = ("normal", "sinusoidal")
 IGNORE = -100  # the label of a place in [R, K] that holds no masked position
 AUC_BINS = 200  # of the discriminator's probability: the metrics' AUC is exact to half a bin
 
@@ -49,12 +50,14 @@ SIZES = {
 }
 
 
-def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, **changes):
+def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, position_init="normal", **changes):
     """(generator's, discriminator's) ElectraConfig of a Size; `changes` (layers, width, heads ...) override its fields.
 
-    init_std: of the random weights; the published 0.02 fits a width of 768.
+    init_std: of the random weights; the published 0.02 fits a width of 768. position_init: see
+    init_position_embeddings.
     Errors: ValueError where the heads do not divide the width, or the divisor not width, heads and FFN.
     """
+    assert position_init in POSITION_INITS
     values = {**vars(size), **{name: value for name, value in changes.items() if value is not None}}
     for name in ("width", "heads", "ffn"):
         if values[name] % values["divisor"]:
@@ -76,9 +79,27 @@ def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, **chang
             max_position_embeddings=max(512, max_seq_len or 0),
             pad_token_id=pad_id,
             initializer_range=init_std,
+            **({} if position_init == "normal" else {"position_init": position_init}),
         )
 
     return config(values["divisor"]), config(1)
+
+
+def init_position_embeddings(network):
+    """Make the position embeddings of a new Hugging Face model sinusoids if its config's `position_init` says so:
+    Vaswani et al., "Attention Is All You Need" (2017), 3.5, scaled to the root mean square `initializer_range`.
+
+    They are trained like any others. Before that the product of two depends on their distance alone, so what is learned
+    about neighbours at one place holds at all, those beyond the trained length too.
+    """
+    if getattr(network.config, "position_init", None) != "sinusoidal":
+        return
+    weight = network.base_model.embeddings.position_embeddings.weight
+    n, width = weight.shape
+    angles = torch.arange(n)[:, None] * 10_000.0 ** (-torch.arange(0, width, 2) / width)
+    pairs = torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width]
+    with torch.no_grad():
+        weight.copy_(pairs * 2**0.5 * network.config.initializer_range)
 
 
 # ------------------------------------------------------------------------------------------------ masking
@@ -179,7 +200,9 @@ class ElectraPretrainer(torch.nn.Module):
 
     @classmethod
     def from_configs(cls, generator, discriminator, **options):
-        return cls(ElectraForMaskedLM(generator), ElectraForPreTraining(discriminator), **options)
+        model = cls(ElectraForMaskedLM(generator), ElectraForPreTraining(discriminator), **options)
+        init_position_embeddings(model.discriminator)
+        return model
 
     @classmethod
     def from_pretrained(cls, folder, **options):

@@ -21,10 +21,11 @@ from model.model_electra import (
 from tests.helpers import SHARED, needs_shared
 
 
-def tiny(seed=0, vocab_size=60, **options):
+def tiny(seed=0, vocab_size=60, position_init="normal", **options):
     """An ElectraPretrainer of two layers of width 32 without dropout."""
     torch.manual_seed(seed)
-    pair = configs(SIZES["small"], vocab_size, layers=2, width=32, heads=4, ffn=64, embedding=16)
+    sizes = {"layers": 2, "width": 32, "heads": 4, "ffn": 64, "embedding": 16}
+    pair = configs(SIZES["small"], vocab_size, position_init=position_init, **sizes)
     for config in pair:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     return ElectraPretrainer.from_configs(*pair, **options).train()
@@ -97,6 +98,22 @@ def test_the_other_sizes(size, layers, heads, generator_heads):
     assert (discriminator.num_hidden_layers, discriminator.num_attention_heads) == (layers, heads)
     assert (generator.num_hidden_layers, generator.num_attention_heads) == (layers, generator_heads)
     assert discriminator.embedding_size == generator.embedding_size == discriminator.hidden_size
+
+
+def test_position_init():
+    """Reference: the formula of Vaswani et al., entry by entry; the product of two depends on their distance alone."""
+    model = tiny(position_init="sinusoidal")
+    weight = model.generator.electra.embeddings.position_embeddings.weight.detach()
+    for position, i in ((0, 0), (0, 1), (7, 4), (300, 15)):
+        angle = position / 10_000 ** (2 * (i // 2) / 16)
+        wanted = 0.02 * math.sqrt(2) * (math.cos(angle) if i % 2 else math.sin(angle))
+        assert weight[position, i].item() == pytest.approx(wanted, abs=1e-6)
+    assert weight.square().mean().sqrt().item() == pytest.approx(0.02, rel=1e-4)
+    products = weight[:100] @ weight[:100].T
+    assert torch.allclose(products[3:50, 0:47].diagonal(), products[60:100, 57:97].diagonal()[0], atol=1e-6)
+    assert model.discriminator.electra.embeddings.position_embeddings.weight.requires_grad
+    drawn = tiny().discriminator.electra.embeddings.position_embeddings.weight
+    assert drawn.std().item() == pytest.approx(0.02, rel=0.1) and not torch.allclose(drawn, weight)
 
 
 def test_embeddings_are_one_set_after_save_and_reload(tmp_path):

@@ -125,11 +125,14 @@ def test_it_learns(data, tmp_path):
     assert last["mlm_loss"] < first["mlm_loss"] - 0.8 and last["disc_loss"] < first["disc_loss"]
 
 
-def test_init_std(data, tmp_path):
-    run = train(**data, out_dir=tmp_path, max_steps=1, warmup_steps=0, learning_rate=1e-12, init_std=0.1)
+def test_init_std_and_position_init(data, tmp_path):
+    still = {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-12}
+    run = train(**data, **still, out_dir=tmp_path, init_std=0.1, position_init="sinusoidal")
     for network in (run.engine.model.generator, run.engine.model.discriminator):
         matrices = [p.flatten() for name, p in network.named_parameters() if ".layer." in name and p.dim() == 2]
         assert torch.cat(matrices).std().item() == pytest.approx(0.1, rel=0.1)
+        positions = network.electra.embeddings.position_embeddings.weight
+        assert positions[0, :2].tolist() == pytest.approx([0, 0.1 * 2**0.5], abs=1e-6)
 
 
 def test_without_a_vocabulary_one_is_trained(data, tmp_path):
@@ -139,7 +142,7 @@ def test_without_a_vocabulary_one_is_trained(data, tmp_path):
     train(data_path=data["data_path"], out_dir=tmp_path, max_steps=4, from_resume=1)
 
 
-def test_it_goes_on_from_the_networks_of_a_folder(data, tmp_path):
+def test_it_goes_on_from_the_networks_of_a_folder(data, tmp_path, capsys):
     """--model_path: both networks as they were left, tied, with other examples; sizes are the folder's."""
     first = train(**data, out_dir=tmp_path / "a")
     place = {"model_path": tmp_path / "a" / "electra_small", "out_dir": tmp_path / "b", "max_seq_len": 40}
@@ -151,6 +154,12 @@ def test_it_goes_on_from_the_networks_of_a_folder(data, tmp_path):
         torch.allclose(p, q, atol=1e-6)
         for p, q in zip(first.engine.model.parameters(), second.engine.model.parameters(), strict=True)
     )
+    assert "has no effect" not in capsys.readouterr().out
+    still = {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-12}
+    third = train(**{**data, **sizes, **place}, **still, init_std=0.1, position_init="sinusoidal")
+    assert all(torch.allclose(p, q) for p, q in zip(second.engine.parameters, third.engine.parameters, strict=True))
+    out = capsys.readouterr().out
+    assert "--init_std 0.1 has no effect" in out and "--position_init sinusoidal has no effect" in out
     with pytest.raises(SystemExit):
         train(**{**data, **place})
     with pytest.raises(UserError, match="no discriminator/config.json"):
@@ -202,6 +211,8 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
     assert "already done its 8 updates: nothing to do (a higher --max_steps goes on)" in capsys.readouterr().out
     with pytest.raises(UserError, match="mask_share"):
         train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, mask_share=0.2)
+    with pytest.raises(UserError, match="another architecture: .*'position_init': None.* there"):
+        train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, position_init="sinusoidal")
 
 
 def test_a_fresh_run_keeps_the_one_before(data, tmp_path):

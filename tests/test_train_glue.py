@@ -213,6 +213,18 @@ def test_from_scratch_draws_all_weights_by_the_seed(place, tmp_path):
     assert not any(torch.allclose(drawn[i], drawn[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
+def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
+    """Reference: the same sinusoids whatever the seed, as the config's `position_init` wants them."""
+    model = AutoModelForSequenceClassification.from_pretrained(place / "tiny")
+    model.config.position_init = "sinusoidal"
+    model.save_pretrained(tmp_path)
+    args = Namespace(model_path=tmp_path, max_seq_len=16, from_scratch=True, dropout=None, do_train=True)
+    first, second = (init_model(args, TASKS["rte"], tmp_path, len(WORDS))[0].electra.embeddings for _ in range(2))
+    assert torch.equal(first.position_embeddings.weight, second.position_embeddings.weight)
+    assert first.position_embeddings.weight[0, :4].tolist() == pytest.approx([0, 0.2 * 2**0.5, 0, 0.2 * 2**0.5])
+    assert not torch.allclose(first.word_embeddings.weight, second.word_embeddings.weight)
+
+
 def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
     fine_tune(place, tmp_path, epochs=1)
     old = (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dataset.electra_dataset import SHORTEST
 from dataset.flags import fraction, positive
-from model.model_electra import MASK_STYLES, SAMPLING, SIZES
+from model.model_electra import MASK_STYLES, POSITION_INITS, SAMPLING, SIZES
 from trainer.arguments import (
     count,
     data_flags,
@@ -58,6 +58,8 @@ def parser():
     g.add_argument("--model_path", help="start from generator/ and discriminator/ in this folder, whose sizes count")
     std = "standard deviation of the random weights; narrow networks learn far sooner with about 1 / sqrt(width)"
     g.add_argument("--init_std", type=positive(float), default=0.02, help=std)
+    positions = "the position embeddings before training; sinusoidal: attention finds the neighbours sooner"
+    g.add_argument("--position_init", choices=POSITION_INITS, default="normal", help=positions)
     g.add_argument("--dropout", type=fraction, default=0.1, help="of hidden states and attention")
 
     g = p.add_argument_group("data")

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import cached_file
 
 from model.compiled_encoder import compile_layers, eager_if
+from model.model_electra import init_position_embeddings
 from trainer.checkpoint import replace
 from trainer.optim import parameter_groups
 from trainer.runtime import UserError
@@ -61,6 +62,7 @@ def init_model(args, task, folder, vocab_size):
     config.problem_type = "single_label_classification" if task.labels else "regression"
     if args.from_scratch:
         model = AutoModelForSequenceClassification.from_config(config)
+        init_position_embeddings(model)
         check_positions(model, args)
         return model, set(model.state_dict())
     options = {"config": config, "dtype": torch.float32, "local_files_only": True, "output_loading_info": True}

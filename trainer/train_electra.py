@@ -96,10 +96,7 @@ def train(args, ranks, device, signals, command=""):
         identity={
             "tokenizer": encoder.fingerprint[:16],
             "data": store.fingerprint[:16],  # as this tokenizer reads it
-            "architecture": {
-                name: [getattr(network.config, name) for network in (model.generator, model.discriminator)]
-                for name in ARCHITECTURE
-            },
+            "architecture": architecture(model),
             "row layout": {name: getattr(args, name) for name in ("max_seq_len", "seed", "mask_share", "mask_style")},
             "optimizer": f"{args.optimizer}, adam_bias_correction {args.adam_bias_correction}",
         },
@@ -117,11 +114,17 @@ def train(args, ranks, device, signals, command=""):
 
 
 NETWORKS = ("discriminator", "generator")
-# The fields of a config that decide which weights fit and what they compute
+# The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins
 ARCHITECTURE = (
     "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "max_position_embeddings", "hidden_dropout_prob",
+    "max_position_embeddings", "hidden_dropout_prob", "position_init",
 )  # fmt: skip
+
+
+def architecture(model):
+    """{field: [generator's value, discriminator's]} of those fields of ARCHITECTURE that the configs have."""
+    pair = model.generator.config, model.discriminator.config
+    return {name: [getattr(config, name, None) for config in pair] for name in ARCHITECTURE if hasattr(pair[1], name)}
 
 
 OWN = "vocabulary"  # folder of the vocabulary that is trained where none is given
@@ -160,7 +163,8 @@ def init_model(args, tokenizer):
         "embedding": args.embedding_size,
         "divisor": args.generator_divisor,
     }
-    pair = configs(SIZES[args.size], len(tokenizer), tokenizer.pad_token_id, args.max_seq_len, args.init_std, **changes)
+    init = {"init_std": args.init_std, "position_init": args.position_init}
+    pair = configs(SIZES[args.size], len(tokenizer), tokenizer.pad_token_id, args.max_seq_len, **init, **changes)
     for config in pair:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = args.dropout
     return ElectraPretrainer.from_configs(*pair, **options)
@@ -246,9 +250,15 @@ def notices(args, ranks):
     """Lines on settings that do not do what they seem to."""
     unused = args.warmup_steps is not None and args.lr_schedule == "one_cycle"
     recomputed = args.use_compile == "1" and args.gradient_checkpointing
+
+    def unread(name):
+        return args.model_path and getattr(args, name) != parser().get_default(name)
+
     cases = [
         ("warmup_steps", unused, "--lr_schedule one_cycle has its own"),
         ("use_compile", recomputed, "--gradient_checkpointing recomputes layers without it"),
+        ("init_std", unread("init_std"), "the weights come from --model_path"),
+        ("position_init", unread("position_init"), "the weights come from --model_path"),
     ]
     lines = warnings_of(args, cases)
     highest = max(rate(args, args.max_steps * i // 1000) for i in range(1000)) / args.learning_rate
