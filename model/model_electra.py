@@ -99,7 +99,7 @@ def init_position_embeddings(network):
     angles = torch.arange(n)[:, None] * 10_000.0 ** (-torch.arange(0, width, 2) / width)
     pairs = torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width]
     with torch.no_grad():
-        weight.copy_(pairs * 2**0.5 * network.config.initializer_range)
+        weight.copy_(pairs * network.config.initializer_range * 2**0.5)
 
 
 # ------------------------------------------------------------------------------------------------ masking
