@@ -248,17 +248,17 @@ def prepare(run, store, examples, dtype, precision_notice):
 
 def notices(args, ranks):
     """Lines on settings that do not do what they seem to."""
+    default = parser().get_default
     unused = args.warmup_steps is not None and args.lr_schedule == "one_cycle"
     recomputed = args.use_compile == "1" and args.gradient_checkpointing
-
-    def unread(name):
-        return args.model_path and getattr(args, name) != parser().get_default(name)
-
+    init_std, position_init = (
+        args.model_path and getattr(args, name) != default(name) for name in ("init_std", "position_init")
+    )
     cases = [
         ("warmup_steps", unused, "--lr_schedule one_cycle has its own"),
         ("use_compile", recomputed, "--gradient_checkpointing recomputes layers without it"),
-        ("init_std", unread("init_std"), "the weights come from --model_path"),
-        ("position_init", unread("position_init"), "the weights come from --model_path"),
+        ("init_std", init_std, "the weights come from --model_path"),
+        ("position_init", position_init, "the weights come from --model_path"),
     ]
     lines = warnings_of(args, cases)
     highest = max(rate(args, args.max_steps * i // 1000) for i in range(1000)) / args.learning_rate
@@ -270,7 +270,7 @@ def notices(args, ranks):
     rows = args.batch_size * args.accumulation_steps * ranks.world_size
     if args.max_steps == size.max_steps and rows != size.batch_size:
         lines.append(f"note: an update has {rows} examples, in the published run of this size {size.batch_size}")
-    return lines + common_warnings(args, ranks, parser().get_default)
+    return lines + common_warnings(args, ranks, default)
 
 
 # --------------------------------------------------------------------------------------- loss and metrics
