@@ -4,14 +4,14 @@ Both train on the same batches. The plain one makes its step as public trainers 
 GPU), eager, the generator's head on every position, unfused AdamW.
 """
 
-import contextlib
 import itertools
 import tempfile
 
 import torch
 import torch.nn.functional as F
 
-from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
+from benchmarks.plain_loop import step_context
+from dataset.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples
 from dataset.encoder import LineEncoder
 from dataset.loader import UpdateSchedule, make_loader
 from dataset.token_store import open_or_build
@@ -50,28 +50,31 @@ def batches(args, folder):
             yield batch, plan.totals(*schedule.rows(update))
 
 
+def plain_loss(model: ElectraPretrainer, batch: Batch) -> torch.Tensor:
+    """The loss of a Batch as public trainers compute it, 0-d."""
+    seen = (torch.arange(T, device=batch.ids.device) < batch.lengths[:, None]).long()
+    inputs = {"attention_mask": seen, "token_type_ids": batch.token_type_ids}
+    used = batch.labels != IGNORE
+    masked = torch.zeros_like(seen).scatter_add(1, batch.positions, used.long()).bool()
+    logits = model.generator(batch.masked_ids, **inputs).logits  # [R, T, V]
+    mlm = F.cross_entropy(logits[masked], batch.ids[masked])
+    corrupted = batch.ids.clone()
+    corrupted[masked] = sample(logits[masked].detach())
+    replaced = (corrupted != batch.ids).float()
+    disc = model.discriminator(corrupted, **inputs).logits
+    real = seen.bool()
+    return mlm + DISC_WEIGHT * F.binary_cross_entropy_with_logits(disc[real], replaced[real])
+
+
 def train_plain(args, device, turns):
     model = new_model().to(device)
-    generator, discriminator = model.generator, model.discriminator
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, eps=1e-6, fused=False, foreach=False)
-    bf16 = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-    with tempfile.TemporaryDirectory() as folder, bf16:
+    with tempfile.TemporaryDirectory() as folder:
         for step, (batch, totals) in enumerate(batches(args, folder)):
             if not step:
                 turns.begin(model)
-            batch = batch.to(device)
-            seen = (torch.arange(T, device=device) < batch.lengths[:, None]).long()
-            inputs = {"attention_mask": seen, "token_type_ids": batch.token_type_ids}
-            used = batch.labels != IGNORE
-            masked = torch.zeros_like(seen).scatter_add(1, batch.positions, used.long()).bool()
-            logits = generator(batch.masked_ids, **inputs).logits  # [R, T, V]
-            mlm = F.cross_entropy(logits[masked], batch.ids[masked])
-            corrupted = batch.ids.clone()
-            corrupted[masked] = sample(logits[masked].detach())
-            replaced = (corrupted != batch.ids).float()
-            disc = discriminator(corrupted, **inputs).logits
-            real = seen.bool()
-            loss = mlm + DISC_WEIGHT * F.binary_cross_entropy_with_logits(disc[real], replaced[real])
+            with step_context(device):
+                loss = plain_loss(model, batch.to(device))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

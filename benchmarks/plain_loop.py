@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import torch
@@ -30,8 +31,30 @@ from trainer.optim import get_lr
 from trainer.runtime import Ranks
 
 
-def plain_steps(model, dataset, batch_size, updates, lr, seed=42):
-    """Train `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each."""
+def step_context(device: torch.device) -> contextlib.AbstractContextManager:
+    """The context of one step's forward pass: bf16 on a GPU, fp32 elsewhere.
+
+    One context around the whole loop would keep the half-precision copies of the weights that the first step made, and
+    every later step would compute with the weights of the start.
+    """
+    if device.type == "cuda":
+        return torch.autocast("cuda", torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def plain_steps(
+    model: MiniMindForCausalLM,
+    dataset: PretrainDataset,
+    batch_size: int,
+    updates: int,
+    lr: float,
+    seed: int = 42,
+    context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+) -> Iterator[tuple[float, int]]:
+    """Train `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each.
+
+    context: makes the context of a step's forward pass.
+    """
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=False, foreach=False)
     generator = torch.Generator().manual_seed(seed)
@@ -41,9 +64,10 @@ def plain_steps(model, dataset, batch_size, updates, lr, seed=42):
         inputs, targets, mask = (x.to(device) for x in (inputs, targets, mask))
         for group in optimizer.param_groups:
             group["lr"] = get_lr(step, updates, lr)
-        output = model(inputs)
-        losses = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="none")
-        loss = (losses * mask.flatten()).sum() / mask.sum() + output.aux_loss
+        with context():
+            output = model(inputs)
+            losses = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="none")
+            loss = (losses * mask.flatten()).sum() / mask.sum() + output.aux_loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -4,6 +4,7 @@ A side hands every update it has made to `Turns.done`, which measures the turn a
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.plain_loop import plain_steps
+from benchmarks.plain_loop import plain_steps, step_context
 from dataset.corpus import Corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.lm_dataset import PretrainDataset
@@ -90,9 +91,9 @@ def train_plain(args, config, device, turns):
     dataset = PretrainDataset(args.documents, load_tokenizer(TOKENIZER), args.max_seq_len)
     positions = args.rows * (args.max_seq_len - 1)
     turns.begin(model)
-    with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext():
-        for _, text in plain_steps(model, dataset, args.rows, ENDLESS, LR):
-            turns.done(text, positions)
+    context = functools.partial(step_context, device)
+    for _, text in plain_steps(model, dataset, args.rows, ENDLESS, LR, context=context):
+        turns.done(text, positions)
 
 
 def train_hf(args, config, device, turns, compiled=False):

@@ -1,5 +1,8 @@
 """Cross-entropy of a large vocabulary without the logits of a whole batch in memory."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 
 from model.products import compute_dtype
@@ -7,50 +10,75 @@ from model.products import compute_dtype
 CHUNK_ROWS = 2048
 
 
-def logit_gradients(logits, targets):
-    """logits [n, V], targets [n] -> (cross-entropy summed over the targets, its gradient for the logits, in their dtype)."""
+class _Softmax(NamedTuple):
+    """What the loss and its gradient share. kept and at [n, 1]: whether a row has a target, and which; -100 is 0 in `at`."""
+
+    loss: torch.Tensor  # 0-d: cross-entropy summed over the targets
+    powers: torch.Tensor  # fp32 [n, V]: exp(score - highest score)
+    total: torch.Tensor  # fp32 [n, 1]: their sum
+    kept: torch.Tensor
+    at: torch.Tensor
+
+
+def _softmax(logits: torch.Tensor, targets: torch.Tensor) -> _Softmax:
     scores = logits.float()
     top = scores.amax(dim=-1, keepdim=True)
     powers = (scores - top).exp_()
     total = powers.sum(dim=-1, keepdim=True)
-    kept, at = (targets != -100).unsqueeze(1), targets.clamp(min=0).unsqueeze(1)
+    kept = (targets != -100).unsqueeze(1)
+    at = targets.clamp(min=0).unsqueeze(1)
     loss = ((total.log() + top - scores.gather(1, at)) * kept).sum()
+    return _Softmax(loss, powers, total, kept, at)
+
+
+def logit_gradients(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [n, V], targets [n] -> (cross-entropy summed over the targets, its gradient for the logits, in their dtype)."""
+    loss, powers, total, kept, at = _softmax(logits, targets)
     ids = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32)
     one_hot = ids == at.int()  # not a scatter, which the compiler cannot fuse with the loop
     return loss, powers.mul_(kept / total).sub_(one_hot * kept.float()).to(logits.dtype)
 
 
-def chunked_cross_entropy(hidden, weight, targets, logit_gradients=logit_gradients):
+def chunked_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, logit_gradients: Callable = logit_gradients
+) -> torch.Tensor:
     """hidden [N, H], weight [V, H], targets [N] (-100: none) -> cross-entropy summed over the targets, 0-d fp32.
 
     The product runs in autocast's dtype, the loss in fp32; at most CHUNK_ROWS rows of logits exist at a time.
-    logit_gradients: the function above, compiled or not.
+    logit_gradients: the function above, compiled or not. Where no gradient is recorded none is computed: one product
+    with the weight instead of three.
     """
-    return _ChunkedCrossEntropy.apply(hidden, weight, targets, compute_dtype(hidden), logit_gradients)
+    # Asked here: within the Function's forward the gradient mode is always off, and `needs_input_grad` says True of
+    # weights under no_grad too.
+    wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return _ChunkedCrossEntropy.apply(hidden, weight, targets, compute_dtype(hidden), logit_gradients, wanted)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Takes each chunk's gradients while its logits are there, so the backward pass does not compute them again."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, dtype, logit_gradients):
-        half_weight, total = weight.to(dtype), hidden.new_zeros((), dtype=torch.float32)
-        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+    def forward(ctx, hidden, weight, targets, dtype, logit_gradients, wanted):
+        half_weight = weight.to(dtype)
+        total = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if wanted else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), CHUNK_ROWS):
                 rows = slice(start, start + CHUNK_ROWS)
                 h = hidden[rows].to(dtype)
-                loss, d_logits = logit_gradients(h @ half_weight.T, targets[rows])
+                logits = h @ half_weight.T
+                if not wanted:
+                    total += _softmax(logits, targets[rows]).loss
+                    continue
+                loss, d_logits = logit_gradients(logits, targets[rows])
                 total += loss
-                if wanted:
-                    grad_hidden[rows] = d_logits @ half_weight
-                    grad_weight += d_logits.T @ h
+                grad_hidden[rows] = d_logits @ half_weight
+                grad_weight += d_logits.T @ h
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 
     @staticmethod
     def backward(ctx, grad):
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad, grad_weight * grad, None, None, None
+        return grad_hidden * grad, grad_weight * grad, None, None, None, None

@@ -246,7 +246,8 @@ class ElectraPretrainer(torch.nn.Module):
             replaced = corrupted != ids
 
         disc_logits = self.discriminator(corrupted, **inputs).logits.float()
-        target = replaced.float() * (1 - self.disc_smooth) + self.disc_smooth / 2
+        # As https://github.com/richarddwang/electra_pytorch smooths: "replaced" stays 1, "original" becomes disc_smooth.
+        target = torch.where(replaced, 1.0, self.disc_smooth)
         disc = F.binary_cross_entropy_with_logits(disc_logits, target, reduction="none")
         disc = torch.where(real, disc, 0.0).sum()
         return Losses(mlm, disc, sampled, replaced, disc_logits, correct)

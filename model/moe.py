@@ -72,8 +72,7 @@ class MoEFeedForward(nn.Module):
 
     def route(self, tokens):
         """tokens [N, H] -> softmax scores [N, E] (fp32), weights [N, K] of the chosen experts, chosen [N, K]."""
-        with torch.autocast(tokens.device.type, enabled=False):  # close scores decide the routing: fp32
-            scores = F.linear(tokens.float(), self.gate.weight.float()).softmax(dim=-1)
+        scores = _FullPrecisionLinear.apply(tokens.float(), self.gate.weight.float()).softmax(dim=-1)
         weights, chosen = scores.topk(self.config.num_experts_per_tok, dim=-1, sorted=False)
         if self.config.norm_topk_prob:
             if self.config.num_experts_per_tok > 1:
@@ -83,6 +82,27 @@ class MoEFeedForward(nn.Module):
                 # the LM loss. The value stays 1 (its checkpoints need that); the gradient is that of log(score).
                 weights = weights / weights.detach()
         return scores, weights, chosen
+
+
+class _FullPrecisionLinear(torch.autograd.Function):
+    """F.linear in fp32, forward and backward, whatever autocast says: close scores decide the routing.
+
+    A context around the forward pass is not enough. A compiled backward pass runs under the autocast of the whole
+    compiled region, so its products would be in half precision.
+    """
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x fp32 [N, H], weight fp32 [E, H] -> fp32 [N, E]."""
+        ctx.save_for_backward(x, weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        with torch.autocast(x.device.type, enabled=False):
+            return grad @ weight, grad.T @ x
 
 
 def balance_loss(scores, chosen, segments, num_segments):

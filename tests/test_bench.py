@@ -1,18 +1,23 @@
 """benchmarks/bench.py: its documents, the turns of its sides, and its arithmetic. References: figures worked out by hand."""
 
 import io
+import itertools
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import bench
+from benchmarks import bench, electra_sides, sides
 from benchmarks.bench import cut_documents, ratios, summary
 from benchmarks.sides import WARM_UP, Turns
+from dataset.electra_dataset import Batch, Totals
 from dataset.encoder import DocumentEncoder, load_tokenizer
-from tests.helpers import ROOT
+from model.model_electra import SIZES, ElectraPretrainer, configs
+from model.model_minimind import MiniMindConfig
+from tests.helpers import ROOT, write_corpus
 
 
 def part(text, positions, seconds):
@@ -99,3 +104,71 @@ def test_all_sides_run_side_by_side(tmp_path):
         assert len(side["slices"]) == record["rounds"] >= 3
         assert side["text_tokens_per_second"] > 0 and side["peak_memory_bytes"] > 1e8 and side["best_utilisation"] < 1
     assert record["sides"]["plain"]["padding"] > 0.2 > record["sides"]["ours"]["padding"]
+
+
+class Gpu:
+    """Stands in for the torch.device of a GPU."""
+
+    type = "cuda"
+
+
+class Done(Exception):
+    """Enough steps are made."""
+
+
+class Steps:
+    """In place of Turns: notes whether autocast is on after each of three updates."""
+
+    def __init__(self):
+        self.inside = []
+
+    def begin(self, model):
+        pass
+
+    def done(self, text, positions):
+        self.inside.append(torch.is_autocast_enabled("cpu"))
+        if len(self.inside) == 3:
+            raise Done
+
+
+@pytest.fixture
+def bf16_on_the_cpu(monkeypatch):
+    """What a plain side asks of a GPU is done on the CPU; a list of the precisions that it asked autocast for."""
+    real_autocast, entered = torch.autocast, []
+
+    def cpu_autocast(device_type, dtype=None, **options):
+        entered.append(dtype)
+        return real_autocast("cpu", dtype, **options)
+
+    monkeypatch.setattr(torch, "autocast", cpu_autocast)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
+    monkeypatch.setattr(Batch, "to", lambda batch, device: batch)
+    return entered
+
+
+def test_the_plain_side_leaves_autocast_after_each_step(bf16_on_the_cpu, tmp_path):
+    """Autocast keeps the half-precision weights until it is left, so that in one context around the loop each step would
+    compute with the weights of the start."""
+    config = MiniMindConfig(vocab_size=6400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    documents = write_corpus(tmp_path / "documents.jsonl", 30)
+    args, steps = SimpleNamespace(documents=documents, max_seq_len=16, rows=2), Steps()
+    with pytest.raises(Done):
+        sides.train_plain(args, config, Gpu(), steps)
+    assert steps.inside == [False] * 3
+    assert bf16_on_the_cpu == [torch.bfloat16] * 3
+
+
+def test_the_plain_electra_side_leaves_autocast_after_each_step(bf16_on_the_cpu, monkeypatch):
+    sizes = {"layers": 1, "width": 16, "heads": 4, "ffn": 16, "embedding": 8}
+    pair = configs(SIZES["small"], 60, **sizes)
+    R, T, K = 2, electra_sides.T, 3
+    ids = torch.randint(5, 60, (R, T))
+    positions = torch.arange(K).expand(R, K)
+    batch = Batch(ids, ids, positions, ids[:, :K], torch.zeros_like(ids), torch.full((R,), T))
+    monkeypatch.setattr(electra_sides, "new_model", lambda: ElectraPretrainer.from_configs(*pair).train())
+    monkeypatch.setattr(electra_sides, "batches", lambda *_: itertools.repeat((batch, Totals(R * T, R * K))))
+    steps = Steps()
+    with pytest.raises(Done):
+        electra_sides.train_plain(SimpleNamespace(), Gpu(), steps)
+    assert steps.inside == [False] * 3
+    assert bf16_on_the_cpu == [torch.bfloat16] * 3

@@ -167,14 +167,16 @@ def test_padding_changes_nothing():
 
 
 def test_label_smoothing():
-    """Reference: cross-entropy with smoothing from torch; binary targets moved to s/2 and 1 - s/2."""
+    """The generator's differs from the plain one; the discriminator's targets are s for an original token and 1 for a
+    replaced one. Reference: binary cross-entropy worked out by hand."""
     example = batch(*random_examples())
     sampled = torch.randint(5, 60, example[2].shape)
     plain, smooth = tiny(), tiny(gen_smooth=0.1, disc_smooth=0.2)
     a, b = plain(*example, sampled=sampled), smooth(*example, sampled=sampled)
     real = torch.arange(24) < example[5][:, None]
     p = a.disc_logits.sigmoid()
-    target = torch.where(a.replaced, 0.9, 0.1)
+    target = torch.where(a.replaced, 1.0, 0.2)
+    assert 0 < a.replaced.sum() < real.sum()
     by_hand = -(target * p.log() + (1 - target) * (1 - p).log())[real].sum()
     assert b.disc.item() == pytest.approx(by_hand.item(), rel=1e-4)
     assert b.mlm.item() != pytest.approx(a.mlm.item(), rel=1e-5)

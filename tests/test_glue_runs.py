@@ -96,7 +96,7 @@ def test_another_batch_size_after_a_resume_leads_to_the_same_end(place, tmp_path
 
 
 def test_max_steps_ends_a_run_that_was_resumed_with_other_batches(place, tmp_path):
-    """Counted in updates, whatever their size; and the epochs end it where they come first."""
+    """Counted in updates, whatever their size: 25 of 4 rows and then of 2 within 8 epochs, 38 of 4 and then of 8 beyond."""
     options = {"epochs": 8, "log_interval": 1}
     stopped(place, tmp_path / "a", 10, max_steps=25, **options)
     found = fine_tune(place, tmp_path / "a", max_steps=25, from_resume=1, **{**options, "batch_size": 2})
@@ -106,8 +106,21 @@ def test_max_steps_ends_a_run_that_was_resumed_with_other_batches(place, tmp_pat
     assert weights_of(tmp_path / "a")
     stopped(place, tmp_path / "b", 30, max_steps=38, **options)
     found = fine_tune(place, tmp_path / "b", max_steps=38, from_resume=1, **{**options, "batch_size": 8})
-    assert found["cola"]["seeds"]["42"]["updates"] == 30 + 6  # 40 rows are left, in two epochs
-    assert min(rates_of(tmp_path / "b")[1:]) > 0 and weights_of(tmp_path / "b")
+    assert found["cola"]["seeds"]["42"]["updates"] == 38  # after 36 the eight epochs are over
+    rates = rates_of(tmp_path / "b")
+    assert rates == pytest.approx([3e-3 * (t / 3 if t < 3 else (38 - t) / 35) for t in range(38)])
+    assert weights_of(tmp_path / "b")
+
+
+def test_max_steps_overrides_the_epochs(place, tmp_path, capsys):
+    """As in the benchmark's own script: 20 examples are 5 updates an epoch; one epoch is asked for, 13 updates are made,
+    and the rate falls to 0 over these 13."""
+    found = fine_tune(place, tmp_path, epochs=1, max_steps=13, log_interval=1)
+    assert found["cola"]["seeds"]["42"]["updates"] == 13
+    assert rates_of(tmp_path) == pytest.approx([3e-3 * (t if t < 1 else (13 - t) / 12) for t in range(13)])
+    out = capsys.readouterr().out
+    assert "run: 13 updates in 3 epochs" in out
+    assert "warning: --epochs 1 has no effect: --max_steps 13 overrides it" in out
 
 
 def test_a_run_that_only_lacks_its_evaluation_writes_its_model_again(place, tmp_path):

@@ -150,3 +150,23 @@ def test_forward_in_train_mode_counts_no_left_padding_in_the_auxiliary_loss():
     out = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
     torch.testing.assert_close(out.aux_loss, model(ids).aux_loss, atol=1e-6, rtol=1e-5)
     assert model.eval()(ids).aux_loss.item() == 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_router_is_fp32_in_both_directions_under_autocast(compiled, monkeypatch):
+    """Values and gradients against the router without autocast; bf16 products would be off in the third digit."""
+    net, x, slope = layer(), torch.randn(64, 32), torch.randn(64, 4)
+
+    def gradients(route, **autocast):
+        tokens = x.clone().requires_grad_()
+        net.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16, **autocast):
+            scores = route(tokens)[0]
+        (scores * slope).sum().backward()
+        return scores, tokens.grad, net.gate.weight.grad
+
+    torch._dynamo.reset()
+    route = torch.compile(net.route, backend="aot_eager", fullgraph=True) if compiled else net.route
+    found, reference = gradients(route), gradients(net.route, enabled=False)
+    torch.testing.assert_close(found, reference, atol=1e-6, rtol=1e-5)
+    assert all(tensor.dtype == torch.float32 for tensor in found)

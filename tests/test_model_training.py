@@ -283,3 +283,47 @@ def test_compiled_blocks_are_one_graph_and_equal_the_plain_ones(kind):
     torch.testing.assert_close(plain, compiled, atol=1e-3, rtol=1e-3)
     sum(compiled).backward()
     assert all(p.grad is not None for p in model.parameters()) and set(model.state_dict()) == keys
+
+
+def test_without_gradients_the_head_is_one_product():
+    """Reference: the same call with gradients, which makes three; the loss is the same to the bit."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(23, 8), torch.nn.Parameter(torch.randn(11, 8))
+    targets = torch.randint(0, 11, (23,))
+    targets[[0, 5, 22]] = -100
+    product = 2 * 23 * 8 * 11
+
+    def counted():
+        with FlopCounterMode(display=False) as counter:
+            found = chunked_cross_entropy(hidden, weight, targets)
+        return found, counter.get_total_flops()
+
+    trained, flops = counted()
+    assert flops == 3 * product
+    with torch.no_grad():
+        evaluated, flops = counted()
+    assert flops == product
+    assert torch.equal(evaluated, trained)
+    trained.backward()
+    assert weight.grad.isfinite().all()
+
+
+def test_an_evaluation_computes_the_head_once():
+    """FLOPs of the head's shape in `training_losses` under no_grad: one product of all positions with the vocabulary."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    model, products = tiny_model().eval(), []
+    V, H = model.lm_head.weight.shape
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.mm.default and V in (*args[0].shape, *args[1].shape):
+                products.append((args[0].shape, args[1].shape))
+            return func(*args, **(kwargs or {}))
+
+    ids = torch.randint(3, V, (2, 9))
+    with torch.no_grad(), Products():
+        model.training_losses(ids, ids)
+    assert products == [((18, H), (H, V))]

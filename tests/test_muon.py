@@ -74,3 +74,23 @@ def test_together_saves_and_restores_all_parts():
     run(second, twin, 2, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(ours, twin, strict=True))
     assert len(first.param_groups) == 2
+
+
+def test_an_update_makes_no_buffer_that_is_there_already():
+    """The first update makes one for each matrix, later ones none. Counted where torch makes tensors."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Buffers(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten.zeros_like.default
+            return func(*args, **(kwargs or {}))
+
+    parameters = matrices()
+    optimizer, counts = Muon(parameters), []
+    for step in range(3):
+        with Buffers() as made:
+            run(optimizer, parameters, 1, seed=step)
+        counts.append(made.count)
+    assert counts == [len(SHAPES), 0, 0]

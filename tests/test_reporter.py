@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import losses, records, train
 from trainer.engine import Engine
-from trainer.report import finite, flat_numbers
+from trainer.report import finite, flat_numbers, log_line
 
 
 class Terminal(io.StringIO):
@@ -106,3 +106,21 @@ def test_expert_load_is_of_all_tokens_since_the_last_line(data, tmp_path):
         )
     (load, largest), (same_load, same_largest) = shares
     assert load == pytest.approx(same_load, abs=0.02) and largest == pytest.approx(same_largest, abs=0.02)
+
+
+def test_a_figure_of_zero_stands_in_the_log_line():
+    """An accuracy of 0 is a finding; a gradient norm that is not known yet (None) is left out."""
+    record = {
+        "loss": 0.5, "lr": 1e-3, "epoch_Time": 1.0, "tokens_per_second": 7.0, "updates_per_second": 2.0,
+        "skipped_updates": 0, "train_acc": 0.0, "grad_norm": None,
+    }  # fmt: skip
+    line = log_line(record, "Epoch:[1/1](0/9)", ("train_acc", "grad_norm"))
+    assert " train_acc:0 " in line
+    assert "grad_norm" not in line and "skipped_updates" not in line
+
+
+@pytest.mark.parametrize("use_moe", [0, 1])
+def test_the_auxiliary_loss_is_shown_of_a_mixture_of_experts_alone(use_moe, data, tmp_path, capsys):
+    train(data_path=data, out_dir=tmp_path, use_moe=use_moe)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch:[")]
+    assert lines and all(("aux_loss:" in line) == bool(use_moe) for line in lines)

@@ -89,7 +89,12 @@ def parser():
     p.switch(g, "--adam_bias_correction", True, "0: Adam's moments as they are, as the original code takes them")
     g.add_argument("--sampling", choices=SAMPLING, default="fp32_gumbel", help="how the generator's tokens are drawn")
     g.add_argument("--gen_smooth", type=fraction, default=0.0, help="label smoothing of the generator")
-    g.add_argument("--disc_smooth", type=fraction, default=0.0, help="label smoothing of the discriminator")
+    g.add_argument(
+        "--disc_smooth",
+        type=fraction,
+        default=0.0,
+        help="label of an original token in the discriminator's loss; a replaced one stays 1",
+    )
     machine_flags(p)
     return p
 

@@ -55,7 +55,7 @@ def parser():
     g = p.add_argument_group("training")
     p.switch(g, "--do_train", True, "0: evaluate the model of --model_path as it is")
     g.add_argument("--epochs", type=count, help="passes over the data (default: 3, of RTE and STS-B 10)")
-    g.add_argument("--max_steps", type=count, help="updates after which a run ends, if its epochs have more")
+    g.add_argument("--max_steps", type=count, help="updates of a run; they override --epochs")
     update_flags(p, g, batch_size=32, accumulation_steps=1, learning_rate=1e-4)
     g.add_argument("--num_seeds", type=count, default=1, help="runs of each task, of seeds --seed, --seed + 1 ...")
     g.add_argument("--warmup_share", type=fraction, default=0.1, help="of the run, for the warm-up")
@@ -92,6 +92,7 @@ def notices(args, ranks):
     """Lines on the settings that cannot do what they are there for."""
     evaluated, compiled = args.evaluate_during_training, args.use_compile == "1"
     cases = [
+        ("epochs", bool(args.epochs and args.max_steps), f"--max_steps {args.max_steps} overrides it"),
         ("num_seeds", args.num_seeds > 1 and not args.do_train, "--do_train is 0, and one evaluation is like another"),
         ("eval_interval", bool(args.eval_interval) and not evaluated, "no evaluation while training"),
         ("evaluate_during_training", evaluated and not args.do_eval, "--do_eval is 0"),

@@ -55,7 +55,7 @@ class Run:
     epochs: int = 1
     max_updates: float = float("inf")  # the run ends there, though it be in the middle of an epoch
     save_at: frozenset = frozenset()  # updates after which it is saved, beside those of --save_interval
-    shown: tuple = ("aux_loss", "grad_norm")  # fields of a log line beside loss and rate
+    shown: tuple = ("grad_norm",)  # fields of a log line beside loss and rate
     progress: Progress = field(default_factory=Progress)
     flops_per_token: float = 0.0
     product_rate: float = 0.0  # FLOP/s of this rank's best matrix product; 0: not measured

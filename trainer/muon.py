@@ -42,7 +42,10 @@ class Muon(torch.optim.Optimizer):
                 self._step(parameters, shape, group)
 
     def _step(self, parameters, shape, group):
-        buffers = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in parameters]
+        for p in parameters:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = [self.state[p]["momentum_buffer"] for p in parameters]
         gradients = torch.stack([p.grad for p in parameters])  # [n, rows, columns]
         applied = torch.ones((), device=gradients.device)
         if self.found_inf is not None:

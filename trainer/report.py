@@ -192,9 +192,9 @@ class Stopwatch:
 
 
 def log_line(record, head, shown=()):
-    """MiniMind's log line and further fields, from a record of metrics; `shown` ones where they are not 0."""
+    """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
     line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
-    more = {name: f"{record[name]:.4g}" for name in shown if record.get(name)}
+    more = {name: f"{record[name]:.4g}" for name in shown if record.get(name) is not None}
     more["tokens/s"] = f"{record['tokens_per_second']:,.0f}"
     if record["skipped_updates"]:
         more["skipped_updates"] = str(record["skipped_updates"])

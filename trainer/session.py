@@ -23,8 +23,8 @@ def launch(train, script, args, argv, ddp=False):
         return exit_code
 
 
-def new_run(stem, args, ranks, signals, engine, command, kind=Run, **fields):
-    """A Run (or another `kind` of it) with its checkpoints and reporter; what a killed one left half written is deleted.
+def new_run(stem, args, ranks, signals, engine, command, **fields):
+    """A Run with its checkpoints and reporter; what a killed one left half written is deleted.
 
     stem: path of the run's files without their endings. fields: what the trainer decides.
     """
@@ -32,7 +32,7 @@ def new_run(stem, args, ranks, signals, engine, command, kind=Run, **fields):
     if ranks.is_main:
         remove_temporaries(stem, checkpoints.folder)
     common = {"args": args, "ranks": ranks, "signals": signals, "engine": engine, "command": command}
-    return kind(**common, checkpoints=checkpoints, reporter=Reporter(ranks.is_main), **fields)
+    return Run(**common, checkpoints=checkpoints, reporter=Reporter(ranks.is_main), **fields)
 
 
 def carry_out(run, stem, outputs, prepare, replaced=()):

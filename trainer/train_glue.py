@@ -46,7 +46,6 @@ from trainer.glue_model import (
     weights_digest,
 )
 from trainer.glue_scores import Evaluation, line_of, look_back, read_json, show_table, summary, write_json
-from trainer.loop import Run
 from trainer.optim import ENCODER_SCHEDULES, build_adamw
 from trainer.report import Reporter, describe
 from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
@@ -218,7 +217,6 @@ def task_run(job, args, data, stem, engine, evaluation, start):
         job.signals,
         engine,
         job.command,
-        TaskRun,
         plan=lambda epoch: GluePlan(data.train.features, args.seed, epoch),
         assembler=data.train,
         learning_rate=lambda epoch, n_rows, first_row, _: rate(run, epoch, n_rows, first_row),
@@ -242,14 +240,6 @@ def task_run(job, args, data, stem, engine, evaluation, start):
     return run
 
 
-class TaskRun(Run):
-    """Ends with its epochs or with --max_steps, whichever comes first."""
-
-    @property
-    def finished(self):
-        return self.progress.update >= self.max_updates or self.progress.epoch >= self.epochs
-
-
 def rate(run, epoch, n_rows, first_row):
     """The learning rate of an update that begins at a row. Progress is counted in updates where --max_steps ends the
     run, and in rows elsewhere: batches of another size after a resume then lead to the same end."""
@@ -260,14 +250,6 @@ def rate(run, epoch, n_rows, first_row):
     return run.args.learning_rate * max(0.0, factor)
 
 
-def expected_updates(run, n_rows):
-    """Updates of the whole run if its epochs are done to the end; those that are done count as they were."""
-    sizes = run.args.batch_size, run.args.accumulation_steps, run.ranks.world_size
-    left = UpdateSchedule(n_rows, *sizes, run.progress.row)
-    later = UpdateSchedule(n_rows, *sizes).n_updates * (run.epochs - run.progress.epoch - 1)
-    return run.progress.update + left.n_updates - left.first_update + later
-
-
 def new_weights(names):
     return f"but a new {', '.join(sorted({name.split('.')[0] for name in names}))}" if names else "with its head"
 
@@ -275,8 +257,8 @@ def new_weights(names):
 def prepare(run, job, data, new):
     """Say what the run will do, and make it fast."""
     args, model, say, plan = run.args, run.engine.model, run.reporter.say, run.plan(0)
-    if run.max_updates >= expected_updates(run, plan.n_rows):
-        run.max_updates = math.inf  # its epochs end it
+    if args.max_steps:  # they decide, as in the benchmark's own script; the epochs are those that it takes
+        run.epochs = math.ceil(args.max_steps / schedule(args, job.ranks, data).n_updates)
     config, lengths = model.config, data.train.features.lengths
     parameters = sum(p.numel() for p in model.parameters())
     embeddings = sum(p.numel() for name, p in model.named_parameters() if "embeddings." in name)

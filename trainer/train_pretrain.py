@@ -94,6 +94,8 @@ def train(args, ranks, device, signals, command=""):
         learning_rate=rates(args, ranks),
         epochs=args.epochs,
         metrics=lambda sums: metrics(sums, config.num_experts),
+        # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
+        shown=("aux_loss", "grad_norm") if config.use_moe else ("grad_norm",),
         save_weights=lambda weights, _: save_weights(weights, config.to_dict(), stem),
         validate=(lambda: evaluate(engine, batches, signals)) if batches else None,
         sample=(lambda: samples(engine, tokenizer, encoder, prompts, signals, args.seed)) if prompts else None,
