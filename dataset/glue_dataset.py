@@ -174,6 +174,12 @@ class SentenceEncoder(DocumentEncoder):
         self.cls_id, self.sep_id, self.pad_id = (getattr(tokenizer, f"{n}_token_id") for n in ("cls", "sep", "pad"))
         if None in (self.cls_id, self.sep_id, self.pad_id):
             raise ValueError("the tokenizer has no CLS, SEP or padding token; an encoder such as ELECTRA is wanted")
+        own_format = tokenizer("a").input_ids
+        if own_format[:1] != [self.cls_id]:
+            raise ValueError(
+                f"{type(tokenizer).__name__} does not begin an example with its CLS token; an encoder that reads CLS "
+                "first, as BERT does, is wanted"
+            )
 
     def encode(self, texts):
         chunks = (texts[lo : lo + LINES] for lo in range(0, len(texts), LINES))

@@ -12,8 +12,9 @@ import re
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 
 def keep_mask(shape, p, device):
@@ -60,6 +61,8 @@ def attention(module, query, key, value, attention_mask, scaling=None, **options
 
 
 AttentionInterface.register("compiled_on_cpu", attention)
+# For callers who hand in a mask of [R, T]: of an implementation without a mask of its own transformers drops it.
+AttentionMaskInterface.register("compiled_on_cpu", sdpa_mask)
 
 
 def eager_if(condition):
@@ -72,7 +75,7 @@ def compile_layers(network):
     for module in network.modules():
         for name, child in module.named_children():
             if type(child) is torch.nn.Dropout:
-                setattr(module, name, Dropout(child.p))
+                setattr(module, name, Dropout(child.p).train(child.training))
     network.config._attn_implementation = "compiled_on_cpu"
     for name, module in network.named_modules():
         if re.search(r"\.layers?\.\d+$", name):

@@ -198,3 +198,24 @@ def test_cache_depends_on_content_and_length_and_is_made_again_if_damaged(tmp_pa
     (place / ".glue_cache").write_text("a file in the way, as root may write everywhere")
     path = tsv(place / "train.tsv", RTE, "0\ta\ta\tentailment")
     assert tmp_path / "home" in cached().parents and len(said) == 1 and "cannot be written" in said[0]
+
+
+def test_a_tokenizer_with_cls_elsewhere_than_first_is_refused():
+    """XLNet's examples end with CLS, and its head reads the last position."""
+    from transformers import XLNetTokenizer
+
+    tokenizer = XLNetTokenizer(
+        vocab=[
+            ("<unk>", 0.0),
+            ("<s>", 0.0),
+            ("</s>", 0.0),
+            ("<cls>", 0.0),
+            ("<sep>", 0.0),
+            ("<pad>", 0.0),
+            ("▁", -1.0),
+            ("a", -1.0),
+        ]
+    )
+    assert tokenizer("a").input_ids[-1] == tokenizer.cls_token_id
+    with pytest.raises(ValueError, match="XLNetTokenizer does not begin an example with its CLS token"):
+        SentenceEncoder(tokenizer)

@@ -15,6 +15,7 @@ from transformers.utils import cached_file
 from model.compiled_encoder import compile_layers, eager_if
 from model.model_electra import init_position_embeddings
 from trainer.checkpoint import replace
+from trainer.glue_padding import choose_way, computes_in, has_segments, is_known, notice, way_of
 from trainer.optim import parameter_groups
 from trainer.runtime import UserError
 
@@ -42,12 +43,7 @@ def init_model(args, task, folder, vocab_size):
     """
     what = f"--model_path {args.model_path}"
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    for name, least, why in (
-        ("max_position_embeddings", args.max_seq_len, "a lower --max_seq_len is wanted"),
-        ("vocab_size", vocab_size, "its tokenizer has more entries"),
-    ):
-        if getattr(config, name, 0) < least:
-            raise UserError(f"{what}: {name} is {getattr(config, name, 0)}, not {least}: {why}")
+    check_config(config, args, vocab_size)
     words = task.labels or ("LABEL_0",)
     saved = [word for _, word in sorted((config.id2label or {}).items())]
     if not args.do_train and set(saved) == set(words) and saved != list(words):
@@ -64,6 +60,7 @@ def init_model(args, task, folder, vocab_size):
         model = AutoModelForSequenceClassification.from_config(config)
         init_position_embeddings(model)
         check_positions(model, args)
+        choose_way(model, what, args.max_seq_len)
         return model, set(model.state_dict())
     options = {"config": config, "dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
     try:
@@ -81,7 +78,21 @@ def init_model(args, task, folder, vocab_size):
         raise UserError(
             f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
         )
+    choose_way(model, what, args.max_seq_len)
     return model, new
+
+
+def check_config(config, args, vocab_size):
+    """Errors: UserError where a config has too few positions or entries. Positions that are counted from one token to
+    another have no table: such a config has no limit, or one below 1."""
+    positions = getattr(config, "max_position_embeddings", None)
+    limits = [("vocab_size", getattr(config, "vocab_size", 0), vocab_size, "its tokenizer has more entries")]
+    if positions is not None and positions > 0:
+        why = "a lower --max_seq_len is wanted"
+        limits.insert(0, ("max_position_embeddings", positions, args.max_seq_len, why))
+    for name, value, least, why in limits:
+        if value < least:
+            raise UserError(f"--model_path {args.model_path}: {name} is {value}, not {least}: {why}")
 
 
 # Names that configs have for the dropout of hidden states and of attention
@@ -101,19 +112,26 @@ def check_positions(model, args):
                 )
 
 
-def check_models(args, tasks, folder, vocab_size):
-    """Load the model for every task once, for the errors of init_model; a line on what it lacks, or None."""
+class Checked(NamedTuple):
+    lines: list  # for the user, on what a model lacks
+    dtype: torch.dtype  # of its products
+
+
+def check_models(args, tasks, folder, vocab_size, dtype=torch.float32):
+    """Load the model for every task once, for the errors of init_model. dtype: the one that is asked for."""
     for task in tasks:
         model, _ = init_model(args, task, folder, vocab_size)
+    lines = [notice(model)]
+    if not computes_in(model, dtype, args.max_seq_len):
+        lines.append(f"{type(model).__name__} cannot compute in {dtype}: training in float32 instead")
+        dtype = torch.float32
     if not has_segments(model) and any(len(task.text) > 1 for task in tasks):
-        return (
+        lines.append(
             f"{type(model).__name__} has no segments: two sentences are told apart by the separator between them alone"
         )
-    return None
-
-
-def has_segments(model):
-    return (getattr(model.config, "type_vocab_size", 0) or 0) >= 2
+    if args.use_compile == "1" and not is_known(model):
+        lines.append(f"{type(model).__name__} has no compiled form here: training without torch.compile")
+    return Checked([line for line in lines if line], dtype)
 
 
 def layer_groups(model, weight_decay, layer_decay):
@@ -167,16 +185,9 @@ def compiled_shape(model):
 
 def forward(model, batch):
     """Logits, float32 [R, outputs]."""
-    R, T = batch.ids.shape
-    # 4-d: transformers takes it as it is. Into a 2-d one it looks, and leaves it out where nothing is padded, which
-    # waits for the device and gives a compiled layer two forms.
-    visible = batch.mask.bool()[:, None, None, :].expand(R, 1, T, T)
-    inputs = {"input_ids": batch.ids, "attention_mask": visible}
-    if has_segments(model):
-        inputs["token_type_ids"] = batch.types
     shape = compiled_shape(model)
-    with eager_if(shape is not None and not (model.training and shape == (R, T))):
-        return model(**inputs).logits.float()
+    with eager_if(shape is not None and not (model.training and shape == batch.ids.shape)):
+        return way_of(model)(model, batch).float()
 
 
 def loss_sum(task, logits, labels):

@@ -45,6 +45,7 @@ from trainer.glue_model import (
     save_model,
     weights_digest,
 )
+from trainer.glue_padding import is_known
 from trainer.glue_scores import Evaluation, line_of, look_back, read_json, show_table, summary, write_json
 from trainer.optim import ENCODER_SCHEDULES, build_adamw
 from trainer.report import Reporter, describe
@@ -87,11 +88,11 @@ def train(args, ranks, device, signals, command=""):
         job = Job(args, ranks, device, dtype, signals, command, say, folder, tokenizer, SentenceEncoder(tokenizer))
         on_main(ranks, lambda: check_place(args, out, folders, folder))
         tasks = [read_task(job, name, Path(place)) for name, place in folders.items()]  # faults show before hours pass
-        model_notice = on_main(
-            ranks, lambda: check_models(args, [d.task for d in tasks], folder, job.encoder.vocab_size)
-        )
+        found = [d.task for d in tasks]
+        checked = on_main(ranks, lambda: check_models(args, found, folder, job.encoder.vocab_size, dtype))
+        job = job._replace(dtype=checked.dtype)
         on_main(ranks, lambda: make_room(args, out, folders))
-    for line in filter(None, (precision_notice, model_notice, *notices(args, ranks))):
+    for line in filter(None, (precision_notice, *checked.lines, *notices(args, ranks))):
         say(line)
     for data in tasks:
         results = {}
@@ -278,7 +279,7 @@ def prepare(run, job, data, new):
     # compile_blocks' figures the plain code takes 2.4 times the time of its products, the compiled one 1.4 times.
     full = GlueAssembler(data.train.features, job.encoder, args.max_seq_len, full=True)
     saved = flops * (2.4 * plan.width(args.batch_size) - 1.4 * full.width)
-    choice = "0" if args.gradient_checkpointing else args.use_compile
+    choice = args.use_compile if is_known(model) and not args.gradient_checkpointing else "0"
     compile_blocks(Layers(model), choice, job.device, say, (args.batch_size, full.width), saved)
     if compiled_shape(model):
         run.assembler = full
