@@ -19,14 +19,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from dataset.encoder import DocumentEncoder
 from dataset.faults import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
 from dataset.token_store import user_cache
 
 FORMAT = 1  # of a cached file; raised when the same input would give other features
-LINES = 4096  # that are encoded together
 MULTIPLE = 8  # of a batch's T: few shapes, and of the kind that tensor cores like
 
 
@@ -160,30 +158,6 @@ def _converter(task):
 
 
 # ----------------------------------------------------------------------------------------------- features
-
-
-class SentenceEncoder(DocumentEncoder):
-    """Encodes sentences: their ids and nothing else. A "[SEP]" in a sentence is text, no special token.
-
-    Errors: ValueError for a tokenizer without CLS, SEP or padding.
-    """
-
-    def __init__(self, tokenizer):
-        super().__init__(tokenizer)
-        self.bos_id = self.eos_id = self._bos = self._eos = None
-        self.cls_id, self.sep_id, self.pad_id = (getattr(tokenizer, f"{n}_token_id") for n in ("cls", "sep", "pad"))
-        if None in (self.cls_id, self.sep_id, self.pad_id):
-            raise ValueError("the tokenizer has no CLS, SEP or padding token; an encoder such as ELECTRA is wanted")
-        own_format = tokenizer("a").input_ids
-        if own_format[:1] != [self.cls_id]:
-            raise ValueError(
-                f"{type(tokenizer).__name__} does not begin an example with its CLS token; an encoder that reads CLS "
-                "first, as BERT does, is wanted"
-            )
-
-    def encode(self, texts):
-        chunks = (texts[lo : lo + LINES] for lo in range(0, len(texts), LINES))
-        return [ids for chunk in chunks for ids in self._encode_bodies(chunk)]
 
 
 def longest_first(first, second, budget):

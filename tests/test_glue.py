@@ -11,13 +11,13 @@ from dataset.glue_dataset import (
     TASKS,
     GlueAssembler,
     GluePlan,
-    SentenceEncoder,
     cached_features,
     encode_rows,
     longest_first,
     read_features,
     read_tsv,
 )
+from dataset.sentence_encoder import SentenceEncoder
 from tests.helpers import SHARED, needs_shared
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", '"', "[", "]", "sep", *"abcdefghij"]

@@ -27,8 +27,9 @@ from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from dataset.encoder import load_tokenizer
-from dataset.glue_dataset import GlueAssembler, GluePlan, SentenceEncoder
+from dataset.glue_dataset import GlueAssembler, GluePlan
 from dataset.loader import UpdateSchedule
+from dataset.sentence_encoder import SentenceEncoder
 from trainer.engine import Engine
 from trainer.glue_arguments import notices, parse_args
 from trainer.glue_files import check_place, earlier_results, make_room, read_task, seeds, task_folders
