@@ -17,10 +17,10 @@ from dataset.loader import UpdateSchedule, make_loader
 from dataset.token_store import open_or_build
 from dataset.wordpiece import train_wordpiece
 from model.model_electra import IGNORE, SIZES, ElectraPretrainer, configs, flops_per_token, sample
+from trainer.electra_loss import DISC_WEIGHT, N_SUMS, objective
 from trainer.engine import Engine
 from trainer.optim import build_adamw, parameter_groups
 from trainer.runtime import Ranks, compile_blocks, pick_dtype
-from trainer.train_electra import DISC_WEIGHT, N_SUMS, objective
 from trainer.train_tokenizer import Source
 
 T, ENTRIES, SHARE = SIZES["small"].max_seq_len, 30_522, SIZES["small"].mask_share

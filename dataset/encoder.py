@@ -5,6 +5,8 @@ import json
 import tempfile
 from pathlib import Path
 
+from dataset.vocabulary import check_files
+
 
 def load_tokenizer(path):
     """A Hugging Face tokenizer from a local folder, whose code is never run; ValueError where there is none."""
@@ -15,10 +17,12 @@ def load_tokenizer(path):
             f"{path}: no such tokenizer folder; --tokenizer_path wants one with tokenizer.json and its config"
         )
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # every backend raises its own kinds
         reason = " ".join(str(error).split())[:160]
         raise ValueError(f"{path}: no tokenizer can be loaded from there ({type(error).__name__}: {reason})") from None
+    check_files(Path(path), tokenizer)
+    return tokenizer
 
 
 class DocumentEncoder:

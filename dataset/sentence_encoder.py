@@ -16,6 +16,7 @@ class SentenceEncoder(DocumentEncoder):
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
         self.bos_id = self.eos_id = self._bos = self._eos = None
+        self.unk_id = tokenizer.unk_token_id
         self.cls_id, self.sep_id, self.pad_id = (getattr(tokenizer, f"{n}_token_id") for n in ("cls", "sep", "pad"))
         if None in (self.cls_id, self.sep_id, self.pad_id):
             raise ValueError("the tokenizer has no CLS, SEP or padding token; an encoder such as ELECTRA is wanted")

@@ -4,9 +4,13 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dataset.faults import DataError
 from dataset.glue_dataset import TASKS, GlueAssembler, cached_features, read_features
+from dataset.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.runtime import UserError, on_main
 from trainer.session import make_folder
+
+LOOKED_AT = 1000  # examples of a file
 
 
 class Data(NamedTuple):
@@ -46,6 +50,7 @@ def read_task(job, name, folder):
         options = (args.max_seq_len, args.cache_dir, labelled, args.overwrite_cache, job.say)
         path = Path(on_main(job.ranks, lambda: str(cached_features(folder / file, task, job.encoder, *options))))
         features = read_features(path)
+        check_sentences(features, job.encoder.unk_id, f"{folder / file}, --model_path {args.model_path}")
         if features.skipped:
             job.say(f"{folder / file}: skipped {int(features.skipped):,} lines with too few fields")
         return GlueAssembler(features, job.encoder, args.max_seq_len), path.stem
@@ -59,6 +64,17 @@ def read_task(job, name, folder):
         else:
             job.say(f"{folder / file} is not there: no predictions {target}.tsv")
     return Data(name, task, key, training, dev, test)
+
+
+def check_sentences(features, unk_id, what):
+    """Errors: DataError where the tokenizer knows little of the first sentences, or makes nothing of them."""
+    check_known(features.tokens, unk_id, what)
+    empty = (features.first + features.second == 0)[:LOOKED_AT]
+    if len(empty) >= FEWEST and empty.mean() > MOST_UNKNOWN:
+        raise DataError(
+            f"{what}: the tokenizer makes no token of {empty.mean():.0%} of the first {len(empty):,} examples; its "
+            "vocabulary is not whole, or the sentences are empty"
+        )
 
 
 def earlier_results(args, out, names):

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import cached_file
 
+from dataset.vocabulary import check_size
 from model.compiled_encoder import compile_layers, eager_if
 from model.model_electra import init_position_embeddings
 from trainer.checkpoint import replace
 from trainer.glue_padding import choose_way, computes_in, has_segments, is_known, notice, way_of
 from trainer.optim import parameter_groups
-from trainer.runtime import UserError
+from trainer.runtime import UserError, user_errors
 
 
 def find_model(model_path):
@@ -44,6 +45,9 @@ def init_model(args, task, folder, vocab_size):
     what = f"--model_path {args.model_path}"
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     check_config(config, args, vocab_size)
+    if not args.from_scratch:  # new embeddings fit any tokenizer
+        with user_errors():
+            check_size(vocab_size, config.vocab_size, what)
     words = task.labels or ("LABEL_0",)
     saved = [word for _, word in sorted((config.id2label or {}).items())]
     if not args.do_train and set(saved) == set(words) and saved != list(words):

@@ -28,11 +28,13 @@ from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import LineEncoder
 from dataset.token_store import open_or_build
+from dataset.vocabulary import check_known, check_size
 from dataset.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
-from model.model_electra import AUC_BINS, IGNORE, SIZES, ElectraPretrainer, configs, flops_per_token
+from model.model_electra import SIZES, ElectraPretrainer, configs, flops_per_token
 from trainer.arguments import common_warnings, warnings_of
 from trainer.checkpoint import replace
 from trainer.electra_arguments import WARM_UP, parse_args, parser
+from trainer.electra_loss import N_SUMS, metrics, objective
 from trainer.engine import Engine
 from trainer.machine import product_rate
 from trainer.optim import ENCODER_SCHEDULES, build_optimizer
@@ -41,7 +43,6 @@ from trainer.runtime import UserError, compile_blocks, on_main, pick_dtype, run_
 from trainer.session import carry_out, launch, make_folder, new_run
 from trainer.train_tokenizer import Source, draw_sample
 
-DISC_WEIGHT = 50.0  # of the discriminator's loss beside the generator's
 OWN_ENTRIES = 8192  # of a vocabulary that is trained on the data
 
 
@@ -65,6 +66,8 @@ def train(args, ranks, device, signals, command=""):
         encoder = LineEncoder(tokenizer)
         options = {"cache_dir": args.cache_dir, "text_field": args.text_field, "skip_bad_lines": args.skip_bad_lines}
         store = open_or_build(data_path, encoder, progress=ranks.is_main, **options)
+        what = f"--data_path {data_path[0]}" + (f", --vocab_path {args.vocab_path}" if args.vocab_path else "")
+        check_known(store.tokens, tokenizer.unk_token_id, what, (encoder.sep_id,))
         model = init_model(args, tokenizer)
         examples = Examples(store, args.max_seq_len, encoder.sep_id, args.seed, tokenizer.unk_token_id)
     if args.gradient_checkpointing:
@@ -131,11 +134,14 @@ OWN = "vocabulary"  # folder of the vocabulary that is trained where none is giv
 
 
 def open_vocabulary(args, data_path, folder, ranks):
-    """The tokenizer of --vocab_path, or a WordPiece one that is trained on the data; a resume finds that of its start."""
+    """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
+    that of its start."""
     if args.vocab_path:
         return load_wordpiece(args.vocab_path, args.lower_case)
     if args.from_resume and (folder / OWN / "vocab.txt").exists():
         return load_wordpiece(folder / OWN)
+    if args.model_path:  # its embeddings are of this vocabulary and no other
+        return model_vocabulary(args)
 
     def train_it():
         sources = [Source(path, args.text_field, args.skip_bad_lines) for path in data_path]
@@ -144,6 +150,18 @@ def open_vocabulary(args, data_path, folder, ranks):
         return entries(train_wordpiece(sample, OWN_ENTRIES, args.lower_case))
 
     return wordpiece(on_main(ranks, train_it), args.lower_case)
+
+
+def model_vocabulary(args):
+    """The tokenizer beside --model_path's discriminator. Errors: UserError where there is none."""
+    check_networks(args)
+    place = Path(args.model_path, "discriminator")
+    try:
+        return load_wordpiece(place)
+    except ValueError as error:
+        raise UserError(
+            f"--model_path {args.model_path} needs its vocabulary: name it by --vocab_path ({error})"
+        ) from error
 
 
 def init_model(args, tokenizer):
@@ -170,15 +188,23 @@ def init_model(args, tokenizer):
     return ElectraPretrainer.from_configs(*pair, **options)
 
 
-def load_networks(args, tokenizer, options):
-    what = f"--model_path {args.model_path}"
+def check_networks(args):
     for name in NETWORKS:
         if not Path(args.model_path, name, "config.json").is_file():
-            raise UserError(f"{what}: no {name}/config.json there; train_electra.py leaves a folder with both networks")
+            raise UserError(
+                f"--model_path {args.model_path}: no {name}/config.json there; train_electra.py leaves a folder with "
+                "both networks"
+            )
+
+
+def load_networks(args, tokenizer, options):
+    what = f"--model_path {args.model_path}"
+    check_networks(args)
     try:
         model = ElectraPretrainer.from_pretrained(args.model_path, **options)
     except Exception as error:  # each loader raises its own kinds
         raise UserError(f"{what}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error
+    check_size(len(tokenizer), model.discriminator.config.vocab_size, what)
     for network in (model.generator, model.discriminator):
         for name, least in (("vocab_size", len(tokenizer)), ("max_position_embeddings", args.max_seq_len)):
             if getattr(network.config, name) < least:
@@ -271,61 +297,6 @@ def notices(args, ranks):
     if args.max_steps == size.max_steps and rows != size.batch_size:
         lines.append(f"note: an update has {rows} examples, in the published run of this size {size.batch_size}")
     return lines + common_warnings(args, ranks, default)
-
-
-# --------------------------------------------------------------------------------------- loss and metrics
-
-N_SUMS = 4 + 2 * AUC_BINS
-
-
-def objective(model):
-    """The loss for the engine. Its sums: generator's and discriminator's loss, masked positions and those that the
-    generator has right, and how many original and replaced tokens got which probability, in AUC_BINS bins each."""
-
-    def losses(batch, totals):
-        found = model(*batch)
-        loss = found.mlm / max(totals.masked, 1) + DISC_WEIGHT * found.disc / max(totals.targets, 1)
-        with torch.no_grad():
-            real = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
-            probability = found.disc_logits.sigmoid().nan_to_num(
-                0.0
-            )  # the engine skips the update; an index must exist
-            bins = (probability * AUC_BINS).long().clamp(max=AUC_BINS - 1) + AUC_BINS * found.replaced
-            counts = torch.zeros(2 * AUC_BINS, device=bins.device).scatter_add(
-                0, bins.flatten(), real.flatten().float()
-            )
-            masked = (batch.labels != IGNORE).sum()
-            sums = torch.stack((found.mlm, found.disc, masked, found.correct))
-        return loss, torch.cat((sums, counts))
-
-    return losses
-
-
-def metrics(sums):
-    """(what to log, positions) of the sums of `objective`. Precision and recall are those of finding replaced tokens."""
-    mlm, disc, masked, correct = sums[:4]
-    original, replaced = (
-        torch.tensor(part, dtype=torch.float64) for part in (sums[4:][:AUC_BINS], sums[4:][AUC_BINS:])
-    )
-    n_original, n_replaced = float(original.sum()), float(replaced.sum())
-    positions = n_original + n_replaced
-    if not positions:  # all updates since the last line were skipped
-        return {"loss": math.nan}, 0
-    hits, false_alarms = (float(part[AUC_BINS // 2 :].sum()) for part in (replaced, original))  # probability >= 0.5
-    below = original.cumsum(0) - original / 2  # the area under the curve: how often a replaced token is rated higher
-    mlm_loss, disc_loss = mlm / max(masked, 1), disc / positions
-    return {
-        "loss": mlm_loss + DISC_WEIGHT * disc_loss,
-        "mlm_loss": mlm_loss,
-        "disc_loss": disc_loss,
-        "gen_acc": correct / max(masked, 1),
-        "disc_acc": (hits + n_original - false_alarms) / positions,
-        "disc_precision": hits / max(hits + false_alarms, 1),
-        "disc_recall": hits / max(n_replaced, 1),
-        "disc_auc": float((replaced * below).sum()) / (n_original * n_replaced)
-        if n_original and n_replaced
-        else math.nan,
-    }, positions
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.loader import Assembler
+from dataset.vocabulary import check_known, check_size
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.arguments import ignored_settings, parse_args
 from trainer.checkpoint import save_weights
@@ -70,6 +71,11 @@ def train(args, ranks, device, signals, command=""):
         check_length(args, config)
         make_folder(stem.parent)
         corpus = open_corpus(args, encoder, ranks)
+        what = f"--tokenizer_path {args.tokenizer_path}"
+        check_size(encoder.vocab_size, config.vocab_size, what)
+        check_known(
+            corpus.store.tokens, tokenizer.unk_token_id, f"--data_path, {what}", (encoder.bos_id, encoder.eos_id)
+        )
     check_vocabulary(args, config, corpus)
     if args.gradient_checkpointing:
         model.activation_checkpointing_enable()
