@@ -16,7 +16,8 @@ from dataset.encoder import LineEncoder
 from dataset.loader import UpdateSchedule, make_loader
 from dataset.token_store import open_or_build
 from dataset.wordpiece import train_wordpiece
-from model.model_electra import IGNORE, SIZES, ElectraPretrainer, configs, flops_per_token, sample
+from model.electra_sizes import SIZES
+from model.model_electra import IGNORE, ElectraPretrainer, configs, flops_per_token, sample
 from trainer.electra_loss import DISC_WEIGHT, N_SUMS, objective
 from trainer.engine import Engine
 from trainer.optim import build_adamw, parameter_groups

@@ -22,8 +22,9 @@ import torch
 
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from scripts.arguments import generate_parser
 from scripts.common import load_model
-from scripts.generate import build_parser, generate
+from scripts.generate import generate
 
 
 @torch.no_grad()
@@ -51,7 +52,7 @@ def main(argv=None):
     model = load_model(args.weight) if args.weight else MiniMindForCausalLM(MiniMindConfig()).eval()
     tokenizer = load_tokenizer(ROOT / "model")
     ids = DocumentEncoder(tokenizer).prompt_ids("The harbour lies on the eastern side of the island.")
-    flags = build_parser().parse_args(["--max_new_tokens", str(args.tokens)])
+    flags = generate_parser().parse_args(["--max_new_tokens", str(args.tokens)])
     tokenizer.eos_token = None  # neither stops early
 
     rates = {"plain loop": [], "generate.py": []}

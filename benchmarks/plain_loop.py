@@ -27,8 +27,8 @@ from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.lm_dataset import PretrainDataset
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.evaluation import evaluate
-from trainer.optim import get_lr
 from trainer.runtime import Ranks
+from trainer.schedules import get_lr
 
 
 def step_context(device: torch.device) -> contextlib.AbstractContextManager:

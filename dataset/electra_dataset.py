@@ -17,11 +17,11 @@ from torch.utils.data import Dataset
 from dataset.documents import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import CHUNK, permutation
+from model.electra_sizes import SHORTEST
 from model.model_electra import mask_count, mask_tokens
 
 SINGLE = 0.1  # share of the examples that are one segment, as in single-sentence tasks
 RANDOM_TARGET = 0.05  # share whose target length is random, from SHORTEST up
-SHORTEST = 5
 OVERFLOW = 0.5  # chance that a line that would overfill the first segment goes into it all the same
 
 

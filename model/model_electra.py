@@ -7,7 +7,6 @@ Shapes. R: rows (examples) of a batch, T: positions of a row, K: masked position
 V: vocabulary.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,37 +16,10 @@ import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from model.compiled_encoder import compile_layers, eager_if
+from model.electra_sizes import POSITION_INITS
 
-SAMPLING = ("fp32_gumbel", "fp16_gumbel", "multinomial")
-MASK_STYLES = ("electra", "bert")
-POSITION_INITS = ("normal", "sinusoidal")
 IGNORE = -100  # the label of a place in [R, K] that holds no masked position
 AUC_BINS = 200  # of the discriminator's probability: the metrics' AUC is exact to half a bin
-
-
-@dataclass(frozen=True)
-class Size:
-    """A published configuration: the networks (the generator's width, heads and FFN are divided by `divisor`), and how
-    it is trained."""
-
-    layers: int
-    width: int
-    heads: int
-    ffn: int
-    embedding: int
-    divisor: int
-    max_steps: int
-    batch_size: int
-    max_seq_len: int
-    learning_rate: float
-    mask_share: float
-
-
-SIZES = {
-    "small": Size(12, 256, 4, 1024, 128, 4, 1_000_000, 128, 128, 5e-4, 0.15),
-    "base": Size(12, 768, 12, 3072, 768, 3, 766_000, 256, 512, 2e-4, 0.15),
-    "large": Size(24, 1024, 16, 4096, 1024, 4, 400_000, 2048, 512, 2e-4, 0.25),
-}
 
 
 def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, position_init="normal", **changes):

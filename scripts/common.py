@@ -9,28 +9,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
+from scripts.arguments import DTYPE_NAMES
 from trainer.runtime import UserError, pick_device, pick_dtype
 
 ROOT = Path(__file__).resolve().parents[1]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def model_flags(parser, dtype="float32"):
-    """The flags that `load` and `compute_dtype` read."""
-    g = parser.add_argument_group("model")
-    g.add_argument(
-        "--weight",
-        default=str(ROOT / "out" / "pretrain_512.pth"),
-        help="a .pth of the trainer, or a folder of save_pretrained or export_hf.py",
-    )
-    g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
-    g.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")
-    g.add_argument(
-        "--dtype",
-        choices=("auto", *DTYPES),
-        default=dtype,
-        help=f"of the computation; auto: bfloat16 where the machine has it (default {dtype})",
-    )
+DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 def compute_dtype(name, device):

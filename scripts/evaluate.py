@@ -16,6 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from scripts.arguments import evaluate_parser
+
+    evaluate_parser().parse_args()
 
 import contextlib
 import hashlib
@@ -27,8 +31,8 @@ import time
 import torch
 
 from dataset.documents import BadLines
-from dataset.flags import Parser, positive
-from scripts.common import compute_dtype, load, model_flags
+from scripts.arguments import evaluate_parser
+from scripts.common import compute_dtype, load
 from scripts.scoring import Score, batches, score_groups
 from scripts.tasks import TASKS, Limits
 from trainer.checkpoint import atomic_file
@@ -36,7 +40,7 @@ from trainer.runtime import UserError, run_cli, user_errors
 
 
 def main(argv=None):
-    args = build_parser().parse_args(argv)
+    args = evaluate_parser().parse_args(argv)
     model, tokenizer, encoder = load(args)
     stride = args.stride or max(args.max_length // 2, 1)
     if stride > args.max_length:
@@ -77,32 +81,6 @@ def default_out(args):
     digest = hashlib.sha256("\n".join(str(path.resolve()) for path in paths).encode()).hexdigest()[:6]
     stem = weight.name.removesuffix(".pth")
     return weight.with_name(f"{stem}.{args.task}.{names}-{digest}")
-
-
-def build_parser():
-    p = Parser(prog="evaluate.py", description=__doc__.split("\n")[0], allow_abbrev=False)
-    p.add_argument("task", choices=tuple(TASKS), help="what to measure")
-    p.add_argument("--data_path", nargs="+", required=True, help="perplexity: as in training; otherwise jsonl files")
-    p.add_argument(
-        "--out", help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data})"
-    )
-    p.switch(p, "--skip_bad_lines", False, "perplexity: skip and count faulty lines of a jsonl")
-    model_flags(p, dtype="auto")
-    g = p.add_argument_group("scoring")
-    g.add_argument(
-        "--batch_tokens",
-        type=positive(int),
-        help="positions per forward (default 1024 on a CPU, whose caches hold that; or 16384)",
-    )
-    g.add_argument(
-        "--max_length", type=positive(int), default=512, help="positions of a window: as the model was trained (512)"
-    )
-    g.add_argument(
-        "--stride", type=positive(int), help="new tokens per window of a long text (default: max_length / 2)"
-    )
-    g.add_argument("--delimiter", default=" ", help="between context and choice (default: a space; '' for Chinese)")
-    g.add_argument("--group_by", help="a field of the objects, as BLiMP's UID: an accuracy for each of its values, too")
-    return p
 
 
 def score_items(model, items, args, journal):

@@ -14,6 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from scripts.arguments import export_parser
+
+    export_parser().parse_args()
 
 import copy
 import json
@@ -25,8 +29,8 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
 from dataset.encoder import DocumentEncoder, load_tokenizer
-from dataset.flags import Parser
 from model.model_minimind import MiniMindForCausalLM
+from scripts.arguments import export_parser
 from scripts.common import DTYPES, load_model, tokenizer_folder
 from scripts.hf_format import from_hf, hf_config, to_hf
 from scripts.model_card import model_card
@@ -43,7 +47,7 @@ TOLERANCE = 1e-5  # of the logits in fp32, relative to the largest one if that e
 
 
 def main(argv=None):
-    args = build_parser().parse_args(argv)
+    args = export_parser().parse_args(argv)
     if (args.out_dir is None) == (args.to_pth is None):
         raise UserError("name what to write: --out_dir FOLDER for an export, or --to_pth FILE for the way back")
     with user_errors():
@@ -52,19 +56,6 @@ def main(argv=None):
         else:
             bring_back(Path(args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
     return 0
-
-
-def build_parser():
-    p = Parser(prog="export_hf.py", description=__doc__.split("\n")[0], allow_abbrev=False)
-    p.add_argument("--weight", required=True, help="a .pth of the trainer or a folder; for --to_pth a folder")
-    p.add_argument("--out_dir", help="folder to write the export to")
-    p.add_argument("--to_pth", help=".pth to write, with its .json, from the folder --weight")
-    p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
-    p.add_argument(
-        "--dtype", choices=("auto", *DTYPES), default="auto", help="of the export; auto: the smallest that is exact"
-    )
-    p.switch(p, "--overwrite", False, "replace what is there")
-    return p
 
 
 def export(weight, out_dir, tokenizer_path=None, dtype="auto", overwrite=False):

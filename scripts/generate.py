@@ -13,6 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from scripts.arguments import generate_parser
+
+    generate_parser().parse_args()
 
 import contextlib
 import time
@@ -20,15 +24,15 @@ import time
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from dataset.flags import Parser, fraction, not_negative, positive
-from scripts.common import compute_dtype, load, model_flags
+from scripts.arguments import generate_parser
+from scripts.common import compute_dtype, load
 from trainer.runtime import UserError, run_cli
 
 __all__ = ["TextStream", "generate", "main"]
 
 
 def main(argv=None):
-    args = build_parser().parse_args(argv)
+    args = generate_parser().parse_args(argv)
     model, tokenizer, encoder = load(args)
     model = model.to(compute_dtype(args.dtype, model.device))
     if args.chat and not tokenizer.chat_template:
@@ -61,35 +65,6 @@ def utf8(prompt):
     except UnicodeEncodeError as error:
         raise UserError(f"the prompt {ascii(prompt)[:80]} is not UTF-8") from error
     return prompt
-
-
-def build_parser():
-    p = Parser(prog="generate.py", description=__doc__.split("\n")[0], allow_abbrev=False)
-    p.add_argument("prompts", nargs="*", help="texts to continue; none: asked for, or read from a pipe, one a line")
-    model_flags(p)
-    g = p.add_argument_group("sampling")
-    g.add_argument("--max_new_tokens", type=positive(int), default=256, help="at most so many (default 256)")
-    g.add_argument("--temperature", type=not_negative(float), default=0.8, help="0: the likeliest token (default 0.8)")
-    g.add_argument(
-        "--top_p", type=positive(float), default=0.9, help="from the likeliest that sum to this; 1: all (0.9)"
-    )
-    g.add_argument("--top_k", type=not_negative(int), default=0, help="from so many of the likeliest; 0: all (default)")
-    g.add_argument(
-        "--min_p", type=fraction, default=0.0, help="from those of this share of the likeliest's probability"
-    )
-    g.add_argument(
-        "--repetition_penalty",
-        type=positive(float),
-        default=1.0,
-        help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
-    )
-    g.add_argument("--seed", type=not_negative(int), default=42, help="the same seed, the same text (default 42)")
-    g.add_argument(  # no switch of true or false: that would take the prompt after it for its value
-        "--chat",
-        action="store_true",
-        help="put the prompts through the chat template; interactive: keep the conversation",
-    )
-    return p
 
 
 def typed_prompts():
@@ -149,7 +124,7 @@ def reply(model, tokenizer, ids, args, echo=""):
 
 
 def generate(model, tokenizer, ids, args, streamer=None):
-    """ids, a list -> ids of the prompt and its continuation, [1, T]; args: see `build_parser`."""
+    """ids, a list -> ids of the prompt and its continuation, [1, T]; args: see `generate_parser`."""
     ids = torch.tensor([ids], device=model.device)
     sampling = (
         {

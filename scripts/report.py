@@ -13,8 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from scripts.arguments import report_parser
 
-from dataset.flags import Parser
+    report_parser().parse_args()
+
+from scripts.arguments import report_parser
 from trainer.html_report import write_report
 from trainer.records import find_metrics
 from trainer.runtime import UserError, run_cli
@@ -23,12 +27,7 @@ __all__ = ["main"]
 
 
 def main(argv=None):
-    p = Parser(prog="report.py", description=__doc__.split("\n")[0], allow_abbrev=False)
-    p.add_argument("runs", nargs="+", help="metrics files, weights, or folders")
-    p.add_argument(
-        "--out", help="the page to write (default: beside the first run's metrics; compare.html for several)"
-    )
-    args = p.parse_args(argv)
+    args = report_parser().parse_args(argv)
     metrics = find_metrics(args.runs)
     own = str(metrics[0]).removesuffix(".metrics.jsonl") + ".report.html"
     page = Path(args.out or (own if len(metrics) == 1 else metrics[0].with_name("compare.html")))

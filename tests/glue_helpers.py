@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BertTokenizer, ElectraConfig, ElectraForPreTraining
 
-from dataset.glue_dataset import TASKS
+from dataset.glue_tasks import TASKS
 from tests.test_glue import WORDS
 from trainer import train_glue
 from trainer.runtime import run_cli

@@ -15,7 +15,8 @@ from benchmarks.bench import cut_documents, ratios, summary
 from benchmarks.sides import WARM_UP, Turns
 from dataset.electra_dataset import Batch, Totals
 from dataset.encoder import DocumentEncoder, load_tokenizer
-from model.model_electra import SIZES, ElectraPretrainer, configs
+from model.electra_sizes import SIZES
+from model.model_electra import ElectraPretrainer, configs
 from model.model_minimind import MiniMindConfig
 from tests.helpers import ROOT, write_corpus
 

@@ -3,14 +3,17 @@
 tests/test_export.py runs those with scripts/ in docs/scripts.md and the README on a tiny model.
 """
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 
 from dataset import tokenize_corpus
-from scripts import evaluate, export_hf, generate
+from scripts import arguments as script_arguments
+from scripts import tasks
 from tests.helpers import ROOT
 from trainer import arguments, electra_arguments, glue_arguments, train_tokenizer
 
@@ -21,9 +24,10 @@ PARSERS = {
     "trainer/train_glue.py": glue_arguments.parser,
     "trainer/train_tokenizer.py": train_tokenizer.build_parser,
     "dataset/tokenize_corpus.py": tokenize_corpus.build_parser,
-    "scripts/generate.py": generate.build_parser,
-    "scripts/evaluate.py": evaluate.build_parser,
-    "scripts/export_hf.py": export_hf.build_parser,
+    "scripts/generate.py": script_arguments.generate_parser,
+    "scripts/evaluate.py": script_arguments.evaluate_parser,
+    "scripts/export_hf.py": script_arguments.export_parser,
+    "scripts/report.py": script_arguments.report_parser,
 }
 
 
@@ -71,3 +75,37 @@ def test_the_command_of_make_pretrain():
     (words,) = [shlex.split(line) for line in lines if "train_pretrain.py" in line]
     args = arguments.parser().parse_args(words[2:])
     assert args.optimizer == "muon" and args.sample_prompts and args.data_path is None
+
+
+ENTRY_SCRIPTS = (
+    "trainer/train_pretrain.py",
+    "trainer/train_electra.py",
+    "trainer/train_glue.py",
+    "trainer/train_tokenizer.py",
+    "scripts/generate.py",
+    "scripts/evaluate.py",
+    "scripts/export_hf.py",
+    "scripts/report.py",
+)
+
+
+@pytest.mark.parametrize("script", ENTRY_SCRIPTS)
+@pytest.mark.parametrize("flag, code", [("--help", 0), ("--no_such_flag", 2)])
+def test_help_and_wrong_flags_are_answered_without_importing_torch(script, flag, code, tmp_path):
+    """A torch and a transformers that fail when they are imported stand in for the real ones, which take seconds."""
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, str(ROOT / script), flag], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == code, result.stderr
+    if code:
+        assert result.stderr.startswith("error: ")
+        assert "(--help lists the flags)" in result.stderr
+    else:
+        assert result.stdout.startswith("usage: ")
+
+
+def test_evaluate_offers_the_tasks_that_there_are():
+    assert tuple(tasks.TASKS) == script_arguments.TASK_NAMES

@@ -8,9 +8,9 @@ import torch
 from transformers import ElectraConfig
 
 from model.compiled_encoder import keep_mask
+from model.electra_sizes import SIZES
 from model.model_electra import (
     IGNORE,
-    SIZES,
     ElectraPretrainer,
     configs,
     flops_per_token,

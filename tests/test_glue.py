@@ -8,7 +8,6 @@ from transformers import BertTokenizer
 
 from dataset.faults import DataError
 from dataset.glue_dataset import (
-    TASKS,
     GlueAssembler,
     GluePlan,
     cached_features,
@@ -17,6 +16,7 @@ from dataset.glue_dataset import (
     read_features,
     read_tsv,
 )
+from dataset.glue_tasks import TASKS
 from dataset.sentence_encoder import SentenceEncoder
 from tests.helpers import SHARED, needs_shared
 

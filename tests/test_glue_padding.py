@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, ElectraForPreTraining
 
-from dataset.glue_dataset import TASKS, Batch
+from dataset.glue_dataset import Batch
+from dataset.glue_tasks import TASKS
 from model.compiled_encoder import compile_layers
 from trainer import glue_model
 from trainer.glue_model import Layers, forward, init_model, loss_sum

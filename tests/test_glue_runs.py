@@ -20,7 +20,8 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from dataset.glue_dataset import TASKS, Batch, Features, GlueAssembler, GluePlan, Totals
+from dataset.glue_dataset import Batch, Features, GlueAssembler, GluePlan, Totals
+from dataset.glue_tasks import TASKS
 from tests.glue_helpers import arguments, complaint, fine_tune, make_place
 from tests.test_glue import WORDS, encoder
 from trainer import train_glue

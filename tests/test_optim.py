@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tests.helpers import tiny_model, train, write_corpus
-from trainer.arguments import LR_SCHEDULES
 from trainer.engine import Engine
-from trainer.optim import SCHEDULES, build_optimizer, get_lr, learning_rate, parameter_groups
+from trainer.optim import build_optimizer, parameter_groups
+from trainer.schedules import get_lr, learning_rate
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,6 @@ def test_other_schedules(schedule, begin, half, end):
     assert [learning_rate(at, 1.0, 2e-3, schedule) for at in (0.0, 0.5, 1.0)] == pytest.approx(
         [2e-3 * begin, 2e-3 * half, 2e-3 * end], abs=1e-12
     )
-    assert set(LR_SCHEDULES) == set(SCHEDULES)
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():

@@ -19,8 +19,9 @@ from tests.test_electra_data import write_lines, write_vocab
 from tests.test_electra_model import batch, random_examples, tiny
 from trainer import session, train_electra
 from trainer.engine import Engine, Reducer
-from trainer.optim import ENCODER_SCHEDULES, build_adamw, parameter_groups, without_bias_correction
+from trainer.optim import build_adamw, parameter_groups, without_bias_correction
 from trainer.runtime import Ranks, UserError, run_cli
+from trainer.schedules import ENCODER_SCHEDULES
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "embedding_size": 16,

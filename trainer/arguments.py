@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 
 from dataset.flags import Parser, fraction, not_negative, positive
+from trainer.schedules import SCHEDULES
 from trainer.trackers import TRACKERS
 
 ROOT = Path(__file__).resolve().parents[1]
-LR_SCHEDULES = ("minimind", "cosine", "wsd", "linear", "constant")  # optim.py has their formulas
 
 
 def row_length(text):
@@ -135,7 +135,7 @@ def parser():
     g = p.add_argument_group("training")
     g.add_argument("--epochs", type=count, default=1, help="passes over the data")
     update_flags(p, g, batch_size=32, accumulation_steps=8, learning_rate=5e-4)
-    g.add_argument("--lr_schedule", choices=LR_SCHEDULES, default="minimind", help="of the rate over the run")
+    g.add_argument("--lr_schedule", choices=tuple(SCHEDULES), default="minimind", help="of the rate over the run")
     g.add_argument("--warmup_iters", type=size, default=0, help="linear warm-up, in micro-batches")
     optimizer_flags(g)
 

@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from dataset.electra_dataset import SHORTEST
 from dataset.flags import fraction, positive
-from model.model_electra import MASK_STYLES, POSITION_INITS, SAMPLING, SIZES
+from model.electra_sizes import MASK_STYLES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
 from trainer.arguments import (
     count,
     data_flags,
@@ -17,7 +16,7 @@ from trainer.arguments import (
     size,
     update_flags,
 )
-from trainer.optim import ENCODER_SCHEDULES
+from trainer.schedules import ENCODER_SCHEDULES
 
 WARM_UP = 10_000  # updates
 ROOT = Path(__file__).resolve().parents[1]

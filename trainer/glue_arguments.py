@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from dataset.flags import fraction, positive
-from dataset.glue_dataset import TASKS
+from dataset.glue_tasks import TASKS
 from trainer.arguments import (
     common_warnings,
     count,

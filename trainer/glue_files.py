@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dataset.faults import DataError
-from dataset.glue_dataset import TASKS, GlueAssembler, cached_features, read_features
+from dataset.glue_dataset import GlueAssembler, cached_features, read_features
+from dataset.glue_tasks import TASKS
 from dataset.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.runtime import UserError, on_main
 from trainer.session import make_folder

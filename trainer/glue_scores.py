@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from dataset.glue_dataset import TASKS
+from dataset.glue_tasks import TASKS
 from trainer.checkpoint import atomic_file
 from trainer.glue_model import forward, loss_sum
 from trainer.report import finite

@@ -18,11 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dataset.documents import DataError
-
-
-class UserError(ValueError):
-    """Something the user can mend: shown as one line, exit code 2, no traceback."""
+from dataset.faults import DataError
+from trainer.errors import UserError
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import importlib
 import secrets
 
-from trainer.runtime import UserError
+from trainer.errors import UserError
 
 TRACKERS = ("wandb", "swanlab", "trackio", "tensorboard")
 

@@ -20,6 +20,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports; main() sets its own
 if __package__ in (None, ""):  # run by path: trainer/ would come first and could shadow a dependency
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from trainer.electra_arguments import parse_args
+
+    parse_args()
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -30,16 +34,18 @@ from dataset.encoder import LineEncoder
 from dataset.token_store import open_or_build
 from dataset.vocabulary import check_known, check_size
 from dataset.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
-from model.model_electra import SIZES, ElectraPretrainer, configs, flops_per_token
+from model.electra_sizes import SIZES
+from model.model_electra import ElectraPretrainer, configs, flops_per_token
 from trainer.arguments import common_warnings, warnings_of
 from trainer.checkpoint import replace
 from trainer.electra_arguments import WARM_UP, parse_args, parser
 from trainer.electra_loss import N_SUMS, metrics, objective
 from trainer.engine import Engine
 from trainer.machine import product_rate
-from trainer.optim import ENCODER_SCHEDULES, build_optimizer
+from trainer.optim import build_optimizer
 from trainer.report import describe
 from trainer.runtime import UserError, compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
+from trainer.schedules import ENCODER_SCHEDULES
 from trainer.session import carry_out, launch, make_folder, new_run
 from trainer.train_tokenizer import Source, draw_sample
 

@@ -22,6 +22,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports; main() sets its own
 if __package__ in (None, ""):  # run by path: trainer/ would come first and could shadow a dependency
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from trainer.glue_arguments import parse_args
+
+    parse_args()
 
 from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
@@ -48,9 +52,10 @@ from trainer.glue_model import (
 )
 from trainer.glue_padding import is_known
 from trainer.glue_scores import Evaluation, line_of, look_back, read_json, show_table, summary, write_json
-from trainer.optim import ENCODER_SCHEDULES, build_adamw
+from trainer.optim import build_adamw
 from trainer.report import Reporter, describe
 from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
+from trainer.schedules import ENCODER_SCHEDULES
 from trainer.session import carry_out, launch, make_folder, new_run
 
 

@@ -18,6 +18,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports; main() sets its own
 if __package__ in (None, ""):  # run by path: trainer/ would come first and could shadow a dependency
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from trainer.arguments import parse_args
+
+    parse_args()
 
 import torch
 
@@ -33,7 +37,7 @@ from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
 from trainer.loop import train_epoch
 from trainer.machine import product_rate
-from trainer.optim import build_optimizer, get_lr, learning_rate
+from trainer.optim import build_optimizer
 from trainer.report import describe, flops_per_token, mean_context
 from trainer.runtime import (
     UserError,
@@ -44,6 +48,7 @@ from trainer.runtime import (
     seed_everything,
     user_errors,
 )
+from trainer.schedules import get_lr, learning_rate
 from trainer.session import carry_out, launch, make_folder, new_run
 
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]

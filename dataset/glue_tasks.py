@@ -1,0 +1,54 @@
+"""The tasks of the GLUE benchmark: one table that files, metrics and flags are read from."""
+
+from typing import NamedTuple
+
+
+class Task(NamedTuple):
+    """A task of the benchmark. `dev` and `test` are (suffix of the metrics' names, file), (leaderboard's name, file)."""
+
+    folder: str
+    text: tuple  # columns of the sentences
+    label: str  # column of the label
+    labels: tuple  # its words, in the order of the classes; empty: a score from 0 to 5
+    metrics: tuple
+    epochs: int = 3
+    names: tuple = ()  # columns of train and dev files, where these have no header
+    dev: tuple = (("", "dev.tsv"),)
+    test: tuple = ()
+    skip_short_lines: bool = False  # the public file has lines with too few fields
+
+    @property
+    def outputs(self):
+        return len(self.labels) or 1
+
+
+def _test(name):
+    return ((name, "test.tsv"),)
+
+
+BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
+PAIR, ACCURACY = ("sentence1", "sentence2"), ("accuracy",)
+SPLITS = (("", "dev_matched.tsv"), ("-mm", "dev_mismatched.tsv"))
+TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"))
+COLA = ("source", "label", "star", "sentence")
+TASKS = {
+    "cola": Task("CoLA", ("sentence",), "label", BINARY, ("matthews",), names=COLA, test=_test("CoLA")),
+    "sst2": Task("SST-2", ("sentence",), "label", BINARY, ACCURACY, test=_test("SST-2")),
+    "mrpc": Task("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, ("accuracy", "f1"), test=_test("MRPC")),
+    "stsb": Task("STS-B", PAIR, "score", (), ("pearson", "spearman"), 10, test=_test("STS-B")),
+    "qqp": Task(
+        "QQP",
+        ("question1", "question2"),
+        "is_duplicate",
+        BINARY,
+        ("accuracy", "f1"),
+        test=_test("QQP"),
+        skip_short_lines=True,
+    ),
+    "mnli": Task(
+        "MNLI", PAIR, "gold_label", ("contradiction", "entailment", "neutral"), ACCURACY, dev=SPLITS, test=TESTS
+    ),
+    "qnli": Task("QNLI", ("question", "sentence"), "label", ENTAILMENT, ACCURACY, test=_test("QNLI")),
+    "rte": Task("RTE", PAIR, "label", ENTAILMENT, ACCURACY, 10, test=_test("RTE")),
+    "wnli": Task("WNLI", PAIR, "label", BINARY, ACCURACY, test=_test("WNLI")),
+}

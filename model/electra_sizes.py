@@ -1,0 +1,33 @@
+"""The published sizes of ELECTRA and the choices of its flags. Nothing here needs torch, so `--help` answers at once."""
+
+from dataclasses import dataclass
+
+SAMPLING = ("fp32_gumbel", "fp16_gumbel", "multinomial")
+MASK_STYLES = ("electra", "bert")
+POSITION_INITS = ("normal", "sinusoidal")
+SHORTEST = 5  # positions of an example: two segments and their special tokens
+
+
+@dataclass(frozen=True)
+class Size:
+    """A published configuration: the networks (the generator's width, heads and FFN are divided by `divisor`), and how
+    it is trained."""
+
+    layers: int
+    width: int
+    heads: int
+    ffn: int
+    embedding: int
+    divisor: int
+    max_steps: int
+    batch_size: int
+    max_seq_len: int
+    learning_rate: float
+    mask_share: float
+
+
+SIZES = {
+    "small": Size(12, 256, 4, 1024, 128, 4, 1_000_000, 128, 128, 5e-4, 0.15),
+    "base": Size(12, 768, 12, 3072, 768, 3, 766_000, 256, 512, 2e-4, 0.15),
+    "large": Size(24, 1024, 16, 4096, 1024, 4, 400_000, 2048, 512, 2e-4, 0.25),
+}

@@ -1,0 +1,121 @@
+"""The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
+
+from pathlib import Path
+
+from dataset.flags import Parser, fraction, not_negative, positive
+
+ROOT = Path(__file__).resolve().parents[1]
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+TASK_NAMES = ("perplexity", "pairs", "last_word", "choice")
+
+
+def model_flags(parser: Parser, dtype: str = "float32") -> None:
+    """The flags that `load` and `compute_dtype` of scripts/common.py read."""
+    g = parser.add_argument_group("model")
+    g.add_argument(
+        "--weight",
+        default=str(ROOT / "out" / "pretrain_512.pth"),
+        help="a .pth of the trainer, or a folder of save_pretrained or export_hf.py",
+    )
+    g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
+    g.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")
+    g.add_argument(
+        "--dtype",
+        choices=("auto", *DTYPE_NAMES),
+        default=dtype,
+        help=f"of the computation; auto: bfloat16 where the machine has it (default {dtype})",
+    )
+
+
+def generate_parser() -> Parser:
+    """The flags of generate.py."""
+    p = Parser(prog="generate.py", description="Continue a text, or talk to a model.", allow_abbrev=False)
+    p.add_argument("prompts", nargs="*", help="texts to continue; none: asked for, or read from a pipe, one a line")
+    model_flags(p)
+    g = p.add_argument_group("sampling")
+    g.add_argument("--max_new_tokens", type=positive(int), default=256, help="at most so many (default 256)")
+    g.add_argument("--temperature", type=not_negative(float), default=0.8, help="0: the likeliest token (default 0.8)")
+    g.add_argument(
+        "--top_p", type=positive(float), default=0.9, help="from the likeliest that sum to this; 1: all (0.9)"
+    )
+    g.add_argument("--top_k", type=not_negative(int), default=0, help="from so many of the likeliest; 0: all (default)")
+    g.add_argument(
+        "--min_p", type=fraction, default=0.0, help="from those of this share of the likeliest's probability"
+    )
+    g.add_argument(
+        "--repetition_penalty",
+        type=positive(float),
+        default=1.0,
+        help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
+    )
+    g.add_argument("--seed", type=not_negative(int), default=42, help="the same seed, the same text (default 42)")
+    g.add_argument(  # no switch of true or false: that would take the prompt after it for its value
+        "--chat",
+        action="store_true",
+        help="put the prompts through the chat template; interactive: keep the conversation",
+    )
+    return p
+
+
+def evaluate_parser() -> Parser:
+    """The flags of evaluate.py."""
+    p = Parser(
+        prog="evaluate.py",
+        description="Judge a model: perplexity of any text, minimal pairs, last words, multiple choice.",
+        allow_abbrev=False,
+    )
+    p.add_argument("task", choices=TASK_NAMES, help="what to measure")
+    p.add_argument("--data_path", nargs="+", required=True, help="perplexity: as in training; otherwise jsonl files")
+    p.add_argument(
+        "--out", help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data})"
+    )
+    p.switch(p, "--skip_bad_lines", False, "perplexity: skip and count faulty lines of a jsonl")
+    model_flags(p, dtype="auto")
+    g = p.add_argument_group("scoring")
+    g.add_argument(
+        "--batch_tokens",
+        type=positive(int),
+        help="positions per forward (default 1024 on a CPU, whose caches hold that; or 16384)",
+    )
+    g.add_argument(
+        "--max_length", type=positive(int), default=512, help="positions of a window: as the model was trained (512)"
+    )
+    g.add_argument(
+        "--stride", type=positive(int), help="new tokens per window of a long text (default: max_length / 2)"
+    )
+    g.add_argument("--delimiter", default=" ", help="between context and choice (default: a space; '' for Chinese)")
+    g.add_argument("--group_by", help="a field of the objects, as BLiMP's UID: an accuracy for each of its values, too")
+    return p
+
+
+def export_parser() -> Parser:
+    """The flags of export_hf.py."""
+    p = Parser(
+        prog="export_hf.py", description="Hand a model on to other programs, and bring it back.", allow_abbrev=False
+    )
+    p.add_argument("--weight", required=True, help="a .pth of the trainer or a folder; for --to_pth a folder")
+    p.add_argument("--out_dir", help="folder to write the export to")
+    p.add_argument("--to_pth", help=".pth to write, with its .json, from the folder --weight")
+    p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
+    p.add_argument(
+        "--dtype",
+        choices=("auto", *DTYPE_NAMES),
+        default="auto",
+        help="of the export; auto: the smallest that is exact",
+    )
+    p.switch(p, "--overwrite", False, "replace what is there")
+    return p
+
+
+def report_parser() -> Parser:
+    """The flags of report.py."""
+    p = Parser(
+        prog="report.py",
+        description="Write one HTML page about a run, or several side by side: curves, samples, settings, machine.",
+        allow_abbrev=False,
+    )
+    p.add_argument("runs", nargs="+", help="metrics files, weights, or folders")
+    p.add_argument(
+        "--out", help="the page to write (default: beside the first run's metrics; compare.html for several)"
+    )
+    return p
