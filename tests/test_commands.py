@@ -109,3 +109,20 @@ def test_help_and_wrong_flags_are_answered_without_importing_torch(script, flag,
 
 def test_evaluate_offers_the_tasks_that_there_are():
     assert tuple(tasks.TASKS) == script_arguments.TASK_NAMES
+
+
+@pytest.mark.parametrize("script", PARSERS)
+def test_help_tells_a_default_once_and_no_empty_one(script):
+    for entry in re.split(r"\n\n|\n  (?=-)", PARSERS[script]().format_help()):
+        assert entry.count("default:") <= 1, entry
+        assert "default: None" not in entry
+        assert "default: []" not in entry
+
+
+@pytest.mark.parametrize("script", ["trainer/train_pretrain.py", "trainer/train_electra.py", "trainer/train_glue.py"])
+def test_help_gives_the_unit_of_every_interval(script):
+    for action in PARSERS[script]()._actions:
+        if action.dest.endswith("interval"):
+            assert action.help.startswith("micro-batches between"), action.dest
+        if action.dest.endswith("_steps") and action.dest != "accumulation_steps":
+            assert action.help.startswith("updates"), action.dest

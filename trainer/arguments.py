@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from dataset.flags import Parser, fraction, not_negative, positive
+from dataset.flags import HelpWithDefaults, Parser, fraction, not_negative, positive
 from trainer.schedules import SCHEDULES
 from trainer.trackers import TRACKERS
 
@@ -28,7 +28,7 @@ def new_parser(prog, description):
     return Parser(
         prog=prog,
         description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpWithDefaults,
         allow_abbrev=False,
     )
 
