@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from dataset.glue_dataset import TASKS, Batch
+from dataset.glue_dataset import Batch
+from dataset.glue_tasks import TASKS
 from tests.glue_helpers import arguments, complaint, fine_tune, make_place
 from tests.helpers import new_port, run_ranks
 from tests.test_glue import WORDS
