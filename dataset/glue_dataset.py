@@ -236,7 +236,7 @@ class GluePlan:
 class Batch(NamedTuple):
     ids: torch.Tensor  # int64 [R, T]
     mask: torch.Tensor  # int64 [R, T]: 1 where there is a token
-    types: torch.Tensor  # int64 [R, T]: 1 in the second sentence
+    types: torch.Tensor  # int64 [R, T]: 1 in the second sentence; CLS has the tokenizer's own
     labels: torch.Tensor  # [R]: int64 classes or float32 scores; [0] for a test file
 
     to = to_device
@@ -251,6 +251,7 @@ class GlueAssembler(Dataset):
         self.features, self.max_seq_len, self.full = features, max_seq_len, full
         self.width = self._padded(features.lengths)
         self.cls_id, self.sep_id, self.pad_id = encoder.cls_id, encoder.sep_id, encoder.pad_id
+        self.cls_type = encoder.cls_type
 
     def _padded(self, lengths):
         return min(-(-int(lengths.max()) // MULTIPLE) * MULTIPLE, self.max_seq_len)
@@ -261,6 +262,7 @@ class GlueAssembler(Dataset):
         T = self.width if self.full else self._padded(lengths)
         ids = np.full((len(numbers), T), self.pad_id, dtype=np.int64)
         types = np.zeros_like(ids)
+        types[:, 0] = self.cls_type
         for r, (begin, first, second) in enumerate(
             zip(f.begin[numbers], f.first[numbers], f.second[numbers], strict=True)
         ):

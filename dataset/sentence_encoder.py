@@ -20,6 +20,7 @@ class SentenceEncoder(DocumentEncoder):
         self.cls_id, self.sep_id, self.pad_id = (getattr(tokenizer, f"{n}_token_id") for n in ("cls", "sep", "pad"))
         if None in (self.cls_id, self.sep_id, self.pad_id):
             raise ValueError("the tokenizer has no CLS, SEP or padding token; an encoder such as ELECTRA is wanted")
+        self.cls_type = getattr(tokenizer, "cls_token_type_id", 0)  # Funnel has a segment for CLS alone
         own_format = tokenizer("a").input_ids
         if own_format[:1] != [self.cls_id]:
             raise ValueError(

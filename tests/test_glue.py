@@ -10,6 +10,7 @@ from dataset.faults import DataError
 from dataset.glue_dataset import (
     GlueAssembler,
     GluePlan,
+    Rows,
     cached_features,
     encode_rows,
     longest_first,
@@ -219,3 +220,15 @@ def test_a_tokenizer_with_cls_elsewhere_than_first_is_refused():
     assert tokenizer("a").input_ids[-1] == tokenizer.cls_token_id
     with pytest.raises(ValueError, match="XLNetTokenizer does not begin an example with its CLS token"):
         SentenceEncoder(tokenizer)
+
+
+def test_a_tokenizer_with_a_segment_for_cls_gets_it():
+    """Funnel's; BERT's CLS is of the first segment."""
+    for cls_type in (0, 2):
+        tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)})
+        if cls_type:
+            tokenizer.cls_token_type_id = cls_type
+        own = SentenceEncoder(tokenizer)
+        features = encode_rows(Rows([["a"], ["b"]], [0], 0), TASKS["rte"], own, 16)
+        batch = GlueAssembler(features, own, 16)[np.array([0])]
+        assert batch.types[0, :5].tolist() == [cls_type, 0, 0, 1, 1]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dataset.faults import DataError
-from dataset.glue_dataset import GlueAssembler, cached_features, read_features
+from dataset.glue_dataset import Features, GlueAssembler, cached_features, read_features
 from dataset.glue_tasks import TASKS
 from dataset.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.runtime import UserError, on_main
@@ -67,7 +67,7 @@ def read_task(job, name, folder):
     return Data(name, task, key, training, dev, test)
 
 
-def check_sentences(features, unk_id, what):
+def check_sentences(features: Features, unk_id: int | None, what: str) -> None:
     """Errors: DataError where the tokenizer knows little of the first sentences, or makes nothing of them."""
     check_known(features.tokens, unk_id, what)
     empty = (features.first + features.second == 0)[:LOOKED_AT]

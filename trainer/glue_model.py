@@ -1,5 +1,6 @@
 """The model of train_glue.py: a pretrained encoder with a head for a task, its rates by layer, loss and saving."""
 
+import argparse
 import hashlib
 import math
 import re
@@ -9,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
 from transformers.utils import cached_file
 
+from dataset.glue_tasks import Task
 from dataset.vocabulary import check_size
 from model.compiled_encoder import compile_layers, eager_if
 from model.model_electra import init_position_embeddings
@@ -86,7 +88,7 @@ def init_model(args, task, folder, vocab_size):
     return model, new
 
 
-def check_config(config, args, vocab_size):
+def check_config(config: PretrainedConfig, args: argparse.Namespace, vocab_size: int) -> None:
     """Errors: UserError where a config has too few positions or entries. Positions that are counted from one token to
     another have no table: such a config has no limit, or one below 1."""
     positions = getattr(config, "max_position_embeddings", None)
@@ -121,7 +123,9 @@ class Checked(NamedTuple):
     dtype: torch.dtype  # of its products
 
 
-def check_models(args, tasks, folder, vocab_size, dtype=torch.float32):
+def check_models(
+    args: argparse.Namespace, tasks: list[Task], folder: Path, vocab_size: int, dtype: torch.dtype = torch.float32
+) -> Checked:
     """Load the model for every task once, for the errors of init_model. dtype: the one that is asked for."""
     for task in tasks:
         model, _ = init_model(args, task, folder, vocab_size)

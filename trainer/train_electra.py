@@ -9,6 +9,7 @@ vocabulary of its own data. A step is an update here, as in the paper. `--help` 
 data, masking and what comes out.
 """
 
+import argparse
 import math
 import shutil
 import signal
@@ -26,6 +27,7 @@ if __name__ == "__main__":  # --help and wrong flags are answered before torch i
     parse_args()
 
 import torch
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
@@ -158,7 +160,7 @@ def open_vocabulary(args, data_path, folder, ranks):
     return wordpiece(on_main(ranks, train_it), args.lower_case)
 
 
-def model_vocabulary(args):
+def model_vocabulary(args: argparse.Namespace) -> PreTrainedTokenizerBase:
     """The tokenizer beside --model_path's discriminator. Errors: UserError where there is none."""
     check_networks(args)
     place = Path(args.model_path, "discriminator")
@@ -194,7 +196,7 @@ def init_model(args, tokenizer):
     return ElectraPretrainer.from_configs(*pair, **options)
 
 
-def check_networks(args):
+def check_networks(args: argparse.Namespace) -> None:
     for name in NETWORKS:
         if not Path(args.model_path, name, "config.json").is_file():
             raise UserError(
