@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.documents import DataError
+from dataset.faults import DataError
 from dataset.loader import gather
 from dataset.packing import EpochPlan
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
@@ -24,6 +24,28 @@ def split_weight(argument):
         return argument, None
 
 
+def group_sources(data_path: list[str]) -> list[tuple[list[str], float | None]]:
+    """[(paths, share)], one for each token store: without shares all paths make one store together, so that 300 files of
+    a pattern that the shell spelt out are one corpus; with shares each path has its own.
+
+    Errors: DataError where some paths have a share and others have none.
+    """
+    sources = [split_weight(argument) for argument in data_path]
+    without_share = [path for path, share in sources if share is None]
+    if len(without_share) == len(sources):
+        return [(without_share, None)]
+    if without_share:
+        raise DataError(f"--data_path: give every source a share, or none; {without_share[0]} has none")
+    return [([path], share) for path, share in sources]
+
+
+def name_of(paths: list[str]) -> str:
+    """What a message calls the source of these paths."""
+    if len(paths) == 1:
+        return paths[0]
+    return f"{paths[0]} and {len(paths) - 1} more"
+
+
 class Corpus:
     """Tokenises what is new, opens the token stores and plans epochs.
 
@@ -34,8 +56,8 @@ class Corpus:
 
     def __init__(self, data_path, encoder, *, max_seq_len, seed, pack=True, long_documents="split",
                  val_path=None, val_fraction=0.0, **store_options):  # fmt: skip
-        sources = [split_weight(argument) for argument in data_path]
-        stores = [open_or_build(path, encoder, **store_options) for path, _ in sources]
+        groups = group_sources(data_path)
+        stores = [open_or_build(paths, encoder, **store_options) for paths, _ in groups]
         self.store = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.bad_lines = [store.bad_lines for store in stores]
         self.max_seq_len, self.seed, self.pack, self.long_documents = max_seq_len, seed, pack, long_documents
@@ -53,13 +75,10 @@ class Corpus:
                 raise DataError(
                     f"--val_fraction {val_fraction} holds out none of {len(self.store)} documents: raise it"
                 )
-        weights = [weight for _, weight in sources]
-        self.sources, self.mixture = [path for path, _ in sources], None
-        if any(weight is not None for weight in weights):
-            if None in weights:
-                raise DataError(
-                    f"--data_path: give every source a share, or none; {self.sources[weights.index(None)]} has none"
-                )
+        self.sources = [name_of(paths) for paths, _ in groups]
+        self.mixture = None
+        if groups[0][1] is not None:
+            weights = [share for _, share in groups]
             joined = self.store if len(stores) > 1 else ConcatStore(stores)
             limit = max_seq_len if not pack or long_documents == "truncate" else None
             self.mixture = Mixture(joined, weights, seed, self.documents, max_tokens=limit)

@@ -133,7 +133,10 @@ class _Builder:
         if not self.encode.encoder.portable:
             num_procs = 1
         counter, bad = LineCounter(), BadLines()
-        progress = _Progress(self.meta["source_name"], source_bytes, num_procs, self.progress)
+        name = self.meta["source_name"]
+        if len(self.files) > 1:
+            name = f"{name} ({len(self.files):,} files)"
+        progress = _Progress(name, source_bytes, num_procs, self.progress)
         with (
             StoreWriter(self.place, target, keep_blocks=n > 1) as writer,
             closing(encode_blocks(islice(blocks, k - 1, None, n), self.encode, num_procs)) as results,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: dataset/ would come first and could shadow a dependency
     sys.path[0] = str(ROOT)
 
-from dataset.corpus import split_weight
+from dataset.corpus import group_sources, name_of
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.flags import Parser, positive
 from dataset.token_store import open_or_build
@@ -26,7 +26,9 @@ from dataset.token_store import open_or_build
 def build_parser() -> Parser:
     options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     p = Parser(prog="tokenize_corpus.py", description=__doc__, **options)
-    p.add_argument("--data_path", nargs="+", required=True, help="as the trainer's; each source gets a store")
+    p.add_argument(
+        "--data_path", nargs="+", required=True, help="as the trainer's; with shares each source gets a store"
+    )
     p.add_argument("--tokenizer_path", default=str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
     p.add_argument("--text_field", default="text", help="the field that holds the text")
     p.add_argument("--cache_dir", help="folder for tokenised data (default: .token_store beside the data)")
@@ -47,12 +49,13 @@ def shard(value: str) -> tuple[int, int]:
 def main(argv=None) -> int:
     args = build_parser().parse_args(argv)
     encoder = DocumentEncoder(load_tokenizer(args.tokenizer_path), args.parse_special_tokens)
-    for source in args.data_path:
-        path = split_weight(source)[0]
+    for paths, _ in group_sources(args.data_path):
         options = (args.cache_dir, args.text_field, args.skip_bad_lines, args.num_procs)
-        store = open_or_build(path, encoder, *options, shard=args.shard)
+        store = open_or_build(paths, encoder, *options, shard=args.shard)
         if store is None:
-            print(f"{path}: part {args.shard[0]} of {args.shard[1]} is done; the last one puts the store together")
+            print(
+                f"{name_of(paths)}: part {args.shard[0]} of {args.shard[1]} is done; the last one puts the store together"
+            )
             continue
         print(
             "\n".join(
