@@ -9,6 +9,7 @@ from dataset.loader import gather
 from dataset.packing import EpochPlan
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
 from dataset.token_store import open_or_build
+from dataset.wording import counted
 
 EVAL_ROWS = 16  # rows of a validation batch: fixed, so that the figures do not depend on the training batch
 
@@ -73,7 +74,7 @@ class Corpus:
             self.documents, self.val_documents = split_by_hash(self.store, val_fraction)
             if not len(self.val_documents):
                 raise DataError(
-                    f"--val_fraction {val_fraction} holds out none of {len(self.store)} documents: raise it"
+                    f"--val_fraction {val_fraction} holds out none of {counted(len(self.store), 'document')}: raise it"
                 )
         self.sources = [name_of(paths) for paths, _ in groups]
         self.mixture = None
@@ -117,7 +118,7 @@ class Corpus:
             return []
         shares = self.mixture.report(self.mixture.epoch_documents(epoch))
         return [
-            f"{path}: {share.drawn:.2%} of the tokens (asked {share.asked:.2%}), {share.documents:,} documents, "
+            f"{path}: {share.drawn:.2%} of the tokens (asked {share.asked:.2%}), {counted(share.documents, 'document')}, "
             f"{share.used:.1%} of the source"
             for path, share in zip(self.sources, shares, strict=True)
         ]

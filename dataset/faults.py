@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from dataset.wording import counted
+
 
 class DataError(ValueError):
     """What the owner of the data can mend: one line that says where, what and how. `kind` groups faults of lines."""
@@ -68,7 +70,7 @@ class BadLines:
         """Printable lines: the total, then each kind with its count and first places; none if nothing was skipped."""
         if not self.total:
             return []
-        lines = [f"skipped {self.total:,} bad line{'s' if self.total > 1 else ''}:"]
+        lines = [f"skipped {counted(self.total, 'bad line')}:"]
         for kind, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0])):
             lines.append(f"  {kind}: {count:,}")
             lines += [f"    {fault.path}:{fault.line}: {fault.reason}" for fault in self.places[kind]]

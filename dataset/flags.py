@@ -4,6 +4,8 @@ import argparse
 import math
 import sys
 
+from dataset.wording import one_line
+
 
 def boolean(text):
     """`--flag`, `--flag true`, `--flag 0` ...: bool("False") would be true."""
@@ -35,10 +37,25 @@ def not_negative(kind):
     return convert
 
 
+def share(text: str) -> float:
+    """A part of a whole, above 0 and up to all of it."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0 and at most 1")
+    return value
+
+
 def fraction(text):
     value = float(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 1")
+    return value
+
+
+def seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 2**32")
     return value
 
 
@@ -57,7 +74,7 @@ class Parser(argparse.ArgumentParser):
     """One line for a wrong flag, and a bare form for booleans."""
 
     def error(self, message):
-        print(f"error: {message} (--help lists the flags)", file=sys.stderr)
+        print(f"error: {one_line(message)} (--help lists the flags)", file=sys.stderr)
         sys.exit(2)
 
     def switch(self, group, name, default, help):

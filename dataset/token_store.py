@@ -27,6 +27,7 @@ from dataset.documents import BLOCK_BYTES, LineCounter, find_files, split_into_b
 from dataset.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.faults import BadLines, DataError
 from dataset.store_format import DamagedStore, StoreWriter, TokenStore, remove
+from dataset.wording import counted
 
 FORMAT = 1  # raised when the same input would give another store
 BYTES_PER_PROCESS = 4 << 20  # less text than this does not pay for a process
@@ -314,15 +315,17 @@ class _Progress:
         if shown and sys.stderr.isatty():
             self.bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"tokenising {name}", dynamic_ncols=True)
         elif shown:
-            print(f"tokenising {name}: {total / 1e6:.1f} MB, {num_procs} process{'es' * (num_procs > 1)}", flush=True)
+            print(f"tokenising {name}: {total / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}", flush=True)
 
     def advance(self, source_bytes: int, writer: StoreWriter) -> None:
         self.done += source_bytes
         seconds = max(time.monotonic() - self.start, 1e-9)
-        self.state = f"{writer.documents:,} documents, {writer.tokens:,} tokens, {self.done / 1e6 / seconds:.1f} MB/s"
+        self.state = f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}, {self.done / 1e6 / seconds:.1f} MB/s"
         if self.bar is not None:
             self.bar.update(source_bytes)
-            self.bar.set_postfix_str(f"{writer.documents:,} documents, {writer.tokens:,} tokens", refresh=False)
+            self.bar.set_postfix_str(
+                f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}", refresh=False
+            )
         elif self.shown and time.monotonic() - self.last > 60:
             self.last = time.monotonic()
             left = seconds * max(self.total - self.done, 0) / max(self.done, 1)

@@ -21,6 +21,7 @@ from dataset.corpus import group_sources, name_of
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.flags import Parser, positive
 from dataset.token_store import open_or_build
+from dataset.wording import counted, one_line
 
 
 def build_parser() -> Parser:
@@ -59,7 +60,8 @@ def main(argv=None) -> int:
             continue
         print(
             "\n".join(
-                store.bad_lines.report() + [f"{store.folder}: {len(store):,} documents, {len(store.tokens):,} tokens"]
+                store.bad_lines.report()
+                + [f"{store.folder}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}"]
             )
         )
     return 0
@@ -69,7 +71,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except ValueError as error:  # what the user can mend: DataError, no tokenizer there
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,11 +2,18 @@
 
 from pathlib import Path
 
-from dataset.flags import Parser, fraction, not_negative, positive
+from dataset.flags import Parser, fraction, not_negative, positive, seed, share
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "last_word", "choice")
+# The flags of evaluate.py that only some tasks read
+FLAGS_OF_TASKS = {
+    "skip_bad_lines": ("perplexity",),
+    "stride": ("perplexity",),
+    "delimiter": ("choice",),
+    "group_by": ("pairs", "last_word", "choice"),
+}
 
 
 def model_flags(parser: Parser, dtype: str = "float32") -> None:
@@ -35,9 +42,7 @@ def generate_parser() -> Parser:
     g = p.add_argument_group("sampling")
     g.add_argument("--max_new_tokens", type=positive(int), default=256, help="at most so many (default 256)")
     g.add_argument("--temperature", type=not_negative(float), default=0.8, help="0: the likeliest token (default 0.8)")
-    g.add_argument(
-        "--top_p", type=positive(float), default=0.9, help="from the likeliest that sum to this; 1: all (0.9)"
-    )
+    g.add_argument("--top_p", type=share, default=0.9, help="from the likeliest that sum to this; 1: all (0.9)")
     g.add_argument("--top_k", type=not_negative(int), default=0, help="from so many of the likeliest; 0: all (default)")
     g.add_argument(
         "--min_p", type=fraction, default=0.0, help="from those of this share of the likeliest's probability"
@@ -48,7 +53,7 @@ def generate_parser() -> Parser:
         default=1.0,
         help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
     )
-    g.add_argument("--seed", type=not_negative(int), default=42, help="the same seed, the same text (default 42)")
+    g.add_argument("--seed", type=seed, default=42, help="the same seed, the same text (default 42)")
     g.add_argument(  # no switch of true or false: that would take the prompt after it for its value
         "--chat",
         action="store_true",
@@ -69,7 +74,7 @@ def evaluate_parser() -> Parser:
     p.add_argument(
         "--out", help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data})"
     )
-    p.switch(p, "--skip_bad_lines", False, "perplexity: skip and count faulty lines of a jsonl")
+    p.switch(p, "--skip_bad_lines", None, "perplexity: skip and count faulty lines of a jsonl")
     model_flags(p, dtype="auto")
     g = p.add_argument_group("scoring")
     g.add_argument(
@@ -81,10 +86,15 @@ def evaluate_parser() -> Parser:
         "--max_length", type=positive(int), default=512, help="positions of a window: as the model was trained (512)"
     )
     g.add_argument(
-        "--stride", type=positive(int), help="new tokens per window of a long text (default: max_length / 2)"
+        "--stride",
+        type=positive(int),
+        help="perplexity: new tokens per window of a long text (default: max_length / 2)",
     )
-    g.add_argument("--delimiter", default=" ", help="between context and choice (default: a space; '' for Chinese)")
-    g.add_argument("--group_by", help="a field of the objects, as BLiMP's UID: an accuracy for each of its values, too")
+    g.add_argument("--delimiter", help="choice: between context and choice (default: a space; '' for Chinese)")
+    g.add_argument(
+        "--group_by",
+        help="not perplexity: a field of the objects, as BLiMP's UID: an accuracy for each of its values, too",
+    )
     return p
 
 

@@ -46,6 +46,7 @@ def load_model(weight):
     path = Path(weight)
     if not path.is_dir():
         return MiniMindForCausalLM.from_pth(path)
+    utf8_folder("--weight", path)
     if not (path / "config.json").exists():
         raise UserError(f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted")
     disable_progress_bar()
@@ -62,6 +63,15 @@ def load_model(weight):
                 f"{path}: {len(faults[what])} {what.replace('_', ' ')}, {sorted(map(str, faults[what]))[0]}"
             )
     return model.eval()
+
+
+def utf8_folder(flag: str, path: str | Path) -> Path:
+    """The folder, if its whole path is UTF-8: the libraries that read and write exports take no other. UserError."""
+    try:
+        str(Path(path).absolute()).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{flag} {ascii(str(path))}: the path is not UTF-8; rename the folder or use another") from None
+    return Path(path)
 
 
 def tokenizer_folder(weight, tokenizer_path=None):

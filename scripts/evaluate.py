@@ -17,21 +17,24 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
-    from scripts.arguments import evaluate_parser
+    from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
 
     evaluate_parser().parse_args()
 
+import argparse
 import contextlib
 import hashlib
 import json
 import math
+import os
 import re
 import time
 
 import torch
 
 from dataset.documents import BadLines
-from scripts.arguments import evaluate_parser
+from dataset.wording import counted, one_line, printable
+from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
 from scripts.common import compute_dtype, load
 from scripts.scoring import Score, batches, score_groups
 from scripts.tasks import TASKS, Limits
@@ -41,6 +44,7 @@ from trainer.runtime import UserError, run_cli, user_errors
 
 def main(argv=None):
     args = evaluate_parser().parse_args(argv)
+    check_flags_of_task(args)
     model, tokenizer, encoder = load(args)
     stride = args.stride or max(args.max_length // 2, 1)
     if stride > args.max_length:
@@ -51,14 +55,12 @@ def main(argv=None):
         raise UserError(
             f"--max_length {args.max_length}: the model has {model.config.max_position_embeddings} positions"
         )
-    if args.skip_bad_lines and args.task != "perplexity":
-        raise UserError("--skip_bad_lines is for perplexity: the other tasks want every line of their files")
     bad_lines = BadLines() if args.skip_bad_lines else None
     task, limits = TASKS[args.task], Limits(args.max_length, stride, args.delimiter, args.group_by, bad_lines)
     with user_errors():
         items = task.items(args.data_path, encoder, limits)
         for line in bad_lines.report() if bad_lines else ():
-            print(line, file=sys.stderr)
+            print(printable(line), file=sys.stderr)
         if not items:
             raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
         out = Path(args.out or default_out(args))
@@ -68,9 +70,20 @@ def main(argv=None):
         scores, speed = score_items(model, items, args, journal)
         figures, counts = task.metrics(items, scores)
         report(args, figures, counts, speed, out)
+    except BrokenPipeError:  # nobody reads the table any more; that says nothing of the files
+        raise
     except OSError as error:
         raise UserError(f"{out}.*: {error.strerror}; write elsewhere with --out") from error
     return 0
+
+
+def check_flags_of_task(args: argparse.Namespace) -> None:
+    """A flag that this task does not read ends the command: its figures would not be those that were asked for."""
+    for flag, tasks in FLAGS_OF_TASKS.items():
+        if getattr(args, flag) is not None and args.task not in tasks:
+            raise UserError(f"--{flag} has no effect on {args.task}: it is for {', '.join(tasks)}; leave it out")
+    if args.delimiter is None:
+        args.delimiter = " "
 
 
 def default_out(args):
@@ -78,7 +91,8 @@ def default_out(args):
     weight, paths = Path(args.weight).resolve(), [Path(path) for path in args.data_path]
     names = "+".join(re.sub(r"(\.(jsonl|txt|parquet|gz|zst))+$", "", path.name) for path in paths)
     names = re.sub(r"[^\w.+-]", "_", names)[:60]
-    digest = hashlib.sha256("\n".join(str(path.resolve()) for path in paths).encode()).hexdigest()[:6]
+    resolved = "\n".join(str(path.resolve()) for path in paths)
+    digest = hashlib.sha256(os.fsencode(resolved)).hexdigest()[:6]  # the name of a file need not be UTF-8
     stem = weight.name.removesuffix(".pth")
     return weight.with_name(f"{stem}.{args.task}.{names}-{digest}")
 
@@ -179,14 +193,7 @@ def fingerprint(args, items):
 
 
 def report(args, figures, counts, speed, out):
-    """The table on stdout and {out}.json."""
-    print(
-        f"{args.task}: {Path(args.weight).name} on {', '.join(f'{n:,} {what}' for what, n in counts.items())}, {args.dtype}"
-    )
-    width = max(map(len, figures))
-    for name, metric in figures.items():
-        inside = "" if math.isnan(metric.low) else f"   [{metric.low:.6g}, {metric.high:.6g}] 95 %, {metric.interval}"
-        print(f"  {name:{width}} {metric.value:12.6g}{inside}")
+    """{out}.json first, so that a reader who leaves does not cost the figures; then the table on stdout."""
     result = {
         "task": args.task,
         "weight": str(args.weight),
@@ -199,7 +206,13 @@ def report(args, figures, counts, speed, out):
     }
     with atomic_file(f"{out}.json") as file:
         file.write(json.dumps(result, indent=2).encode() + b"\n")
-    print(f"{out}.json" + (f", {speed:,.1f} items/s" if speed else ", every score was there already"))
+    sizes = ", ".join(counted(number, unit.removesuffix("s"), unit) for unit, number in counts.items())
+    print(f"{args.task}: {printable(Path(args.weight).name)} on {sizes}, {args.dtype}")
+    width = max(map(len, figures))
+    for name, metric in figures.items():
+        inside = "" if math.isnan(metric.low) else f"   [{metric.low:.6g}, {metric.high:.6g}] 95 %, {metric.interval}"
+        print(f"  {one_line(name):{width}} {metric.value:12.6g}{inside}")
+    print(printable(f"{out}.json") + (f", {speed:,.1f} items/s" if speed else ", every score was there already"))
 
 
 if __name__ == "__main__":

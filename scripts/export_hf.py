@@ -31,7 +31,7 @@ from transformers import GenerationConfig
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
-from scripts.common import DTYPES, load_model, tokenizer_folder
+from scripts.common import DTYPES, load_model, tokenizer_folder, utf8_folder
 from scripts.hf_format import from_hf, hf_config, to_hf
 from scripts.model_card import model_card
 from trainer.checkpoint import save_weights
@@ -52,9 +52,9 @@ def main(argv=None):
         raise UserError("name what to write: --out_dir FOLDER for an export, or --to_pth FILE for the way back")
     with user_errors():
         if args.out_dir:
-            export(args.weight, Path(args.out_dir), args.tokenizer_path, args.dtype, args.overwrite)
+            export(args.weight, utf8_folder("--out_dir", args.out_dir), args.tokenizer_path, args.dtype, args.overwrite)
         else:
-            bring_back(Path(args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
+            bring_back(utf8_folder("--weight", args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
     return 0
 
 

@@ -24,6 +24,7 @@ import time
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from dataset.wording import counted, one_line, printable
 from scripts.arguments import generate_parser
 from scripts.common import compute_dtype, load
 from trainer.runtime import UserError, run_cli
@@ -48,7 +49,7 @@ def main(argv=None):
         except UserError as error:
             if args.prompts:
                 raise
-            print(f"error: {error}", file=sys.stderr)  # of this line alone: the next one may do
+            print(f"error: {one_line(error)}", file=sys.stderr)  # of this line alone: the next one may do
             failed = True
             continue
         answer = reply(model, tokenizer, ids, args)
@@ -79,9 +80,12 @@ def typed_prompts():
     while True:
         try:
             line = input("> ")
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             print()
             return
+        except KeyboardInterrupt:  # drops the line that was begun, as in a shell; the conversation stays
+            print("\n(Ctrl-D ends the session; on Windows Ctrl-Z and Enter)")
+            continue
         if line.strip():
             yield line
 
@@ -109,9 +113,11 @@ def chat_ids(tokenizer, messages, length):
 def reply(model, tokenizer, ids, args, echo=""):
     """Print a continuation of `ids` as it is sampled, then its speed; returns the text. Ctrl-C cuts it short."""
     if len(ids) > room(model, args):
-        raise UserError(f"a prompt of {len(ids)} tokens is too long: {room(model, args)} fit with --max_new_tokens")
+        raise UserError(
+            f"a prompt of {counted(len(ids), 'token')} is too long: {room(model, args)} fit with --max_new_tokens"
+        )
     stream = TextStream(tokenizer)
-    print(echo, end="", flush=True)
+    print_text(echo)
     start = time.perf_counter()
     try:
         generate(model, tokenizer, ids, args, stream)
@@ -119,7 +125,7 @@ def reply(model, tokenizer, ids, args, echo=""):
         stream.end()
     seconds = time.perf_counter() - start
     print(flush=True)
-    print(f"[{stream.count} tokens, {stream.count / seconds:.1f} tokens/s]", file=sys.stderr, flush=True)
+    print(f"[{counted(stream.count, 'token')}, {stream.count / seconds:.1f} tokens/s]", file=sys.stderr, flush=True)
     return stream.text
 
 
@@ -129,7 +135,7 @@ def generate(model, tokenizer, ids, args, streamer=None):
     sampling = (
         {
             "temperature": args.temperature,
-            "top_p": min(args.top_p, 1.0),
+            "top_p": args.top_p,
             "top_k": args.top_k,
             "min_p": args.min_p or None,
         }
@@ -149,13 +155,18 @@ def generate(model, tokenizer, ids, args, streamer=None):
     )
 
 
+def print_text(text: str) -> None:
+    """What the model or the prompt says is shown, not obeyed: a terminal would act on its control characters."""
+    print(printable(text), end="", flush=True)
+
+
 class TextStream(BaseStreamer):
     """Prints text as its tokens come; a character is held back until its last byte is there.
 
     `text` is what was printed, the same as decoding all tokens at once, and `count` the number of tokens.
     """
 
-    def __init__(self, tokenizer, write=lambda text: print(text, end="", flush=True)):
+    def __init__(self, tokenizer, write=print_text):
         self.tokenizer, self.write = tokenizer, write
         self.text, self.count, self.started = "", 0, False
         self.shown, self.waiting = [], []  # the tokens printed last, for decoders that look back; those not yet printed

@@ -280,8 +280,12 @@ def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
     with pytest.raises(ValueError, match=message) as error:
         run(task, weight, str(tmp_path / "d.jsonl"), tmp_path / "r")
     assert "\n" not in str(error.value)
+
+
+def test_a_stride_beyond_the_window_is_refused(weight, tmp_path):
+    data = jsonl(tmp_path / "d.jsonl", [{"text": "a cat"}])
     with pytest.raises(UserError, match="--stride 9 exceeds"):
-        run(task, weight, str(tmp_path / "d.jsonl"), tmp_path / "r", "--max_length", "8", "--stride", "9")
+        run("perplexity", weight, data, tmp_path / "r", "--max_length", "8", "--stride", "9")
 
 
 def test_a_long_context_loses_its_beginning_only():
@@ -319,3 +323,39 @@ def test_lm_evaluation_harness_agrees_on_the_export(weight, tmp_path):
     (file,) = tmp_path.glob("theirs*.json")
     theirs = json.loads(file.read_text())["results"]["local_choice"]["acc,none"]
     assert theirs == pytest.approx(values["accuracy"])
+
+
+@pytest.mark.parametrize(
+    "task, flags",
+    [
+        ("perplexity", ("--group_by", "UID")),
+        ("perplexity", ("--delimiter", "")),
+        ("pairs", ("--stride", "4")),
+        ("last_word", ("--skip_bad_lines",)),
+    ],
+)
+def test_a_flag_that_a_task_does_not_read_is_refused(weight, tmp_path, task, flags):
+    data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat", "sentence_good": "a", "sentence_bad": "b"}])
+    with pytest.raises(UserError, match=f"{flags[0]} has no effect on {task}"):
+        run(task, weight, data, tmp_path / "r", *flags)
+
+
+def test_a_reader_of_the_table_who_leaves_costs_no_figures_and_gets_no_false_line(weight, tmp_path):
+    data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat sat on a mat"}])
+    script = str(ROOT / "scripts" / "evaluate.py")
+    arguments = ["perplexity", "--weight", weight, "--data_path", data, "--out", str(tmp_path / "r"), "--device", "cpu"]
+    process = subprocess.Popen(
+        [sys.executable, script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.wait()
+    assert json.loads((tmp_path / "r.json").read_text())["metrics"]["perplexity"]["value"] > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no file names that are not UTF-8")
+def test_data_and_weights_may_have_names_that_are_not_utf8(weight, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    data = jsonl(folder / "data.jsonl", [{"text": "the cat sat on a mat"}])
+    assert evaluate.main(["perplexity", "--weight", weight, "--data_path", data, "--device", "cpu"]) == 0

@@ -1,5 +1,6 @@
 """scripts/generate.py: its sampling against transformers' greedy search and its stream against plain decoding."""
 
+import builtins
 import io
 import subprocess
 import sys
@@ -149,3 +150,48 @@ def test_twice_the_tokens_per_second_of_the_plain_loop():
     from benchmarks.generate import main
 
     assert main(["--tokens", "256", "--rounds", "1", "--threads", "1"]) >= 2
+
+
+def answers_at_the_prompt(monkeypatch, lines):
+    """Stands in for a person at a terminal: an exception in `lines` is what their key does."""
+    waiting = iter(lines)
+
+    def answer(_):
+        line = next(waiting)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(builtins, "input", answer)
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_conversation(weight, monkeypatch, capsys):
+    heard = []
+    monkeypatch.setattr(generate, "chat_ids", lambda _, messages, length: heard.append(messages) or [1, 2, 3])
+    answers_at_the_prompt(monkeypatch, ["first", KeyboardInterrupt(), "second", EOFError()])
+    shown = run(weight, "--chat", capsys=capsys).out
+    assert [message["content"] for message in heard[1]][0::2] == ["first", "second"]
+    assert "Ctrl-D ends the session" in shown
+
+
+@pytest.mark.parametrize("flags", [("--top_p", "1.5"), ("--top_p", "0"), ("--seed", str(2**64))])
+def test_a_number_out_of_its_range_ends_in_one_line(weight, flags, capsys):
+    with pytest.raises(SystemExit) as stop:
+        generate.main(["--weight", weight, *flags, "hi"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight, tokenizer, monkeypatch, capsys):
+    text = "\x1b[31mred\x9b2J \u202eback"
+    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+
+    def say(model, tokenizer, prompt, args, stream):
+        stream.put(torch.tensor([prompt]))
+        stream.put(ids)
+        stream.end()
+
+    monkeypatch.setattr(generate, "generate", say)
+    shown = run(weight, text, capsys=capsys).out
+    assert shown.count("␛[31mred<U+009B>2J <U+202E>back") == 2

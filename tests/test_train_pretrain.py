@@ -4,14 +4,15 @@ import json
 import os
 import re
 import signal
+import sys
 from unittest import mock
 
 import pytest
 import torch
 
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train
-from trainer import train_pretrain
+from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
+from trainer import arguments, train_pretrain
 from trainer.engine import Engine
 from trainer.runtime import UserError
 
@@ -421,3 +422,37 @@ def test_pitfall_7_nothing_waits_for_the_device_between_updates(data, tmp_path):
     with mock.patch.object(Engine, "micro_batch", closed):
         train(data_path=data, out_dir=tmp_path, log_interval=1000)
     assert not reads
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no file names that are not UTF-8")
+def test_folders_whose_names_are_not_utf8(tmp_path):
+    """Training, metrics and report; the name in the metrics file is read back as it was."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    data = write_corpus(folder / "corpus.jsonl", 4)
+    train(data_path=data, out_dir=folder / "out", report=1)
+    start = json.loads(next((folder / "out").glob("*.metrics.jsonl")).read_text().splitlines()[0])
+    assert start["settings"]["out_dir"] == str(folder / "out")
+    assert list((folder / "out").glob("*.report.html"))
+
+
+def test_a_prompt_that_is_not_utf8_is_named_at_the_start(tmp_path):
+    data = write_corpus(tmp_path / "corpus.jsonl", 4)
+    with pytest.raises(UserError, match="--sample_prompts: .* is not UTF-8"):
+        train(data_path=data, out_dir=tmp_path / "out", sample_prompts=os.fsdecode(b"caf\xe9"))
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.metrics.jsonl"))
+
+
+def test_an_absurd_number_of_workers_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        arguments.parse_args(["--num_workers", "500"])
+    assert stop.value.code == 2
+    assert "500 must be from 0 to 64" in capsys.readouterr().err
+
+
+def test_one_of_a_thing_is_not_told_in_the_plural(tmp_path, capsys):
+    train(data_path=write_corpus(tmp_path / "corpus.jsonl", 1), out_dir=tmp_path / "out")
+    assert (
+        re.search(r"\b1 (documents|tokens|rows|updates|epochs|ranks|layers|processes)\b", capsys.readouterr().out)
+        is None
+    )

@@ -3,11 +3,13 @@
 import argparse
 from pathlib import Path
 
-from dataset.flags import HelpWithDefaults, Parser, fraction, not_negative, positive
+from dataset.flags import HelpWithDefaults, Parser, fraction, not_negative, positive, seed
+from dataset.wording import counted
 from trainer.schedules import SCHEDULES
 from trainer.trackers import TRACKERS
 
 ROOT = Path(__file__).resolve().parents[1]
+MOST_WORKERS = 64
 
 
 def row_length(text):
@@ -17,10 +19,11 @@ def row_length(text):
     return value
 
 
-def seed(text):
+def workers(text: str) -> int:
+    """A number of loader processes. Each takes memory and file handles, and one or two keep up with any device."""
     value = int(text)
-    if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 2**32")
+    if not 0 <= value <= MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0 to {MOST_WORKERS}; one or two are enough")
     return value
 
 
@@ -84,7 +87,7 @@ def machine_flags(p, num_workers=1):
         "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="of matrix products (autocast)"
     )
     g.add_argument("--use_compile", choices=("auto", "0", "1"), default="auto", help="torch.compile")
-    g.add_argument("--num_workers", type=size, default=num_workers, help="processes that load batches; 0: none")
+    g.add_argument("--num_workers", type=workers, default=num_workers, help="processes that load batches; 0: none")
     p.switch(g, "--gradient_checkpointing", False, "recompute activations in the backward pass: less memory, more time")
     g.add_argument("--dist_timeout", type=count, default=600, help="seconds after which a silent rank ends the job")
     return g
@@ -200,6 +203,6 @@ def ignored_settings(args, ranks, corpus, steps):
     lines = warnings_of(args, cases) + common_warnings(args, ranks, default)
     if args.warmup_iters >= steps:
         lines.append(
-            f"warning: --warmup_iters {args.warmup_iters}: the run has {steps} micro-batches, so its rate only rises"
+            f"warning: --warmup_iters {args.warmup_iters}: the run has {counted(steps, 'micro-batch', 'micro-batches')}, so its rate only rises"
         )
     return lines

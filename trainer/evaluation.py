@@ -91,8 +91,21 @@ def sample(engine, tokenizer, encoder, prompt, seed, max_new_tokens=120, tempera
     return tokenizer.decode(output[0], skip_special_tokens=True)
 
 
-def read_prompts(arguments):
-    """The prompts of --sample_prompts: the strings themselves, or the lines of a file that is named alone."""
+def read_prompts(arguments: list[str]) -> list[str]:
+    """The prompts of --sample_prompts: the strings themselves, or the lines of a file that is named alone.
+
+    Errors: UserError where one is not UTF-8 (a shell hands over any bytes), now and not at the first evaluation.
+    """
+    prompts = _prompts(arguments)
+    for prompt in prompts:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"--sample_prompts: {ascii(prompt)[:80]} is not UTF-8 text") from None
+    return prompts
+
+
+def _prompts(arguments: list[str]) -> list[str]:
     if len(arguments) != 1:
         return arguments
     path, is_file = Path(arguments[0]), False

@@ -8,6 +8,7 @@ from dataset.faults import DataError
 from dataset.glue_dataset import Features, GlueAssembler, cached_features, read_features
 from dataset.glue_tasks import TASKS
 from dataset.vocabulary import FEWEST, MOST_UNKNOWN, check_known
+from dataset.wording import counted
 from trainer.runtime import UserError, on_main
 from trainer.session import make_folder
 
@@ -53,7 +54,7 @@ def read_task(job, name, folder):
         features = read_features(path)
         check_sentences(features, job.encoder.unk_id, f"{folder / file}, --model_path {args.model_path}")
         if features.skipped:
-            job.say(f"{folder / file}: skipped {int(features.skipped):,} lines with too few fields")
+            job.say(f"{folder / file}: skipped {counted(int(features.skipped), 'line')} with too few fields")
         return GlueAssembler(features, job.encoder, args.max_seq_len), path.stem
 
     training, key = read("train.tsv") if args.do_train else (None, "")

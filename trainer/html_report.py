@@ -12,9 +12,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
+from dataset.wording import counted, printable
 from trainer.checkpoint import atomic_file
 from trainer.records import FIGURES, RunRecords
-from trainer.report import printable
 
 EARLIER = 20  # evaluations with samples
 BUCKETS = 300  # of a thinned curve: two points each
@@ -44,7 +44,8 @@ def write_report(metrics_paths, page, png=None):
     runs = [RunRecords(path) for path in metrics_paths]
     names = distinct_names(runs)
     with atomic_file(page) as file:
-        file.write(html_page(runs, names).encode())
+        # a file name that is not UTF-8 holds lone surrogates, which are shown as \\udcff
+        file.write(html_page(runs, names).encode(errors="backslashreplace"))
     if png:
         figure = draw(runs, names, *CHARTS[0][1:3], ink="#222222", grid="#dddddd", size=(8, 4.5))
         figure.suptitle(CHARTS[0][0], x=0.01, ha="left", fontsize=12)
@@ -210,7 +211,7 @@ def summary(run):
     model, data = last["model"], last["data"]
     resumed = f", resumed {len(run.starts) - 1} times" if len(run.starts) > 1 else ""
     return (
-        f"{model['parameters'] / 1e6:,.2f} M parameters, {data['documents']:,} documents in rows that are {data['fill']:.1%} "
+        f"{model['parameters'] / 1e6:,.2f} M parameters, {counted(data['documents'], 'document')} in rows that are {data['fill']:.1%} "
         f"full; started {first['started']}{resumed}"
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dataset.loader import UpdateSchedule, make_loader
 from trainer.machine import peak_memory
-from trainer.report import Stopwatch, log_line, position, printable
+from trainer.report import Stopwatch, log_line, position
 from trainer.resume import finish_saving, save
 from trainer.runtime import UserError
 
@@ -231,5 +231,5 @@ def validate(run):
 
 def record_samples(run, samples):
     for prompt, text in samples:
-        run.reporter.say(f"--- sample from {prompt!r}\n{printable(text)}\n---")
+        run.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
         run.reporter.record({**position(run), "prompt": prompt, "text": text})

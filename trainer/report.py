@@ -11,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dataset.loader import UpdateSchedule
+from dataset.wording import counted, printable
 from trainer.checkpoint import atomic_file
 from trainer.machine import describe_machine, versions
 
@@ -38,6 +39,7 @@ class Reporter:
 
     def say(self, text):
         if self.is_main:
+            text = printable(text)  # file names and samples may hold what a terminal would obey
             with self._terminal():
                 if self.bar is None:
                     print(text, flush=True)
@@ -73,7 +75,7 @@ class Reporter:
     def record(self, record):
         """Put a dict into the metrics file alone."""
         if self.file:
-            self._write(json.dumps(finite(record), ensure_ascii=False).encode() + b"\n")
+            self._write(_json_line(record))
 
     def _to_tracker(self, method, *arguments):
         """Call a tracker's method: whatever happens to it (a network, a disk) is no reason to end the run."""
@@ -132,11 +134,6 @@ def position(run):
     return {"step": run.progress.step, "update": run.progress.update, "tokens": run.progress.tokens}
 
 
-def printable(text):
-    """`text` with pictures in place of control characters, which a terminal would obey."""
-    return text.translate({code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421})
-
-
 def finite(value):
     """`value` with None for NaN and infinity, which JSON does not have; a skipped update's gradient norm is one."""
     if isinstance(value, dict):
@@ -144,6 +141,12 @@ def finite(value):
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _json_line(record):
+    """A record as a line of the metrics file. A file name that is not UTF-8 holds lone surrogates, which only JSON's
+    own escapes can spell."""
+    return json.dumps(finite(record), ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def flat_numbers(record):
@@ -243,9 +246,9 @@ def describe(run, rows, dtype, lines, model, documents):
     schedule = UpdateSchedule(rows.n_rows, args.batch_size, args.accumulation_steps, ranks.world_size)
     updates = min(schedule.n_updates * run.epochs, run.max_updates)
     settings = (
-        f"run: {updates:,} updates in {run.epochs} epochs, {schedule.rows_per_update} rows = "
+        f"run: {counted(updates, 'update')} in {counted(run.epochs, 'epoch')}, {counted(schedule.rows_per_update, 'row')} = "
         f"{schedule.rows_per_update * rows.T:,} tokens each ({args.batch_size} x {args.accumulation_steps} micro-batches "
-        f"x {ranks.world_size} ranks), {device}, {str(dtype).removeprefix('torch.')}"
+        f"x {counted(ranks.world_size, 'rank')}), {device}, {str(dtype).removeprefix('torch.')}"
     )
     for line in (*lines, settings):
         run.reporter.say(line)

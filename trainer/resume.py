@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import torch
 import torch.distributed as dist
 
+from dataset.wording import counted
 from trainer.checkpoint import load_checkpoint
 from trainer.machine import versions
 from trainer.runtime import UserError, on_main, rng_state, set_rng_state
@@ -162,7 +163,7 @@ def announce_changes(run, state):
     ]
     if batches[0] != batches[1]:
         run.reporter.say(
-            f"warning: an update now covers {batches[1]} rows, before the resume it covered {batches[0]}; "
+            f"warning: an update now covers {counted(batches[1], 'row')}, before the resume it covered {batches[0]}; "
             "no document is seen twice, but the curve will differ"
         )
 

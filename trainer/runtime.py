@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dataset.faults import DataError
+from dataset.wording import one_line
 from trainer.errors import UserError
 
 
@@ -49,7 +50,7 @@ def run_cli(main):
         sys.exit(code)
     except (UserError, DataError) as error:
         if str(error):  # otherwise rank 0 says it
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
         if dist.is_initialized():
             os._exit(2)

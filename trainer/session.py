@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from dataset.wording import counted
 from trainer.checkpoint import Checkpoints, remove_temporaries
 from trainer.loop import Run, fit
 from trainer.report import Reporter
@@ -46,7 +47,11 @@ def carry_out(run, stem, outputs, prepare, replaced=()):
     resumed = args.from_resume and resume(run)
     written = ", ".join(f"{what}: {path}" for what, path in outputs.items())
     if run.finished and not run.progress.evaluation_due:
-        goal = f"{run.max_updates:,} updates" if run.progress.update >= run.max_updates else f"{run.epochs} epochs"
+        goal = (
+            counted(run.max_updates, "update")
+            if run.progress.update >= run.max_updates
+            else counted(run.epochs, "epoch")
+        )
         flag = "--max_steps" if run.progress.update >= run.max_updates else "--epochs"
         say(f"this run has already done its {goal}: nothing to do (a higher {flag} goes on)")
         if not all(Path(path).exists() for path in outputs.values()):  # they were moved away

@@ -35,6 +35,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import LineEncoder
 from dataset.token_store import open_or_build
 from dataset.vocabulary import check_known, check_size
+from dataset.wording import counted
 from dataset.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra_sizes import SIZES
 from model.model_electra import ElectraPretrainer, configs, flops_per_token
@@ -261,10 +262,10 @@ def prepare(run, store, examples, dtype, precision_notice):
     parameters = sum(p.numel() for p in model.parameters())
     lines = [
         *store.bad_lines.report(),
-        f"model: ELECTRA {args.size}, {parameters / 1e6:.2f} M parameters, {pair[1].num_hidden_layers} layers of width "
+        f"model: ELECTRA {args.size}, {parameters / 1e6:.2f} M parameters, {counted(pair[1].num_hidden_layers, 'layer')} of width "
         f"{pair[1].hidden_size} (generator {pair[0].hidden_size}), {pair[0].vocab_size:,} entries, "
         f"{per_token / 1e6:.1f} MFLOP per position",
-        f"data: {len(store):,} documents, {int(examples.lengths.sum()):,} positions in {plan.n_rows:,} examples of "
+        f"data: {counted(len(store), 'document')}, {int(examples.lengths.sum()):,} positions in {counted(plan.n_rows, 'example')} of "
         f"{plan.T} ({plan.fill:.1%} full), {float((examples.second == 0).mean()):.0%} of one segment",
     ]
     fields = {**pair[1].to_diff_dict(), "generator": pair[0].to_diff_dict(), "parameters": parameters}
@@ -303,7 +304,9 @@ def notices(args, ranks):
     size = SIZES[args.size]
     rows = args.batch_size * args.accumulation_steps * ranks.world_size
     if args.max_steps == size.max_steps and rows != size.batch_size:
-        lines.append(f"note: an update has {rows} examples, in the published run of this size {size.batch_size}")
+        lines.append(
+            f"note: an update has {counted(rows, 'example')}, in the published run of this size {size.batch_size}"
+        )
     return lines + common_warnings(args, ranks, default)
 
 

@@ -34,6 +34,7 @@ from dataset.encoder import load_tokenizer
 from dataset.glue_dataset import GlueAssembler, GluePlan
 from dataset.loader import UpdateSchedule
 from dataset.sentence_encoder import SentenceEncoder
+from dataset.wording import counted
 from trainer.engine import Engine
 from trainer.glue_arguments import notices, parse_args
 from trainer.glue_files import check_place, earlier_results, make_room, read_task, seeds, task_folders
@@ -270,10 +271,10 @@ def prepare(run, job, data, new):
     parameters = sum(p.numel() for p in model.parameters())
     embeddings = sum(p.numel() for name, p in model.named_parameters() if "embeddings." in name)
     lines = [
-        f"model: {type(model).__name__}, {parameters / 1e6:.2f} M parameters, {config.num_hidden_layers} layers of width "
+        f"model: {type(model).__name__}, {parameters / 1e6:.2f} M parameters, {counted(config.num_hidden_layers, 'layer')} of width "
         f"{config.hidden_size}, "
         + ("random weights" if args.from_scratch else f"from {job.model_folder}, {new_weights(new)}"),
-        f"data: {data.task.folder}, {plan.n_rows:,} examples of {lengths.mean():.0f} tokens in the mean, {plan.T} at most",
+        f"data: {data.task.folder}, {counted(plan.n_rows, 'example')} of {lengths.mean():.0f} tokens in the mean, {plan.T} at most",
     ]
     fields = {**config.to_diff_dict(), "parameters": parameters}
     describe(run, plan, job.dtype, lines, fields, plan.n_rows)

@@ -30,6 +30,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.loader import Assembler
 from dataset.vocabulary import check_known, check_size
+from dataset.wording import counted
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.arguments import ignored_settings, parse_args
 from trainer.checkpoint import save_weights
@@ -134,11 +135,11 @@ def prepare(run, corpus, dtype, precision_notice):
     lines = [
         *corpus.mixture_report(run.progress.epoch),
         *(line for bad in corpus.bad_lines for line in bad.report()),
-        f"model: {model.config.generation}, {parameters / 1e6:.2f} M parameters, {model.config.num_hidden_layers} layers of "
+        f"model: {model.config.generation}, {parameters / 1e6:.2f} M parameters, {counted(model.config.num_hidden_layers, 'layer')} of "
         f"width {model.config.hidden_size}, {flops_per_token(model.config, args.max_seq_len) / 1e6:.1f} MFLOP per token "
         "(full rows)",
-        f"data: {len(corpus.store):,} documents, {rows.row_targets(0, rows.n_rows):,} tokens to train in {rows.n_rows:,} "
-        f"rows of {rows.T} ({rows.fill:.1%} full)",
+        f"data: {counted(len(corpus.store), 'document')}, {counted(rows.row_targets(0, rows.n_rows), 'token')} to train in "
+        f"{counted(rows.n_rows, 'row')} of {rows.T} ({rows.fill:.1%} full)",
     ]
     describe(run, rows, dtype, lines, {**model.config.to_diff_dict(), "parameters": parameters}, len(corpus.store))
     for line in filter(None, (precision_notice, *ignored_settings(args, ranks, corpus, steps))):

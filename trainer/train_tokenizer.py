@@ -31,6 +31,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from dataset.documents import BadLines, DataError, find_files, read_documents
 from dataset.flags import Parser, positive
+from dataset.wording import one_line
 from dataset.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 # Ids are the places in this list; the first three are those of the public tokenizers.
@@ -297,7 +298,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run(args)
     except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
 

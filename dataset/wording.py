@@ -1,0 +1,32 @@
+"""How numbers and foreign text are put into the lines that a person reads."""
+
+# Characters that a terminal or a browser obeys instead of showing: they could hide, forge or reorder what a line says.
+# Line feed and tab are left alone.
+_C0_CONTROLS = [code for code in range(0x20) if chr(code) not in "\n\t"]
+_C1_CONTROLS = range(0x80, 0xA0)
+# Marks, embeddings, overrides and isolates of Unicode's bidirectional algorithm (UAX #9)
+_BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+
+_VISIBLE: dict[int, str] = {}
+for _code in _C0_CONTROLS:
+    _VISIBLE[_code] = chr(0x2400 + _code)  # Unicode's pictures of the control characters
+_VISIBLE[0x7F] = "\u2421"
+for _code in [*_C1_CONTROLS, *_BIDIRECTIONAL]:
+    _VISIBLE[_code] = f"<U+{_code:04X}>"
+
+
+def printable(text: str) -> str:
+    """`text` with something visible in place of each character that a terminal would obey; lines and tabs stay."""
+    return text.translate(_VISIBLE)
+
+
+def one_line(text: object) -> str:
+    """The text of an error or a notice as a single printable line."""
+    return printable(" ".join(str(text).split()))
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """ "1 document", "1,200 documents". plural: where it is not the noun and an s."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {plural or noun + 's'}"
