@@ -121,7 +121,7 @@ def train_hf(args, config, device, turns, compiled=False):
             bf16=pick_dtype("bfloat16", device)[0] is torch.bfloat16, use_cpu=device.type == "cpu",
             logging_strategy="no", logging_nan_inf_filter=False, save_strategy="no", report_to="none", disable_tqdm=True,
         )  # fmt: skip
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         trainer = Trainer(model, settings, train_dataset=rows, callbacks=[Pace()])
         turns.begin(model)
         trainer.train()

@@ -17,7 +17,7 @@ def load_tokenizer(path):
             f"{path}: no such tokenizer folder; --tokenizer_path wants one with tokenizer.json and its config"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # every backend raises its own kinds
         reason = " ".join(str(error).split())[:160]
         raise ValueError(f"{path}: no tokenizer can be loaded from there ({type(error).__name__}: {reason})") from None

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
+from model.checkpointing import recompute_layers
 from model.compiled_encoder import compile_layers, eager_if
 from model.electra_sizes import POSITION_INITS
 
@@ -180,7 +181,7 @@ class ElectraPretrainer(torch.nn.Module):
     def from_pretrained(cls, folder, **options):
         """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again."""
         networks = (
-            network.from_pretrained(Path(folder, name), local_files_only=True)
+            network.from_pretrained(Path(folder, name), local_files_only=True, trust_remote_code=False)
             for network, name in ((ElectraForMaskedLM, "generator"), (ElectraForPreTraining, "discriminator"))
         )
         return cls(*networks, **options)
@@ -226,7 +227,7 @@ class ElectraPretrainer(torch.nn.Module):
 
     def gradient_checkpointing_enable(self):
         for network in (self.generator, self.discriminator):
-            network.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_layers(network)
 
     def compile_training(self, shape=None):
         """Compile the layers, one graph for all of a network. shape: (rows, positions) of the batches that use it; others,

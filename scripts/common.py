@@ -51,9 +51,14 @@ def load_model(weight):
         raise UserError(f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted")
     disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model, faults = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            path,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     except Exception as error:  # each loader raises its own kinds
         raise UserError(f"{path}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error

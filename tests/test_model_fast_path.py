@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from model import moe
 from model.attention import additive_mask, block_attention, document_mask
+from model.checkpointing import recompute_layers
 from model.loss import logit_gradients
 from model.products import projections
 from tests.test_model_training import KINDS, batches, every_kind, gradients, tiny
@@ -146,7 +147,7 @@ def test_expert_slots_are_what_the_router_chose_without_padding(checkpointing):
     """Against a bincount of the router's choice, of the last micro-batch alone; the backward pass counts nothing anew."""
     model = tiny("minimind2_moe")
     if checkpointing:
-        model.activation_checkpointing_enable()
+        recompute_layers(model)
     ids, targets, document_ids, position_ids = batches()[0]
     model.training_losses(ids, targets, document_ids, position_ids)[0].backward()
     seen = []

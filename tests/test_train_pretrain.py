@@ -9,8 +9,9 @@ from unittest import mock
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
 from trainer import arguments, train_pretrain
 from trainer.engine import Engine
@@ -456,3 +457,30 @@ def test_one_of_a_thing_is_not_told_in_the_plural(tmp_path, capsys):
         re.search(r"\b1 (documents|tokens|rows|updates|epochs|ranks|layers|processes)\b", capsys.readouterr().out)
         is None
     )
+
+
+def as_older_transformers(monkeypatch):
+    """What the transformers 5 of early 2026 have: `gradient_checkpointing_enable` alone."""
+    enable = PreTrainedModel._activation_checkpointing_enable
+    monkeypatch.setattr(PreTrainedModel, "gradient_checkpointing_enable", enable)
+    monkeypatch.delattr(PreTrainedModel, "activation_checkpointing_enable")
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_gradient_checkpointing_recomputes_in_every_transformers_5(data, tmp_path, monkeypatch, recwarn, older):
+    """The forward pass of a block runs twice a micro-batch; losses are those without; nobody is told of a new name."""
+    plain = train(data_path=data, out_dir=tmp_path / "plain", epochs=1)
+    if older:
+        as_older_transformers(monkeypatch)
+    calls = []
+    compute = Block.compute
+
+    def counted(*args, **kwargs):
+        calls.append(torch.is_grad_enabled())
+        return compute(*args, **kwargs)
+
+    monkeypatch.setattr(Block, "compute", counted)
+    run = train(data_path=data, out_dir=tmp_path / "recomputed", epochs=1, gradient_checkpointing=1)
+    assert losses(run) == losses(plain)
+    assert len(calls) == 2 * (run.progress.step + 1)
+    assert not [warning for warning in recwarn if "checkpointing" in str(warning.message)]

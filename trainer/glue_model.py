@@ -45,7 +45,12 @@ def init_model(args, task, folder, vocab_size):
     Errors: UserError where it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
     """
     what = f"--model_path {args.model_path}"
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # each loader raises its own kinds
+        raise UserError(
+            f"{what}: no config can be loaded from there ({type(error).__name__}: {error})"[:300]
+        ) from error
     check_config(config, args, vocab_size)
     if not args.from_scratch:  # new embeddings fit any tokenizer
         with user_errors():
@@ -63,7 +68,7 @@ def init_model(args, task, folder, vocab_size):
             setattr(config, name, args.dropout)
     config.problem_type = "single_label_classification" if task.labels else "regression"
     if args.from_scratch:
-        model = AutoModelForSequenceClassification.from_config(config)
+        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
         init_position_embeddings(model)
         check_positions(model, args)
         choose_way(model, what, args.max_seq_len)
@@ -71,7 +76,7 @@ def init_model(args, task, folder, vocab_size):
     options = {"config": config, "dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
     try:
         model, faults = AutoModelForSequenceClassification.from_pretrained(
-            folder, ignore_mismatched_sizes=True, **options
+            folder, ignore_mismatched_sizes=True, trust_remote_code=False, **options
         )
     except Exception as error:  # each loader raises its own kinds
         raise UserError(f"{what}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error

@@ -35,6 +35,7 @@ from dataset.glue_dataset import GlueAssembler, GluePlan
 from dataset.loader import UpdateSchedule
 from dataset.sentence_encoder import SentenceEncoder
 from dataset.wording import counted
+from model.checkpointing import recompute_layers
 from trainer.engine import Engine
 from trainer.glue_arguments import notices, parse_args
 from trainer.glue_files import check_place, earlier_results, make_room, read_task, seeds, task_folders
@@ -138,7 +139,7 @@ def one_run(job, data, folder, seed):
     if trained:
         model.load_state_dict(load_file(folder / WEIGHTS))
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model)
     model.to(job.device).train()
     seed_everything(seed, ranks.rank)
     groups = layer_groups(model, args.weight_decay, args.layer_decay)

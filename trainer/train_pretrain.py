@@ -31,6 +31,7 @@ from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.loader import Assembler
 from dataset.vocabulary import check_known, check_size
 from dataset.wording import counted
+from model.checkpointing import recompute_layers
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.arguments import ignored_settings, parse_args
 from trainer.checkpoint import save_weights
@@ -84,7 +85,7 @@ def train(args, ranks, device, signals, command=""):
         )
     check_vocabulary(args, config, corpus)
     if args.gradient_checkpointing:
-        model.activation_checkpointing_enable()
+        recompute_layers(model)
     model.train()
     seed_everything(args.seed, ranks.rank)
 

@@ -1,0 +1,182 @@
+"""A folder of a stranger: none of its code runs, whatever the standard input says, and no chat template is without bounds."""
+
+import ast
+import io
+import json
+import sys
+
+import pytest
+
+from scripts import evaluate, export_hf, generate
+from tests.glue_helpers import arguments as glue_arguments
+from tests.glue_helpers import make_place
+from tests.helpers import ROOT, flags, write_corpus
+from tests.test_electra_data import write_lines, write_vocab
+from tests.test_train_electra import flags as electra_flags
+from trainer import train_electra, train_glue, train_pretrain
+from trainer.runtime import run_cli
+
+FOLDERS = ("benchmarks", "dataset", "model", "scripts", "trainer")
+LOADERS = ("from_pretrained", "from_config")
+OUR_OWN = {"ElectraPretrainer"}  # its from_pretrained calls those of transformers, which this test sees too
+
+
+def calls_of_loaders(source):
+    """(line, call) of each call of a method that is named as the loaders of transformers are."""
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        owner = node.func.value
+        if isinstance(owner, ast.Name) and owner.id in OUR_OWN:
+            continue
+        if node.func.attr in LOADERS:
+            yield node.lineno, node
+
+
+def refuses_code(call):
+    values = [keyword.value for keyword in call.keywords if keyword.arg == "trust_remote_code"]
+    return len(values) == 1 and isinstance(values[0], ast.Constant) and values[0].value is False
+
+
+def test_every_loader_of_transformers_is_told_to_run_no_code():
+    """Reference: the syntax trees of all our files. Left out, the argument means: ask on the standard input."""
+    places = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).glob("**/*.py")):
+            for line, call in calls_of_loaders(path.read_text(encoding="utf-8")):
+                places[f"{path.relative_to(ROOT)}:{line}"] = refuses_code(call)
+    assert len(places) >= 7, "the search itself no longer finds them"
+    assert not [place for place, refused in places.items() if not refused]
+
+
+def test_the_search_for_loaders_sees_one_that_lacks_the_argument():
+    calls = [
+        call for _, call in calls_of_loaders("AutoModel.from_pretrained(x)\nA.from_config(c, trust_remote_code=1)")
+    ]
+    assert len(calls) == 2 and not any(map(refuses_code, calls))
+
+
+# ------------------------------------------------------------------------------------------- hostile folders
+
+CODE = """
+import pathlib
+pathlib.Path(__file__).with_name("ran").touch()
+pathlib.Path({marker!r}).touch()
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+class Config(PreTrainedConfig):
+    model_type = "stranger"
+class Tokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """A folder whose tokenizer and model want code of their own; where that code leaves its mark; a stdin that says yes."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    (folder / "code.py").write_text(CODE.format(marker=str(tmp_path / "the code ran")))
+    tokenizer = {"tokenizer_class": "Tokenizer", "auto_map": {"AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer.json").write_bytes((ROOT / "model" / "tokenizer.json").read_bytes())
+    kinds = ("CausalLM", "SequenceClassification", "PreTraining")
+    auto_map = {"AutoConfig": "code.Config", **{f"AutoModelFor{kind}": "code.Model" for kind in kinds}}
+    (folder / "config.json").write_text(json.dumps({"model_type": "stranger", "auto_map": auto_map}))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1\ny\nyes\n" * 20))
+    return folder
+
+
+def write_weight(folder):
+    from tests.test_export import write
+
+    return write(folder)
+
+
+def pretraining(folder, tmp_path):
+    data = write_corpus(tmp_path / "data.jsonl")
+    return train_pretrain.main, flags(data_path=data, out_dir=tmp_path / "out", tokenizer_path=folder)
+
+
+def fine_tuning(folder, tmp_path):
+    place = make_place(tmp_path / "glue_place")
+    return train_glue.main, glue_arguments(place, tmp_path / "out", model_path=folder)
+
+
+def fine_tuning_a_strange_config(folder, tmp_path):
+    """The tokenizer is a plain one: what is refused is the model's config."""
+    place = make_place(tmp_path / "glue_place")
+    (place / "tiny" / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (place / "tiny" / "code.py").write_bytes((folder / "code.py").read_bytes())
+    return train_glue.main, glue_arguments(place, tmp_path / "out")
+
+
+def electra(folder, tmp_path):
+    data = write_lines(tmp_path / "lines.jsonl")[0]
+    return train_electra.main, electra_flags(data_path=data, out_dir=tmp_path / "out", vocab_path=folder)
+
+
+def electra_networks(folder, tmp_path):
+    data = write_lines(tmp_path / "lines.jsonl")[0]
+    vocab = write_vocab(tmp_path / "vocab.txt")
+    networks = tmp_path / "networks"
+    for name in ("generator", "discriminator"):
+        (networks / name).mkdir(parents=True)
+        for file in folder.iterdir():
+            (networks / name / file.name).write_bytes(file.read_bytes())
+    options = {"data_path": data, "out_dir": tmp_path / "out", "vocab_path": vocab, "model_path": networks}
+    return train_electra.main, electra_flags(**options)
+
+
+def generating(folder, tmp_path):
+    return generate.main, ["--weight", str(folder), "--device", "cpu"]
+
+
+def generating_with_its_tokenizer(folder, tmp_path):
+    return generate.main, ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder), "--device", "cpu"]
+
+
+def evaluating(folder, tmp_path):
+    data = write_corpus(tmp_path / "data.jsonl")
+    options = ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder), "--device", "cpu"]
+    return evaluate.main, ["perplexity", "--data_path", str(data), *options]
+
+
+def exporting(folder, tmp_path):
+    options = ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder)]
+    return export_hf.main, [*options, "--out_dir", str(tmp_path / "hf")]
+
+
+def bringing_back(folder, tmp_path):
+    return export_hf.main, ["--weight", str(folder), "--to_pth", str(tmp_path / "back.pth")]
+
+
+COMMANDS = (
+    pretraining,
+    fine_tuning,
+    fine_tuning_a_strange_config,
+    electra,
+    electra_networks,
+    generating,
+    generating_with_its_tokenizer,
+    evaluating,
+    exporting,
+    bringing_back,
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_code_of_a_folder_never_runs(command, stranger, tmp_path, capsys):
+    """The standard input would say yes to the question of transformers: nobody reads it, and one line says what is wrong."""
+    main, arguments = command(stranger, tmp_path)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run_cli(lambda: main(arguments))
+    errors = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2
+    assert sys.stdin.tell() == 0
+    assert not (tmp_path / "the code ran").exists()
+    (line,) = [line for line in errors if line.startswith("error: ")]
+    assert "custom code" in line or command is electra_networks  # there the kind of model is what does not fit
+    assert not any("Traceback" in line for line in errors)
