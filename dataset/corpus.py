@@ -1,13 +1,16 @@
 """The data of a run: which documents are trained and which are held out, and the plan of every epoch."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
+from dataset.documents import find_files
 from dataset.faults import DataError
 from dataset.loader import gather
-from dataset.packing import EpochPlan
+from dataset.packing import EpochPlan, chunks
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
+from dataset.store_format import TokenStore
 from dataset.token_store import open_or_build
 from dataset.wording import counted
 
@@ -47,16 +50,43 @@ def name_of(paths: list[str]) -> str:
     return f"{paths[0]} and {len(paths) - 1} more"
 
 
+def repeated_sources(paths: list[str]) -> list[str]:
+    """A line for each file that two paths name, by itself or within a folder: its documents would be trained twice."""
+    times = Counter(str(file.resolve()) for path in paths for file in find_files(path))
+    lines = []
+    for file, count in times.items():
+        if count > 1:
+            lines.append(
+                f"warning: --data_path names {file} {count} times: its documents are trained as often in an epoch"
+            )
+    return lines
+
+
+def count_shared(training: TokenStore | ConcatStore, validation: TokenStore | ConcatStore) -> int:
+    """How many documents of `validation` have the text of a training document, by the stored hashes of the texts."""
+    wanted = np.unique(np.asarray(validation.doc_hash[:]))
+    found = np.zeros(len(wanted), dtype=bool)
+    for lo, hi in chunks(len(training)):
+        of_training = np.asarray(training.doc_hash[lo:hi])
+        at = np.searchsorted(wanted, of_training)
+        at[at == len(wanted)] = 0
+        found[at[wanted[at] == of_training]] = True
+    shared = wanted[found]
+    return int(np.isin(np.asarray(validation.doc_hash[:]), shared).sum())
+
+
 class Corpus:
     """Tokenises what is new, opens the token stores and plans epochs.
 
     data_path: paths, each perhaps with a share (`a.jsonl:0.7`). val_path: validation documents of their own, or
     val_fraction: share of the documents that is held out by hash. `store_options` go to `open_or_build`.
-    Errors: DataError for missing or faulty files and shares, and where nothing is left to train on.
+    `notices`: lines on the data that a user should see.
+    Errors: DataError for missing or faulty files and shares, where nothing is left to train on, and where all validation
+    documents are trained too, unless `allow_val_overlap`.
     """
 
     def __init__(self, data_path, encoder, *, max_seq_len, seed, pack=True, long_documents="split",
-                 val_path=None, val_fraction=0.0, **store_options):  # fmt: skip
+                 val_path=None, val_fraction=0.0, allow_val_overlap=False, **store_options):  # fmt: skip
         groups = group_sources(data_path)
         stores = [open_or_build(paths, encoder, **store_options) for paths, _ in groups]
         self.store = ConcatStore(stores) if len(stores) > 1 else stores[0]
@@ -65,10 +95,12 @@ class Corpus:
         self.val_fraction, self._last_plan = val_fraction, (None, None)
         self.fingerprint, self.max_token_id = self.store.fingerprint, max(store.max_token_id for store in stores)
         self.documents = self.val_documents = self.val_store = None
+        self.notices = repeated_sources([path for paths, _ in groups for path in paths])
         if val_path:
             self.val_store = open_or_build(val_path, encoder, **store_options)
             self.val_documents = np.arange(len(self.val_store), dtype=np.uint32)
             self.max_token_id = max(self.max_token_id, self.val_store.max_token_id)
+            self._look_for_overlap(val_path, allow_val_overlap)
         elif val_fraction:
             self.val_store = self.store
             self.documents, self.val_documents = split_by_hash(self.store, val_fraction)
@@ -81,8 +113,26 @@ class Corpus:
         if groups[0][1] is not None:
             weights = [share for _, share in groups]
             joined = self.store if len(stores) > 1 else ConcatStore(stores)
-            limit = max_seq_len if not pack or long_documents == "truncate" else None
-            self.mixture = Mixture(joined, weights, seed, self.documents, max_tokens=limit)
+            cut_off = not pack or long_documents == "truncate"
+            max_targets = max_seq_len - 1 if cut_off else None
+            self.mixture = Mixture(joined, weights, seed, self.documents, max_targets=max_targets)
+
+    def _look_for_overlap(self, val_path: str, allowed: bool) -> None:
+        """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
+        shared = count_shared(self.store, self.val_store)
+        if not shared:
+            return
+        total = len(self.val_store)
+        if shared == total and not allowed:
+            raise DataError(
+                f"--val_path {val_path}: all {counted(total, 'document')} of it are in the training data too, so its loss "
+                "would tell nothing about new text; name other documents, hold some out with --val_fraction, or pass "
+                "--allow_val_overlap 1"
+            )
+        self.notices.append(
+            f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
+            "training data too, to the letter; the validation loss is too low by what the model remembers of them"
+        )
 
     def plan(self, epoch):
         """The EpochPlan of `epoch`, the same on every rank. DataError if no document can be trained."""
@@ -103,14 +153,18 @@ class Corpus:
 
     def layout(self):
         """What decides, beside the data, which document stands in which row: a resume must not change it."""
-        return {
+        layout = {
             "max_seq_len": self.max_seq_len,
             "seed": self.seed,
             "pack": self.pack,
             "long_documents": self.long_documents,
             "val_fraction": self.val_fraction,
-            "shares": [] if self.mixture is None else self.mixture.asked.tolist(),
+            "shares": [],
         }
+        if self.mixture is not None:
+            layout["shares"] = self.mixture.asked.tolist()
+            layout["shares count"] = "targets"  # earlier versions counted all tokens, and drew other documents
+        return layout
 
     def mixture_report(self, epoch):
         """Lines that tell each source's share in an epoch."""
@@ -118,7 +172,7 @@ class Corpus:
             return []
         shares = self.mixture.report(self.mixture.epoch_documents(epoch))
         return [
-            f"{path}: {share.drawn:.2%} of the tokens (asked {share.asked:.2%}), {counted(share.documents, 'document')}, "
+            f"{path}: {share.drawn:.2%} of the trained tokens (asked {share.asked:.2%}), {counted(share.documents, 'document')}, "
             f"{share.used:.1%} of the source"
             for path, share in zip(self.sources, shares, strict=True)
         ]

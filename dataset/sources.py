@@ -80,65 +80,71 @@ def text_bytes(store, documents):
 class Share(NamedTuple):
     """What one source gives to an epoch."""
 
-    asked: float  # of the tokens of the epoch
+    asked: float  # of the trained tokens (targets) of the epoch
     drawn: float
     documents: int
-    tokens: int
-    used: float  # tokens drawn / tokens that the source has
+    targets: int
+    used: float  # targets drawn / targets that the source has
 
 
 class Mixture:
-    """Draws each epoch's documents from several sources so that their tokens stand as the weights do.
+    """Draws each epoch's documents from several sources so that their trained tokens stand as the weights do.
 
-    An epoch is the largest set in which no document comes twice: N = min over the sources of tokens / weight; the
-    source that sets N is used up, the others give weight · N tokens. Each source goes round a fixed random order of
+    A document of n tokens has n - 1 targets: its first token, BOS, is never predicted. So a source of short documents
+    has fewer targets than its tokens suggest, and targets are what a share counts.
+    An epoch is the largest set in which no document comes twice: N = min over the sources of targets / weight; the
+    source that sets N is used up, the others give weight · N targets. Each source goes round a fixed random order of
     its documents, and an epoch goes on where the last one stopped, so unseen documents come next and all are seen
     equally often.
 
     store: ConcatStore. weights: one positive number per source, in any scale. documents: ascending numbers to draw
-    from (training side of a split), default all. max_tokens: a document counts for at most so many (truncated
+    from (training side of a split), default all. max_targets: a document counts for at most so many (truncated
     documents).
     """
 
-    def __init__(self, store, weights, seed, documents=None, max_tokens=None):
+    def __init__(self, store, weights, seed, documents=None, max_targets=None):
         if len(weights) != len(store.stores) or not all(0 < weight < np.inf for weight in weights):
             raise ValueError(
                 f"each of the {len(store.stores)} data sources needs a weight above 0, not {list(weights)}"
             )
-        self.store, self.seed, self.max_tokens = store, seed, max_tokens
+        self.store, self.seed, self.max_targets = store, seed, max_targets
         self.documents = np.arange(len(store), dtype=np.uint32) if documents is None else documents
         self.cuts = np.searchsorted(self.documents, store.bounds)  # where each source begins in `documents`
         self.asked = np.asarray(weights, dtype=np.float64) / sum(weights)
-        self.tokens = [self._sum(self._of_source(i)) for i in range(len(weights))]
-        for i, tokens in enumerate(self.tokens):
-            if not tokens:
+        self.targets = [self._sum(self._of_source(i)) for i in range(len(weights))]
+        for i, targets in enumerate(self.targets):
+            if not targets:
                 raise ValueError(f"data source {i + 1} has a weight but no document to draw")
-        size = min(tokens / share for tokens, share in zip(self.tokens, self.asked, strict=True))
-        self.quotas = [min(tokens, round(size * share)) for tokens, share in zip(self.tokens, self.asked, strict=True)]
+        size = min(targets / share for targets, share in zip(self.targets, self.asked, strict=True))
+        self.quotas = [
+            min(targets, round(size * share)) for targets, share in zip(self.targets, self.asked, strict=True)
+        ]
 
     def _of_source(self, i):
         return self.documents[self.cuts[i] : self.cuts[i + 1]]
 
-    def _lengths(self, documents):
+    def _targets(self, documents):
+        """Targets of each of the given documents."""
         at = np.asarray(documents, dtype=np.int64)
         lengths = np.asarray(self.store.offsets[at + 1]) - np.asarray(self.store.offsets[at])
-        return lengths if self.max_tokens is None else np.minimum(lengths, self.max_tokens)
+        targets = np.maximum(lengths - 1, 0)
+        return targets if self.max_targets is None else np.minimum(targets, self.max_targets)
 
     def _sum(self, documents):
-        return sum(int(self._lengths(documents[lo:hi]).sum()) for lo, hi in chunks(len(documents)))
+        return sum(int(self._targets(documents[lo:hi]).sum()) for lo, hi in chunks(len(documents)))
 
     def epoch_documents(self, epoch):
         """The numbers of the documents of an epoch, uint32, ascending."""
         drawn = []
-        for i, (tokens, quota) in enumerate(zip(self.tokens, self.quotas, strict=True)):
+        for i, (all_targets, quota) in enumerate(zip(self.targets, self.quotas, strict=True)):
             order = self._of_source(i)
             order = order[permutation(np.random.PCG64([self.seed, MIXTURE_STREAM, i]), len(order))]
             chosen, at = np.empty(len(order), dtype=bool), -epoch * quota
             for lo, hi in chunks(len(order)):
-                lengths = self._lengths(order[lo:hi])
-                ends = at + np.cumsum(lengths)
-                # A document belongs to the epoch in which its first token is reached, going round and round.
-                chosen[lo:hi] = (ends - lengths) % tokens < quota
+                targets = self._targets(order[lo:hi])
+                ends = at + np.cumsum(targets)
+                # A document belongs to the epoch in which its first target is reached, going round and round.
+                chosen[lo:hi] = (ends - targets) % all_targets < quota
                 at = int(ends[-1])
             drawn.append(np.sort(order[chosen]))
         return np.concatenate(drawn)
@@ -146,8 +152,8 @@ class Mixture:
     def report(self, documents):
         """[Share] of each source in the documents of an epoch."""
         cuts = np.searchsorted(documents, self.store.bounds)
-        tokens = [self._sum(documents[lo:hi]) for lo, hi in zip(cuts[:-1], cuts[1:], strict=True)]
+        targets = [self._sum(documents[lo:hi]) for lo, hi in zip(cuts[:-1], cuts[1:], strict=True)]
         return [
-            Share(float(asked), n / max(sum(tokens), 1), int(hi - lo), n, n / has)
-            for asked, n, has, lo, hi in zip(self.asked, tokens, self.tokens, cuts[:-1], cuts[1:], strict=True)
+            Share(float(asked), n / max(sum(targets), 1), int(hi - lo), n, n / has)
+            for asked, n, has, lo, hi in zip(self.asked, targets, self.targets, cuts[:-1], cuts[1:], strict=True)
         ]

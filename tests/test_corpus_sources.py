@@ -60,3 +60,47 @@ def test_tokenize_corpus_makes_the_store_that_the_trainer_opens(tmp_path, capsys
     assert len(stores_in(tmp_path)) == 1
     assert main(["--data_path", f"{paths[0]}:1", f"{paths[1]}:2", "--num_procs", "1"]) == 0
     assert len(stores_in(tmp_path)) == 3
+
+
+def write_texts(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def test_validation_documents_that_are_trained_too_are_counted(tmp_path, encoder):
+    """Reference: the texts as sets. The count is said at each start, with the store already there as well."""
+    training = [f"document {i}" for i in range(500)]
+    validation = [f"document {i}" for i in range(490, 530)] + ["document 495"]
+    paths = write_texts(tmp_path / "a.jsonl", training), write_texts(tmp_path / "b.jsonl", validation)
+    shared = sum(text in set(training) for text in validation)
+    for _ in range(2):
+        corpus = Corpus([paths[0]], encoder, max_seq_len=16, seed=0, val_path=paths[1], progress=False)
+        assert corpus.notices[0].startswith(f"warning: {shared} of the {len(validation)} validation documents")
+    with_shares = [f"{paths[0]}:0.5", f"{write_texts(tmp_path / 'c.jsonl', ['document 529', 'other'])}:0.5"]
+    corpus = Corpus(with_shares, encoder, max_seq_len=16, seed=0, val_path=paths[1], progress=False)
+    assert corpus.notices[0].startswith(f"warning: {shared + 1} of the ")
+
+
+def test_a_validation_set_that_is_wholly_trained_is_refused_unless_asked_for(tmp_path, encoder):
+    path = write_texts(tmp_path / "a.jsonl", [f"document {i}" for i in range(20)])
+    part = write_texts(tmp_path / "b.jsonl", ["document 3", "document 4"])
+    for val_path in (path, part):
+        options = {"max_seq_len": 16, "seed": 0, "val_path": val_path, "progress": False}
+        with pytest.raises(DataError, match="in the training data too.*--allow_val_overlap"):
+            Corpus([path], encoder, **options)
+        assert Corpus([path], encoder, allow_val_overlap=True, **options).notices
+
+
+def test_validation_of_its_own_documents_gives_no_notice(tmp_path, encoder):
+    path = write_texts(tmp_path / "a.jsonl", [f"document {i}" for i in range(20)])
+    other = write_texts(tmp_path / "b.jsonl", ["something else"])
+    assert not Corpus([path], encoder, max_seq_len=16, seed=0, val_path=other, progress=False).notices
+
+
+def test_a_file_that_is_named_twice_is_said(tmp_path, encoder):
+    path = write_texts(tmp_path / "a.jsonl", ["one text", "another text"])
+    for paths in ([path, path], [f"{path}:0.5", f"{path}:0.5"], [path, str(tmp_path)]):
+        corpus = Corpus(paths, encoder, max_seq_len=16, seed=0, progress=False)
+        assert corpus.notices == [
+            f"warning: --data_path names {path} 2 times: its documents are trained as often in an epoch"
+        ]

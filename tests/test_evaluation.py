@@ -34,7 +34,7 @@ def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
     """Reference: forward() on each document alone, cut into pieces of max_seq_len targets, summed here."""
     data = write_corpus(tmp_path / "data.jsonl", 20)
     encoder = DocumentEncoder(tokenizer)
-    corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data))
+    corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data), allow_val_overlap=True)
     model = tiny_model(vocab_size=encoder.vocab_size, **fields)
     values, stop_signal = evaluate(make_engine(model), corpus.validation(), StopSignals())
     assert stop_signal == 0 and model.training
@@ -61,7 +61,7 @@ def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
 def test_a_stop_signal_ends_an_evaluation(tokenizer, tmp_path):
     data = write_corpus(tmp_path / "data.jsonl", 20)
     encoder = DocumentEncoder(tokenizer)
-    corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data))
+    corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data), allow_val_overlap=True)
     signals = StopSignals()
     signals.signum = 15
     model = tiny_model(vocab_size=encoder.vocab_size)

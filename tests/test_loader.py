@@ -350,7 +350,7 @@ def test_mixture_shares_and_order(weights):
         assert sum(share.documents for share in report) == len(documents)
         times[documents] += 1
         for lo, hi in zip(store.bounds[:-1], store.bounds[1:], strict=True):
-            seen = times[lo:hi][np.diff(store.offsets[lo : hi + 1]) > 0]
+            seen = times[lo:hi][np.diff(store.offsets[lo : hi + 1]) > 1]
             assert seen.max() - seen.min() <= 1, "no document comes again before all have come"
     assert not np.array_equal(mixture.epoch_documents(0), Mixture(store, weights, seed=4).epoch_documents(0))
 
@@ -358,15 +358,27 @@ def test_mixture_shares_and_order(weights):
 def test_mixture_of_the_training_side_draws_no_held_out_document():
     store = ConcatStore(three_sources())
     train = np.setdiff1d(np.arange(len(store)), np.arange(0, len(store), 5)).astype(np.uint32)
-    mixture = Mixture(store, (1, 2, 3), 0, documents=train, max_tokens=32)
+    mixture = Mixture(store, (1, 2, 3), 0, documents=train, max_targets=31)
     documents = mixture.epoch_documents(0)
     assert np.isin(documents, train).all()
-    clipped = np.minimum(np.diff(store.offsets[: len(store) + 1]), 32)
+    targets = np.clip(np.diff(store.offsets[: len(store) + 1]) - 1, 0, 31)
     source = np.searchsorted(store.bounds, documents, side="right") - 1
-    tokens = np.bincount(source, weights=clipped[documents])
-    assert np.abs(tokens / tokens.sum() - np.array([1, 2, 3]) / 6).max() < 0.01
+    drawn = np.bincount(source, weights=targets[documents])
+    assert np.abs(drawn / drawn.sum() - np.array([1, 2, 3]) / 6).max() < 0.01
     plan = EpochPlan(store, 32, 0, 0, documents=documents, long_documents="truncate")
-    assert plan.row_targets(0, plan.n_rows) == np.maximum(clipped[documents] - 1, 0).sum()
+    assert plan.row_targets(0, plan.n_rows) == targets[documents].sum()
+
+
+def test_shares_are_of_the_targets_that_the_plan_trains():
+    """Reference: the plan's own targets, source by source. Short documents have a first token that none predicts."""
+    generator = np.random.default_rng(0)
+    short, long = make_store(generator.integers(3, 6, 20_000)), make_store(generator.integers(200, 400, 600))
+    store = ConcatStore([short, long])
+    documents = Mixture(store, (0.7, 0.3), seed=1).epoch_documents(0)
+    plan = EpochPlan(store, 64, 0, 0, documents=documents)
+    _, document, _, pairs = plan.pieces(range(plan.n_rows))
+    of_short = pairs[document < len(short)].sum()
+    assert abs(of_short / pairs.sum() - 0.7) < 0.005  # an epoch is cut between documents
 
 
 def test_mixture_faults_are_value_errors():

@@ -122,6 +122,36 @@ def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encode
     assert len(hashed) == 1
 
 
+def test_a_large_file_that_was_just_written_is_not_read_again_at_the_next_start(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(token_store, "WAIT_FROM_BYTES", 1, raising=False)
+    path = write(tmp_path / "a.jsonl")
+    open_or_build(path, encoder)
+    monkeypatch.setattr(token_store, "_sha256", None)
+    open_or_build(path, encoder)
+
+
+def test_a_time_in_the_future_does_not_cost_a_reading_at_each_start(tmp_path, encoder, monkeypatch):
+    """As archives leave it; on POSIX the change time tells all the same."""
+    path = write(tmp_path / "a.jsonl")
+    os.utime(path, (2**32, 2**32))
+    monkeypatch.setattr(token_store.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    open_or_build(path, encoder)
+    monkeypatch.setattr(token_store, "_sha256", None)
+    open_or_build(path, encoder)
+
+
+BROKEN_HASHES = ["", "{}", "[1]", "[[]]", '[["a"]]', "null", "[" * 5000, '[[{}, 1, 2, 3, 4, "x"]]', '{"a": [1, 2]}']
+
+
+@pytest.mark.parametrize("broken", [*BROKEN_HASHES, '[["PATH", NaN, NaN, NaN, NaN, "00"]]', "\udcff"])
+def test_broken_remembered_digests_are_ignored(tmp_path, encoder, broken):
+    path = write(tmp_path / "a.jsonl")
+    (tmp_path / ".token_store").mkdir()
+    (tmp_path / ".token_store" / "hashes.json").write_bytes(broken.encode("utf-8", "surrogateescape"))
+    check(open_or_build(path, encoder), TEXTS, encoder)
+    check(open_or_build(path, encoder), TEXTS, encoder)
+
+
 def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder):
     """Pitfall 18, issue 3: nothing stale is ever reused; the same content in another place is."""
     path, cache = write(tmp_path / "a.jsonl"), str(tmp_path / "cache")

@@ -145,6 +145,7 @@ def parser():
     g = p.add_argument_group("validation")
     g.add_argument("--val_path", help="validation documents: a file, a folder or a glob")
     g.add_argument("--val_fraction", type=fraction, default=0.0, help="share of the documents held out, by their hash")
+    p.switch(g, "--allow_val_overlap", False, "train although all documents of --val_path are trained too")
     g.add_argument("--eval_interval", type=size, default=500, help="micro-batches between evaluations; 0: at the end")
 
     g = machine_flags(p)
@@ -199,6 +200,7 @@ def ignored_settings(args, ranks, corpus, steps):
         ("local_rank", args.local_rank not in (-1, ranks.local_rank), torchrun),
         ("init_scheme", args.init_scheme != "default" and from_file, "the weights come from a file"),
         ("eval_interval", evaluated and not corpus.val_store, "no validation data"),
+        ("allow_val_overlap", args.allow_val_overlap and not args.val_path, "no --val_path"),
     ]
     lines = warnings_of(args, cases) + common_warnings(args, ranks, default)
     if args.warmup_iters >= steps:

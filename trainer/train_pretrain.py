@@ -134,6 +134,7 @@ def prepare(run, corpus, dtype, precision_notice):
     rows = corpus.plan(run.progress.epoch)
     parameters = sum(p.numel() for p in model.parameters())
     lines = [
+        *corpus.notices,
         *corpus.mixture_report(run.progress.epoch),
         *(line for bad in corpus.bad_lines for line in bad.report()),
         f"model: {model.config.generation}, {parameters / 1e6:.2f} M parameters, {counted(model.config.num_hidden_layers, 'layer')} of "
@@ -221,6 +222,7 @@ def open_corpus(args, encoder, ranks):
         long_documents=args.long_documents,
         val_path=args.val_path,
         val_fraction=args.val_fraction,
+        allow_val_overlap=args.allow_val_overlap,
         cache_dir=args.cache_dir,
         text_field=args.text_field,
         skip_bad_lines=args.skip_bad_lines,
