@@ -26,12 +26,11 @@ from tqdm import tqdm
 from dataset.documents import BLOCK_BYTES, LineCounter, find_files, split_into_blocks
 from dataset.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.faults import BadLines, DataError
+from dataset.file_digests import content_stats, hash_files, remember_hashes, settled_stats, stats_of
 from dataset.store_format import DamagedStore, StoreWriter, TokenStore, remove
 from dataset.wording import counted
 
 FORMAT = 1  # raised when the same input would give another store
-SETTLED_S = 3.0  # beyond the coarsest time stamps that a file system gives (2 s)
-WAIT_FROM_BYTES = 256 << 20  # reading that much again takes longer than SETTLED_S
 BYTES_PER_PROCESS = 4 << 20  # less text than this does not pay for a process
 
 
@@ -56,9 +55,9 @@ def open_or_build(
     files = [file for path in paths for file in find_files(str(path))]
     beside = Path(paths[0]).expanduser() if Path(paths[0]).expanduser().is_dir() else files[0].parent
     places = [Path(cache_dir).expanduser()] if cache_dir else [beside / ".token_store", user_cache()]
-    stats = _settled_stats(files, places)
+    stats = settled_stats(files, places)
     hashed_at = time.time()
-    data, unknown = _hash_files(files, stats, places)
+    data, unknown = hash_files(files, stats, places)
     options = [FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]
     meta = {
         "key": hashlib.sha256(json.dumps(options).encode()).hexdigest(),
@@ -84,7 +83,7 @@ def open_or_build(
             where, reason = error.filename or place, error.strerror or error
             raise DataError(f"{where}: {reason}; --cache_dir names another folder for the token store") from error
     if unknown:
-        _remember_hashes(stats, data, place, hashed_at)
+        remember_hashes(stats, data, place, hashed_at)
     return store
 
 
@@ -152,7 +151,7 @@ class _Builder:
                         raise bad.first().error()
                 writer.add(encoded)
                 progress.advance(block.source_bytes, writer)
-            if _content_stats(_stats(self.files)) != _content_stats(self.stats):
+            if content_stats(stats_of(self.files)) != content_stats(self.stats):
                 raise DataError(f"{self.files[0].parent}: the data changed while it was being tokenised; start again")
             self._want_documents(writer, n, bad)
             return TokenStore(writer.commit(self.meta, bad))
@@ -238,105 +237,6 @@ def _lock(place: Path, name: str):
             ):  # nobody works on it
                 remove(temp)
         yield
-
-
-def _stats(files: list[Path]) -> list[tuple]:
-    """What changes when a file does, as far as the file system tells."""
-    stats = [(str(file.resolve()), file.stat()) for file in files]
-    return [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stats]
-
-
-def _settled_stats(files: list[Path], places: list[Path]) -> list[tuple]:
-    """`_stats`, after a short wait where large files were written just now.
-
-    A digest is remembered for a file whose times lie SETTLED_S before it was read: whoever writes to it later gets
-    other times. A file that is younger would be read again at the next start. That costs nothing for small ones; for
-    large ones it costs more than to wait until they are old enough.
-    """
-    stats = _stats(files)
-    known = _known_digests(places)
-    new = [stat for stat in stats if stat not in known]
-    if sum(size for _, size, *_ in new) < WAIT_FROM_BYTES:
-        return stats
-    age = time.time() - max(_last_change(stat) for stat in new)
-    if 0 <= age < SETTLED_S:
-        time.sleep(SETTLED_S - age + 0.01)
-        return _stats(files)
-    return stats
-
-
-def _last_change(stat: tuple) -> float:
-    """Seconds since 1970 of the last write, as far as it cannot be set by hand: POSIX's change time."""
-    _, _, modified, changed, _ = stat
-    return (modified if os.name == "nt" else changed) / 1e9  # Windows' st_ctime is the time of creation
-
-
-def _content_stats(stats: list[tuple]) -> list[tuple]:
-    """Those of `_stats` that a chmod or a new link leaves alone."""
-    return [(path, size, modified) for path, size, modified, _, _ in stats]
-
-
-def _known_digests(places: list[Path]) -> dict[tuple, str]:
-    """{stat of a file: its SHA-256} from the hashes.json of each place; whatever is no such entry is ignored."""
-    known = {}
-    for place in places:
-        for entry in _read_hashes(place):
-            *stat, digest = entry
-            known[tuple(stat)] = digest
-    return known
-
-
-def _read_hashes(place: Path) -> list[list]:
-    """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]. Broken ones are left out."""
-    try:
-        entries = json.loads((place / "hashes.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    if not isinstance(entries, list):
-        return []
-    return [entry for entry in entries if _is_hash_entry(entry)]
-
-
-def _is_hash_entry(entry: object) -> bool:
-    if not (isinstance(entry, list) and len(entry) == 6):
-        return False
-    path, *numbers, digest = entry
-    if not all(type(number) is int for number in numbers):
-        return False
-    return isinstance(path, str) and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
-
-
-def _hash_files(files: list[Path], stats: list[tuple], places: list[Path]) -> tuple[list[tuple[str, str]], bool]:
-    """(suffix, SHA-256 of the content) of each file, remembered or read, and whether any was read."""
-    known = _known_digests(places)
-    data = [(file.suffix.lower(), known.get(stat) or _sha256(file)) for file, stat in zip(files, stats, strict=True)]
-    return data, any(stat not in known for stat in stats)
-
-
-def _remember_hashes(stats: list[tuple], data: list[tuple[str, str]], place: Path, hashed_at: float) -> None:
-    """Adds to hashes.json, if it can. Not files touched just before: one more write could keep the time stamp."""
-    paths = {stat[0] for stat in stats}
-    old = [entry for entry in _read_hashes(place) if entry[0] not in paths]
-    new = []
-    for stat, (_, digest) in zip(stats, data, strict=True):
-        if _last_change(stat) < hashed_at - SETTLED_S:
-            new.append([*stat, digest])
-    with contextlib.suppress(OSError):
-        handle, temp = tempfile.mkstemp(dir=place, prefix=".hashes.")
-        with open(handle, "w") as file:
-            json.dump(old + new, file)
-        os.replace(temp, place / "hashes.json")
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with open(file, "rb") as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from None
-    return digest.hexdigest()
 
 
 def user_cache() -> Path:

