@@ -5,6 +5,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from dataset.tokenizer_files import leave_bos_to_the_caller
 from dataset.vocabulary import check_files
 
 
@@ -83,6 +84,7 @@ class DocumentEncoder:
         from tokenizers import Tokenizer
 
         backend = Tokenizer.from_str(content)
+        leave_bos_to_the_caller(backend, self._bos, self.bos_id)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = not self.parse_special_tokens

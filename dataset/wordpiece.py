@@ -11,6 +11,7 @@ from string import punctuation
 from tokenizers import Tokenizer, models, trainers
 
 from dataset.encoder import load_tokenizer
+from dataset.tokenizer_files import save_tokenizer
 
 STANDARD_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}  # of the vocabulary of 30,522 entries
 WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # in BERT's spelling and order
@@ -116,5 +117,5 @@ def entries(tokenizer) -> list[str]:
 
 def save_wordpiece(tokenizer, out_dir: Path) -> None:
     """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that wants that alone."""
-    tokenizer.save_pretrained(out_dir)
+    save_tokenizer(tokenizer, out_dir)
     (out_dir / "vocab.txt").write_text("".join(f"{token}\n" for token in entries(tokenizer)), encoding="utf-8")

@@ -20,15 +20,17 @@ if __name__ == "__main__":  # --help and wrong flags are answered before torch i
     export_parser().parse_args()
 
 import copy
+import gc
 import json
 import shutil
 import tempfile
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PretrainedConfig
 
 from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizer_files import add_bos, save_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
 from scripts.common import DTYPES, load_model, tokenizer_folder, utf8_folder
@@ -78,23 +80,40 @@ def export(weight, out_dir, tokenizer_path=None, dtype="auto", overwrite=False):
         unfinished.mkdir()
         save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
         write_config(config, unfinished / "config.json")
-        tokenizer.save_pretrained(unfinished)
+        add_bos(tokenizer)
+        save_tokenizer(tokenizer, unfinished)
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
 
-        reloaded, encoder, name = load_model(unfinished), DocumentEncoder(tokenizer), config.architectures[0]
-        rounded = model if dtype == "auto" else copy.deepcopy(model).to(config.dtype).float()
-        difference, positions = compare(rounded, reloaded, encoder)
-        said = verdict(difference, positions, f"reloaded as {name} with AutoModelForCausalLM, no remote code")
-        if dtype != "auto":
-            said += f"; {dtype} itself moves the source's logits by {compare(model, reloaded, encoder)[0]:.1e}"
-        card = model_card(model, weight, config, said, out_dir.name)
+        difference, said = check_export(unfinished, model, config, DocumentEncoder(tokenizer), dtype)
+        card = model_card(model, weight, config, said, out_dir.name, tokenizer)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
+        # The reloaded model is gone, but for cycles that hold its weights: in float32 they are the file itself, mapped,
+        # and Windows renames no folder of a mapped file.
+        gc.collect()
         if out_dir.exists():
             shutil.rmtree(out_dir)
         unfinished.rename(out_dir)
-    print(f"{out_dir}: {name} in {str(config.dtype).removeprefix('torch.')}\n{said}", flush=True)
+    dtype_name = str(config.dtype).removeprefix("torch.")
+    print(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{said}", flush=True)
     return difference
+
+
+def check_export(
+    folder: Path, model: MiniMindForCausalLM, config: PretrainedConfig, encoder: DocumentEncoder, dtype: str
+) -> tuple[float, str]:
+    """Load what was written and compare it with the source; (largest difference of a logit, what to say of it).
+
+    Errors: ValueError where they do not compute the same.
+    """
+    reloaded = load_model(folder)
+    rounded = model if dtype == "auto" else copy.deepcopy(model).to(config.dtype).float()
+    difference, positions = compare(rounded, reloaded, encoder)
+    what = f"reloaded as {config.architectures[0]} with AutoModelForCausalLM, no remote code"
+    said = verdict(difference, positions, what)
+    if dtype != "auto":
+        said += f"; {dtype} itself moves the source's logits by {compare(model, reloaded, encoder)[0]:.1e}"
+    return difference, said
 
 
 def check_free(out_dir, weight, overwrite):
@@ -172,7 +191,10 @@ def write_config(config, path):
     rope = fields["rope_parameters"]
     fields["rope_theta"], fields["torch_dtype"] = rope["rope_theta"], fields["dtype"]
     if rope["rope_type"] != "default":
-        fields["rope_scaling"] = rope
+        fields["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
+    # Of Qwen3-MoE transformers 5 writes the first name alone, and transformers 4 reads the second alone.
+    if "num_local_experts" in fields:
+        fields["num_experts"] = fields["num_local_experts"]
     path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

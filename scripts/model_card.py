@@ -1,8 +1,10 @@
 """The README.md of an export, made from the run's own records."""
 
 import contextlib
+import re
 from pathlib import Path
 
+from dataset.tokenizer_files import starts_with_bos
 from trainer.records import FIGURES, RunRecords
 from trainer.runtime import UserError
 
@@ -16,7 +18,23 @@ SIZES = (
 )
 
 
-def model_card(model, weight, hf_config, verdict, name):
+# Flags that tell of the machine, its places and its accounts, not of the training
+UNPUBLISHED = (
+    *(
+        "out_dir",
+        "cache_dir",
+        "tokenizer_path",
+        "sample_prompts",
+        "save_weight",
+        "wandb_project",
+        "tracker",
+        "use_wandb",
+    ),
+    *("device", "local_rank", "ddp", "dist_timeout", "num_workers", "report", "keep_checkpoints", "from_resume"),
+)
+
+
+def model_card(model, weight, hf_config, verdict, name, tokenizer):
     """Markdown with the metadata block that model hubs read. `verdict`: the line about the comparison of logits."""
     config, parameters = model.config, sum(p.numel() for p in model.parameters())
     kind = "mixture of experts" if config.use_moe else "dense"
@@ -31,7 +49,7 @@ def model_card(model, weight, hf_config, verdict, name):
         run = [
             (label, write(records.last(field))) for label, field, write in FIGURES if records.last(field) is not None
         ]
-        run += [(f"`--{name}`", f"`{value}`") for name, value in sorted(records.settings.items())]
+        run += published_settings(records.settings)
     sections = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- minimind\n---",
         f"# {name}",
@@ -39,8 +57,10 @@ def model_card(model, weight, hf_config, verdict, name):
         f"{str(hf_config.dtype).removeprefix('torch.')}. It loads without remote code.",
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = AutoModelForCausalLM.from_pretrained("{name}")\n'
-        'ids = tokenizer(tokenizer.bos_token + "The harbour", add_special_tokens=False, return_tensors="pt")\n'
-        "print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))\n```",
+        'ids = tokenizer("The harbour", return_tensors="pt")\n'
+        "print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0], skip_special_tokens=True))\n```",
+        bos_line(tokenizer),
+        versions_line(config),
         "## Architecture\n" + table(architecture),
     ]
     if run:
@@ -52,6 +72,54 @@ def model_card(model, weight, hf_config, verdict, name):
         "true or not. Its training text decides its language, knowledge and bias; look at it before you rely on an answer."
     )
     return "\n\n".join(sections) + "\n"
+
+
+def bos_line(tokenizer) -> str:
+    """What the tokenizer puts before a text, and why that matters."""
+    if tokenizer.bos_token is None:
+        return "The tokenizer has no begin token, so documents began without one in training too."
+    if not starts_with_bos(tokenizer):
+        return (
+            f"In training each document began with `{tokenizer.bos_token}`. The tokenizer does not put it there: begin a "
+            "prompt with it."
+        )
+    return (
+        f"The tokenizer puts `{tokenizer.bos_token}` before a text, as each document began in training; without it short "
+        "texts are continued worse. It adds no end token. `apply_chat_template` and "
+        '`pipeline("text-generation")` need nothing more; do not write the token into a plain prompt yourself.'
+    )
+
+
+def versions_line(config) -> str:
+    """The transformers that compute this model."""
+    if config.inference_rope_scaling:
+        return "It needs transformers 4.57 or newer: older ones leave out a part of its YaRN scaling, without a word."
+    least = "4.51" if config.generation == "minimind3" else "4.48"
+    return f"It loads in transformers {least} or newer, 4 and 5 alike."
+
+
+def published_settings(settings: dict) -> list[tuple[str, str]]:
+    """Rows of the flags that tell of the training; of a path its last part alone."""
+    rows = []
+    for name, value in sorted(settings.items()):
+        if name not in UNPUBLISHED:
+            rows.append((f"`--{name}`", f"`{without_places(value)}`"))
+    return rows
+
+
+def without_places(value):
+    """A flag's value with each path cut down to its last part, which may carry a share (`data.jsonl:0.7`)."""
+    if isinstance(value, list | tuple):
+        return [without_places(part) for part in value]
+    if not isinstance(value, str):
+        return value
+    if not re.search(r"[/\\]|^~", value):
+        return value
+    path, share = re.fullmatch(r"(.*?)(:[\d.]+)?", value, re.DOTALL).groups(default="")
+    last = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    if last.startswith("~") or last.lower() == Path.home().name.lower():  # the home folder tells who the user is
+        last = "a folder"
+    return last + share
 
 
 def table(rows):

@@ -73,7 +73,7 @@ def test_committed_config_is_what_the_script_writes():
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
 def test_round_trip_of_odd_texts(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
     assert tokenizer.decode(tokenizer(text, split_special_tokens=True).input_ids, skip_special_tokens=True) == text
 
 
@@ -88,10 +88,10 @@ def test_round_trip_of_odd_texts(tokenizer, text):
 )
 def test_any_text_round_trips_and_gives_no_special_token(tokenizer, text):
     """Pitfall 21. Reference: the text itself."""
-    ids = tokenizer(text, split_special_tokens=True).input_ids
+    ids = tokenizer(text, split_special_tokens=True, add_special_tokens=False).input_ids
     assert all(i >= len(SPECIAL_TOKENS) for i in ids)
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
 
 def test_literal_special_tokens_are_text_for_the_data_path(tokenizer):
@@ -99,9 +99,10 @@ def test_literal_special_tokens_are_text_for_the_data_path(tokenizer):
     rust = load(MODEL)
     for i, token in enumerate(SPECIAL_TOKENS):
         text = f"a{token}b {token}"
-        assert min(rust.encode(text).ids) >= len(SPECIAL_TOKENS)
-        assert min(tokenizer(text, split_special_tokens=True).input_ids) >= len(SPECIAL_TOKENS)
-        assert tokenizer(token).input_ids == [i]
+        assert min(rust.encode(text, add_special_tokens=False).ids) >= len(SPECIAL_TOKENS)
+        split = tokenizer(text, split_special_tokens=True, add_special_tokens=False).input_ids
+        assert min(split) >= len(SPECIAL_TOKENS)
+        assert tokenizer(token, add_special_tokens=False).input_ids == [i]
 
 
 # ---------------------------------------------------------------------------------------------------- chat template
@@ -189,7 +190,8 @@ def test_training_is_deterministic_to_the_byte(corpus, tmp_path, monkeypatch):
     trained = AutoTokenizer.from_pretrained(tmp_path / "a")
     assert len(trained) == 600 and trained.convert_ids_to_tokens([0, 1, 2]) == SPECIAL_TOKENS[:3]
     for text in ODD_TEXTS:
-        assert trained.decode(trained(text, split_special_tokens=True).input_ids) == text
+        ids = trained(text, split_special_tokens=True, add_special_tokens=False).input_ids
+        assert trained.decode(ids) == text
 
 
 def test_special_tokens_in_the_training_text_make_no_entry(corpus):
@@ -198,7 +200,7 @@ def test_special_tokens_in_the_training_text_make_no_entry(corpus):
     tokenizer.encode_special_tokens = True
     assert all(tokenizer.token_to_id(token) == i for i, token in enumerate(SPECIAL_TOKENS))
     for token in SPECIAL_TOKENS:
-        assert min(tokenizer.encode(token).ids) >= len(SPECIAL_TOKENS)
+        assert min(tokenizer.encode(token, add_special_tokens=False).ids) >= len(SPECIAL_TOKENS)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.37, 1, 2.5])
@@ -291,5 +293,7 @@ def test_compare_counts_bytes_per_token(corpus):
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
-    ratio = sum(len(t.encode()) for t in texts) / sum(len(tokenizer.encode(t).ids) for t in texts)
+    ratio = sum(len(t.encode()) for t in texts) / sum(
+        len(tokenizer.encode(t, add_special_tokens=False).ids) for t in texts
+    )
     assert f"| {ratio:.3f} |" in compare([str(MODEL)], [Source(str(corpus), "text")])

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, Pretrai
 from transformers.utils import cached_file
 
 from dataset.glue_tasks import Task
+from dataset.tokenizer_files import save_tokenizer
 from dataset.vocabulary import check_size
 from model.compiled_encoder import compile_layers, eager_if
 from model.model_electra import init_position_embeddings
@@ -242,7 +243,7 @@ def save_model(folder, model, tokenizer, weights):
     temporary = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # of a killed run
     model.save_pretrained(temporary, state_dict=weights)
-    tokenizer.save_pretrained(temporary)
+    save_tokenizer(tokenizer, temporary)
     replace(temporary, folder)
 
 

@@ -31,6 +31,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from dataset.documents import BadLines, DataError, find_files, read_documents
 from dataset.flags import Parser, positive
+from dataset.tokenizer_files import bos_template
 from dataset.wording import one_line
 from dataset.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
@@ -197,6 +198,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32) 
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
+    # The trainers encode without it and put BOS and EOS themselves; it is for those who call the tokenizer plainly.
+    tokenizer.post_processor = bos_template(BOS, SPECIAL_TOKENS.index(BOS))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -219,7 +222,13 @@ def config() -> dict:
         "eos_token": EOS,
         "pad_token": PAD,
         "unk_token": PAD,
-        "extra_special_tokens": CHAT_TOKENS + SPARE_TOKENS,
+        # The name of transformers 4; transformers 5, which says extra_special_tokens, reads it too.
+        "additional_special_tokens": CHAT_TOKENS + SPARE_TOKENS,
+        # What tokenizer.json says already, for programs that look here (llama.cpp, vLLM).
+        "add_bos_token": True,
+        "add_eos_token": False,
+        # No token_type_ids, which generate() would refuse.
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "model_max_length": 32768,
         "chat_template": CHAT_TEMPLATE,
