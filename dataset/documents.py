@@ -1,195 +1,122 @@
-"""Documents out of files: `.jsonl`, `.jsonl.gz`, `.jsonl.zst`, `.parquet` (a document a line or row) and `.txt` (a
-document a file, or what stands between two blank lines: the trainers' encoders decide).
+"""Documents out of files of all kinds; file_kinds.py tells the kinds, and README.md what is a document in each.
 
 Every fault of a line is named with file and line. What cannot change a document is harmless and loads as if it were
-not there: blank lines, a byte-order mark before a line, CRLF, a missing newline at the end, an escaped NUL, a very
-long line. An empty text has nothing to learn from and is passed over like a blank line. Memory is bounded by a block
-of 4 MB or the longest line, whichever is larger.
+not there: blank lines, a byte-order mark before a line, CRLF, a missing newline at the end, an escaped NUL, a long
+line. An empty text has nothing to learn from and is passed over like a blank line. Memory is bounded by a block of 4 MB
+or the longest document, whichever is larger; limits.py says how long one may be.
 """
 
-import glob
-import gzip
-import importlib
 import io
-import json
-import zlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from dataset.faults import BadLines, DataError, Fault
+from dataset import limits
+from dataset.arrow_files import TableReader
+from dataset.csv_files import read_csv
+from dataset.decompress import open_stream
+from dataset.faults import BadLine, BadLines, DataError, Fault
+from dataset.file_kinds import find_files, kind_of
+from dataset.json_files import read_json
+from dataset.json_lines import BOM, parse_line, text_of_line
+from dataset.line_reader import BUFFER_BYTES, LineReader
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".txt")
 BLOCK_BYTES = 4 << 20
-BOM = b"\xef\xbb\xbf"
+BLOCK_ROWS = 1024
 
-__all__ = ["BadLines", "DataError", "Fault", "find_files", "parse_line", "read_documents"]
+# (line or row from 1, text or (kind, reason) of a fault)
+Item = tuple[int, str | tuple[str, str]]
 
+BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 
-def find_files(data_path: str) -> list[Path]:
-    """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path."""
-    if not str(data_path).strip():
-        raise DataError("--data_path is empty: name a file, a folder or a glob")
-    path = Path(data_path).expanduser()
-    readable = f"files that are read: {', '.join(SUFFIXES)}"
-    if path.is_file():
-        if not _suffix(path):
-            raise DataError(f"{path}: unknown kind of file; {readable}")
-        return [path]
-    if path.is_dir():
-        found = [p for p in path.rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-    else:
-        found = [Path(p) for p in glob.glob(str(path), recursive=True)]
-        if not found:
-            raise DataError(f"{path}: no such file or folder, and no file matches it as a pattern; {readable}")
-    files = sorted((p for p in found if p.is_file() and _suffix(p)), key=lambda p: p.as_posix())
-    if not files:
-        raise DataError(f"{path}: nothing to read there; {readable}")
-    return files
+__all__ = ["BOM", "BadLines", "DataError", "Fault", "find_files", "parse_line", "read_documents"]
 
 
-def read_documents(path, text_field: str = "text", bad_lines: BadLines | None = None) -> Iterator[tuple[int, str]]:
+def read_documents(
+    path: Path | str, text_field: str = "text", bad_lines: BadLines | None = None
+) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there."""
     for block in split_into_blocks(Path(path), text_field, block_bytes=None):
         for line, text in block.documents(text_field):
             if isinstance(text, str):
                 yield block.lines_before + line, text
-            else:
-                fault = Fault(str(path), block.lines_before + line, *text)
-                if bad_lines is None:
-                    raise fault.error()
-                bad_lines.add(fault)
-
-
-def parse_line(raw: bytes, place: str, text_field: str = "text") -> str | None:
-    """The text of a jsonl line, None for a blank one. A fault raises DataError; `place`, "file:line", begins it."""
-    try:
-        return _text_of(raw, text_field)
-    except _BadLine as bad:
-        raise DataError(f"{place}: {bad.args[1]}; mend the line, or pass --skip_bad_lines", bad.args[0]) from None
-
-
-class _BadLine(Exception):
-    """Arguments: kind, reason."""
-
-
-def _text_of(raw: bytes, text_field: str) -> str | None:
-    raw = raw.removeprefix(BOM).strip(b" \t\r\n\v\f")
-    if not raw:
-        return None
-    try:
-        record = json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        if error.reason == "unexpected end of data":
-            raise _BadLine("cut line", "the line ends in the middle of a character") from None
-        hint = " (the file looks like UTF-16)" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise _BadLine(
-            "bad UTF-8", f"not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}{hint}"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise _explain(error, raw) from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets nested thousands deep
-        raise _BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
-    if not isinstance(record, dict):
-        raise _BadLine(
-            "not an object", f"a JSON {_json_type(record)} where an object with a {text_field!r} is expected"
-        )
-    if text_field not in record:
-        keys = ", ".join(repr(key) for key in list(record)[:5]) or "none"
-        raise _BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; --text_field names another one)")
-    text = record[text_field]
-    if not isinstance(text, str):
-        kind = "text is null" if text is None else "text is not a string"
-        raise _BadLine(kind, f"{text_field!r} is a {_json_type(text)}, not a string")
-    if b"\\u" in raw:  # only an escape can spell half a surrogate pair
-        _check_surrogates(text)
-    return text
-
-
-def _explain(error: json.JSONDecodeError, raw: bytes) -> _BadLine:
-    """The kind and words for a line that is not JSON."""
-    at = f"at column {error.pos + 1}"
-    if error.msg.startswith("Extra data"):
-        return _BadLine("two values on a line", f"something follows the object {at}; one object a line")
-    if b"\0" in raw:
-        return _BadLine("NUL byte", f"a NUL byte at column {raw.index(0) + 1}")
-    if error.msg.startswith("Invalid control character"):
-        return _BadLine("raw control character", f"a raw control character {at}; JSON wants it escaped")
-    if error.msg.startswith("Unterminated string") or error.pos >= len(error.doc):
-        return _BadLine("cut line", "the line ends before its JSON object does")
-    return _BadLine("not JSON", f"not JSON: {error.msg} {at}")
-
-
-def _check_surrogates(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise _BadLine(
-            "lone surrogate", f"half a surrogate pair (\\u{ord(text[error.start]):04x}) at character {error.start + 1}"
-        ) from None
-
-
-def _json_type(value) -> str:
-    names = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
-    return names.get(type(value), "number")
-
-
-def _suffix(path: Path) -> str:
-    """Which of SUFFIXES the file has, or nothing."""
-    return next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), "")
+                continue
+            fault = Fault(str(path), block.lines_before + line, *text)
+            if bad_lines is None:
+                raise fault.error()
+            bad_lines.add(fault)
 
 
 @dataclass
 class Block:
-    """Some lines of a file, small enough to be held and handed to another process: either a byte range of a plain
-    jsonl (the lines that begin in it), or what was decompressed (`raw`), or rows of a parquet file, or a whole text
-    file.
+    """Some documents of a file, small enough to be held and handed to another process. It is one of these:
+    items      what was read already, of a table or a .json file
+    raw        decompressed lines, or text
+    neither    a byte range of a plain jsonl (the lines that begin in it), or a whole plain text file
     """
 
     path: Path
     start: int = 0
     end: int = 0
     raw: bytes | None = None
-    rows: list | None = None
+    items: list[Item] | None = None
+    last_fault: Item | None = None  # of what follows `raw` and was too long to be held
+    paragraphs: bool = False  # a blank line in `raw` ends a document
     lines_before: int | None = None  # None: not known, see LineCounter
     source_bytes: int = 0  # its share of the file, for progress
 
-    def documents(self, text_field: str) -> Iterator[tuple[int, str | tuple[str, str]]]:
+    def documents(self, text_field: str) -> Iterator[Item]:
         """Yields (line from 1 in the block, text or (kind, reason) of a fault); not blank lines and empty texts."""
-        is_text = _suffix(self.path) == ".txt"
-        if self.rows is not None:
-            numbered, convert = enumerate(self.rows, 1), _text_of_value
-        elif self.raw is not None:
-            numbered, convert = enumerate(io.BytesIO(self.raw), 1), _text_of
-            if is_text:
-                numbered, convert = _paragraphs(numbered), _text_of_file
-        elif is_text:
-            numbered, convert = [(1, self.path.read_bytes())], _text_of_file
-        else:
-            numbered, convert = enumerate(self._lines_of_range(), 1), _text_of
-        for line, raw in numbered:
+        if self.items is not None:
+            yield from self.items
+            return
+        convert = _text_of_file if kind_of(self.path).is_text else text_of_line
+        for line, raw in self._numbered():
+            if raw is None:
+                yield line, limits.too_long("text file" if convert is _text_of_file else "line")
+                continue
             try:
                 text = convert(raw, text_field)
-            except _BadLine as bad:
+            except BadLine as bad:
                 yield line, bad.args
             else:
                 if text:
                     yield line, text
+        if self.last_fault:
+            yield self.last_fault
 
-    def _lines_of_range(self) -> Iterator[bytes]:
+    def _numbered(self) -> Iterator[tuple[int, bytes | None]]:
+        """(line in the block, bytes of a line or text, None for a longer one than is held)."""
+        is_text = kind_of(self.path).is_text
+        if self.raw is None:
+            return self._whole_file() if is_text else self._lines_of_range()
+        if is_text and not self.paragraphs:
+            return iter([(1, self.raw)])
+        lines = LineReader(io.BufferedReader(io.BytesIO(self.raw), BUFFER_BYTES)).lines()
+        return _paragraphs(lines) if self.paragraphs else lines
+
+    def _whole_file(self) -> Iterator[tuple[int, bytes | None]]:
         with open(self.path, "rb") as file:
-            position = self.start
-            if position:  # the line that began before belongs to the block before
-                file.seek(position - 1)
-                position += len(file.readline()) - 1
-            while position < self.end and (line := file.readline()):
-                position += len(line)
-                yield line
+            raw = file.read(limits.MAX_DOCUMENT_BYTES + 1)
+        yield 1, raw if len(raw) <= limits.MAX_DOCUMENT_BYTES else None
+
+    def _lines_of_range(self) -> Iterator[tuple[int, bytes | None]]:
+        with open(self.path, "rb", buffering=BUFFER_BYTES) as file:
+            reader = LineReader(file, self.start)
+            if self.start:
+                # The line that began before belongs to the block before. It may go on beyond this one.
+                file.seek(self.start - 1)
+                reader.position = self.start - 1
+                reader.skip_rest_of_line(self.end)
+            yield from reader.lines(self.end)
 
 
-def _paragraphs(numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def _paragraphs(numbered: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
     """(number of its first line, text) of what stands between blank lines."""
-    lines, first = [], 0
+    lines = []
+    first = 0
     for number, line in numbered:
         if line.removeprefix(BOM).strip():
             first = first if lines else number
@@ -201,42 +128,49 @@ def _paragraphs(numbered: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, by
         yield first, b"".join(lines)
 
 
-def _text_of_value(value, text_field: str) -> str:
-    """A parquet value, held to the same rules as a text in JSON."""
-    if not isinstance(value, str):
-        kind = "text is null" if value is None else "text is not a string"
-        raise _BadLine(kind, f"{text_field!r} is a {_json_type(value)}, not a string")
-    return value
-
-
 def _text_of_file(raw: bytes, text_field: str) -> str:
     """A whole text file, its line ends made \\n whatever system wrote it."""
     try:
         return raw.removeprefix(BOM).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise _BadLine(
-            "bad UTF-8", f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}"
-        ) from None
+        raise BadLine("bad UTF-8", f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
 
 
-def split_into_blocks(path: Path, text_field: str, block_bytes: int | None, split_text=False) -> Iterator[Block]:
+def split_into_blocks(
+    path: Path, text_field: str, block_bytes: int | None, split_text: bool = False
+) -> Iterator[Block]:
     """The blocks of a file in order, cut by the file and block_bytes alone. None: a plain file in one. split_text: in a
-    .txt file a blank line ends a document."""
-    suffix, size = _suffix(path), path.stat().st_size
-    if suffix == ".jsonl":
+    text file a blank line ends a document."""
+    kind = kind_of(path)
+    size = path.stat().st_size
+    if kind.suffix in (".parquet", ".arrow"):
+        table = TableReader(path, text_field)
+        yield from _item_blocks(path, table.rows(), lambda: int(table.done * size), block_bytes)
+        return
+    if not kind.compression and kind.suffix == ".jsonl":
         step = block_bytes or max(size, 1)
         for start in range(0, size, step):
             end = min(start + step, size)
             yield Block(path, start, end, lines_before=None if start else 0, source_bytes=end - start)
-    elif suffix == ".txt" and split_text:
-        yield from _text_blocks(path, block_bytes or max(size, 1))
-    elif suffix == ".txt":
+        return
+    if not kind.compression and kind.is_text and not split_text:
         yield Block(path, lines_before=0, source_bytes=size)
-    elif suffix == ".parquet":
-        yield from _parquet_blocks(path, text_field)
-    else:
-        yield from _compressed_blocks(path, suffix, block_bytes or BLOCK_BYTES)
+        return
+    with open_stream(path, kind.compression) as (stream, file):
+        if kind.is_text and split_text:
+            yield from _text_blocks(path, stream, file, block_bytes or BLOCK_BYTES)
+        elif kind.is_text:
+            raw = stream.read(limits.MAX_DOCUMENT_BYTES + 1)
+            fault = (1, limits.too_long("text")) if len(raw) > limits.MAX_DOCUMENT_BYTES else None
+            yield Block(path, raw=b"" if fault else raw, last_fault=fault, lines_before=0, source_bytes=size)
+        elif kind.suffix == ".jsonl":
+            yield from _line_blocks(path, stream, file, block_bytes or BLOCK_BYTES)
+        elif kind.suffix == ".json":
+            yield from _item_blocks(path, read_json(stream, text_field), file.tell, block_bytes)
+        else:
+            delimiter = "\t" if kind.suffix == ".tsv" else ","
+            yield from _item_blocks(path, read_csv(stream, str(path), delimiter, text_field), file.tell, block_bytes)
 
 
 class LineCounter:
@@ -245,106 +179,110 @@ class LineCounter:
     """
 
     def __init__(self):
-        self.path, self.position, self.newlines = None, 0, 0
+        self.path: Path | None = None
+        self.position = 0
+        self.newlines = 0
 
     def lines_before(self, block: Block) -> int:
         """How many lines of its file precede the first one that begins in the block."""
         if block.lines_before is not None:
             return block.lines_before
-        if block.path != self.path or block.start <= self.position:  # another file, or the same one again
-            self.path, self.position, self.newlines = block.path, 0, 0
+        # Another file, or the same one again.
+        if block.path != self.path or block.start <= self.position:
+            self.path = block.path
+            self.position = 0
+            self.newlines = 0
         with open(block.path, "rb") as file:
             file.seek(self.position)
             while self.position < block.start - 1:
                 chunk = file.read(min(BLOCK_BYTES, block.start - 1 - self.position))
                 self.newlines += chunk.count(b"\n")
                 self.position += len(chunk)
-        return self.newlines + 1  # the newline at start-1 or later is the one after which the block's first line begins
+        # The newline at start - 1 or later is the one after which the block's first line begins.
+        return self.newlines + 1
 
 
-def _text_blocks(path: Path, block_bytes: int) -> Iterator[Block]:
-    """Each ends with a blank line or with the file."""
+def _item_blocks(
+    path: Path, items: Iterator[Item], position: Callable[[], int], block_bytes: int | None
+) -> Iterator[Block]:
+    """Blocks of what this process reads. position: how many bytes of the file have been read."""
+    block: list[Item] = []
+    characters = 0
+    done = 0
+    for item in items:
+        block.append(item)
+        characters += len(item[1])
+        if characters >= (block_bytes or BLOCK_BYTES) or len(block) >= BLOCK_ROWS:
+            yield Block(path, items=block, lines_before=0, source_bytes=position() - done)
+            block = []
+            characters = 0
+            done = position()
+    if block:
+        yield Block(path, items=block, lines_before=0, source_bytes=position() - done)
+
+
+def _line_blocks(path: Path, stream: io.BufferedReader, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+    """Whole lines of a compressed file. Blocks of blank lines alone are passed over."""
     lines = 0
-    with open(path, "rb") as file:
-        while raw := file.read(block_bytes):
-            more = [file.readline()]  # the rest of the last line
-            while (line := file.readline()).strip():
-                more.append(line)
-            more.append(line)
-            raw += b"".join(more)
-            yield Block(path, raw=raw, lines_before=lines, source_bytes=len(raw))
-            lines += raw.count(b"\n")
+    done = 0
+    while raw := stream.read(block_bytes):
+        # Bytes of a line that the block has begun and the next bytes of the stream go on with.
+        begun = len(raw) - (raw.rfind(b"\n") + 1)
+        rest = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - begun)
+        fault = None
+        if begun + len(rest) <= limits.MAX_DOCUMENT_BYTES:
+            raw += rest
+        else:
+            raw = raw[: len(raw) - begun]
+            fault = (raw.count(b"\n") + 1, limits.too_long("line"))
+            if not rest.endswith(b"\n"):
+                LineReader(stream).skip_rest_of_line()
+        if fault or not raw.isspace():
+            yield Block(path, raw=raw, last_fault=fault, lines_before=lines, source_bytes=file.tell() - done)
+            done = file.tell()
+        lines += raw.count(b"\n") + (fault is not None)
 
 
-def _compressed_blocks(path: Path, suffix: str, block_bytes: int) -> Iterator[Block]:
-    lines = done = 0
-    with open(path, "rb") as file:
-        stream = gzip.GzipFile(fileobj=file) if suffix == ".jsonl.gz" else io.BufferedReader(_ZstdReader(file), 1 << 20)
-        try:
-            while raw := stream.read(block_bytes) + stream.readline():
-                yield Block(path, raw=raw, lines_before=lines, source_bytes=file.tell() - done)
-                lines, done = lines + raw.count(b"\n"), file.tell()
-        except (EOFError, OSError, zlib.error) as error:
-            raise DataError(f"{path}: the compressed file is damaged or cut off ({error}); fetch it again") from None
+def _text_blocks(path: Path, stream: io.BufferedReader, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+    """Paragraphs. Each block ends with a blank line or with the file; blocks of blank lines alone are passed over."""
+    lines = 0
+    done = 0
+    while raw := stream.read(block_bytes):
+        rest, lines_of_rest = _rest_of_paragraph(stream)
+        lines_of_block = raw.count(b"\n") + lines_of_rest
+        fault = None
+        if rest is None:
+            ends = [found.end() for found in BLANK_LINE.finditer(raw)]
+            raw = raw[: ends[-1]] if ends else b""
+            fault = (raw.count(b"\n") + 1, limits.too_long("text between blank lines"))
+        else:
+            raw += rest
+        if fault or not raw.isspace():
+            source_bytes = file.tell() - done
+            yield Block(path, raw=raw, last_fault=fault, paragraphs=True, lines_before=lines, source_bytes=source_bytes)
+            done = file.tell()
+        lines += lines_of_block
 
 
-class _ZstdReader(io.RawIOBase):
-    """Decompressed bytes of a zstd file of any number of frames.
-
-    The package's own reader takes a file that is cut off for a finished one.
-    """
-
-    def __init__(self, file):
-        self.zstd = _optional("zstandard", "to read .jsonl.zst")
-        self.file, self.frame, self.compressed, self.ready = file, None, b"", b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        while not self.ready:
-            self.compressed = self.compressed or self.file.read(1 << 17)
-            if not self.compressed:
-                if self.frame:
-                    raise EOFError("it ends in the middle of a frame")
-                return 0
-            self.frame = self.frame or self.zstd.ZstdDecompressor().decompressobj()
-            try:
-                self.ready = self.frame.decompress(self.compressed)
-            except self.zstd.ZstdError as error:
-                raise OSError(str(error)) from None
-            self.compressed = self.frame.unused_data
-            if self.frame.eof:
-                self.frame = None
-        count = min(len(buffer), len(self.ready))
-        buffer[:count], self.ready = self.ready[:count], self.ready[count:]
-        return count
-
-
-def _parquet_blocks(path: Path, text_field: str) -> Iterator[Block]:
-    parquet = _optional("pyarrow.parquet", "to read .parquet")
-    arrow = _optional("pyarrow", "to read .parquet")
-    try:
-        with parquet.ParquetFile(path) as file:
-            if text_field not in file.schema_arrow.names:
-                columns = ", ".join(file.schema_arrow.names[:8])
-                raise DataError(
-                    f"{path}: no column {text_field!r} (its columns: {columns}; --text_field names another one)"
-                )
-            rows, total = 0, max(file.metadata.num_rows, 1)
-            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
-                size = path.stat().st_size
-                share = size * (rows + len(batch)) // total - size * rows // total
-                yield Block(path, rows=batch.column(0).to_pylist(), lines_before=rows, source_bytes=share)
-                rows += len(batch)
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise DataError(f"{path}: not a parquet file that can be read ({reason}); fetch it again") from None
-
-
-def _optional(module: str, purpose: str):
-    package = module.split(".")[0]
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise DataError(f"the package {package} is needed {purpose}: pip install {package}") from None
+def _rest_of_paragraph(stream: io.BufferedReader) -> tuple[bytes | None, int]:
+    """(the rest of a line and the lines up to a blank one, None where it is too long, which is passed; its newlines)."""
+    rest = [stream.readline(limits.MAX_DOCUMENT_BYTES + 1)]
+    size = len(rest[0])
+    while size <= limits.MAX_DOCUMENT_BYTES:
+        line = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - size)
+        size += len(line)
+        rest.append(line)
+        if not line.strip():
+            whole = b"".join(rest)
+            return whole, whole.count(b"\n")
+    newlines = sum(line.count(b"\n") for line in rest)
+    ended = rest[-1].endswith(b"\n")
+    rest.clear()
+    reader = LineReader(stream)
+    if not ended:
+        reader.skip_rest_of_line()
+        newlines += 1
+    for _, line in reader.lines():
+        if line is not None and not line.strip():
+            break
+    return None, newlines + reader.number

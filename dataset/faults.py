@@ -1,7 +1,9 @@
 """What can be wrong with data, and how it is told."""
 
+import importlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 from dataset.wording import counted
 
@@ -12,6 +14,19 @@ class DataError(ValueError):
     def __init__(self, message: str, kind: str = ""):
         super().__init__(message)
         self.kind = kind
+
+
+class BadLine(Exception):
+    """What a reader raises on a line that is no document. Arguments: kind, reason."""
+
+
+def optional_package(module: str, purpose: str) -> ModuleType:
+    """The module, or a DataError that tells which package to install."""
+    package = module.split(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise DataError(f"the package {package} is needed {purpose}: pip install {package}") from None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from dataset.faults import DataError
+from dataset.file_kinds import identity_suffix
 
 SETTLED_S = 3.0  # beyond the coarsest time stamps that a file system gives (2 s)
 WAIT_FROM_BYTES = 256 << 20  # reading that much again takes longer than SETTLED_S
@@ -85,7 +86,8 @@ def hash_files(files: list[Path], stats: list[tuple], places: list[Path]) -> tup
     """(suffix, SHA-256 of the content) of each file, remembered or read, and whether any was read."""
     known = _known_digests(places)
     data = [
-        (file.suffix.lower(), known.get(stat) or sha256_of_file(file)) for file, stat in zip(files, stats, strict=True)
+        (identity_suffix(file), known.get(stat) or sha256_of_file(file))
+        for file, stat in zip(files, stats, strict=True)
     ]
     return data, any(stat not in known for stat in stats)
 

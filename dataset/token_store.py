@@ -14,6 +14,7 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -23,10 +24,11 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from dataset.documents import BLOCK_BYTES, LineCounter, find_files, split_into_blocks
+from dataset.documents import BLOCK_BYTES, LineCounter, split_into_blocks
 from dataset.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.faults import BadLines, DataError
 from dataset.file_digests import content_stats, hash_files, remember_hashes, settled_stats, stats_of
+from dataset.file_kinds import find_files
 from dataset.store_format import DamagedStore, StoreWriter, TokenStore, remove
 from dataset.wording import counted
 
@@ -43,16 +45,17 @@ def open_or_build(
     num_procs: int | None = None,
     progress: bool = True,
     shard: tuple[int, int] | None = None,
+    text_suffixes: Sequence[str] | None = None,
 ) -> TokenStore | None:
     """The store of the files of `data_path` (several: one after the other), tokenised now if it is not there yet.
 
     The store lies in `.token_store/` beside the data, in the user's cache folder where that is read-only, or in
     `cache_dir`. Of processes that start together one builds and the others wait. num_procs: default all cores.
     shard=(k, n): only part k of n (from 1) is made; the last part to finish puts the store together, and None is
-    returned while parts are missing. Raises DataError.
+    returned while parts are missing. text_suffixes: as in `find_files`. Raises DataError.
     """
     paths = [data_path] if isinstance(data_path, str | Path) else list(data_path)
-    files = [file for path in paths for file in find_files(str(path))]
+    files = [file for path in paths for file in find_files(str(path), text_suffixes)]
     beside = Path(paths[0]).expanduser() if Path(paths[0]).expanduser().is_dir() else files[0].parent
     places = [Path(cache_dir).expanduser()] if cache_dir else [beside / ".token_store", user_cache()]
     stats = settled_stats(files, places)

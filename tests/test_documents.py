@@ -5,6 +5,8 @@ import json
 import pickle
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dataset.documents import (
     BLOCK_BYTES,
@@ -124,7 +126,7 @@ def test_error_survives_pickling():
 
 
 def test_find_files(tmp_path):
-    for name in ("b.jsonl", "a.JSONL.gz", "notes.md", "sub/c.txt", ".token_store/x.txt", "sub/d.parquet"):
+    for name in ("b.jsonl", "a.JSONL.gz", "notes.bin", "sub/c.txt", ".token_store/x.txt", "sub/d.parquet"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
 
@@ -135,8 +137,8 @@ def test_find_files(tmp_path):
     assert names(tmp_path / "*" / "*.txt") == ["sub/c.txt"]
     assert names(tmp_path / "**" / "*.parquet") == ["sub/d.parquet"]
     assert names(tmp_path / "b.jsonl") == ["b.jsonl"]
-    for missing in ("notes.md", "x.jsonl", "*.json", "notes*"):
-        with pytest.raises(DataError, match=r"\.jsonl\.zst, \.parquet, \.txt$"):
+    for missing in ("notes.bin", "x.jsonl", "*.json", "notes*"):
+        with pytest.raises(DataError, match=r"; files that are read: \.jsonl, .* \.parquet, \.arrow$"):
             find_files(str(tmp_path / missing))
 
 
@@ -209,3 +211,27 @@ def test_byte_ranges_cover_every_line_once(tmp_path, step):
     bad = BadLines()
     assert [pair for pair in found if isinstance(pair[1], str)] == list(read_documents(file, bad_lines=bad))
     assert [line for line, text in found if not isinstance(text, str)] == [5] and bad.total == 1
+
+
+LINES = st.lists(st.sampled_from([*GOOD, b"", b" \t", b"\r", b"not JSON"]), max_size=30)
+
+
+@given(lines=LINES, runs=st.integers(0, 200_000), step=st.integers(1, 300), last=st.sampled_from([b"", b"\n"]))
+@settings(max_examples=60, deadline=None)
+def test_lines_keep_their_numbers_whatever_blank_lines_stand_between(tmp_path_factory, lines, runs, step, last):
+    """Runs of blank lines are passed over by the buffer. Reference: bytes.split."""
+    middle = len(lines) // 2
+    raw = b"\n".join([*lines[:middle], b"\n" * runs, *lines[middle:]]) + last
+    file = tmp_path_factory.mktemp("lines") / "a.jsonl"
+    file.write_bytes(raw)
+    filled = [(number, line) for number, line in enumerate(raw.split(b"\n"), start=1) if line.strip()]
+    expected = [(number, json.loads(line)["text"]) for number, line in filled if line in GOOD]
+    bad = BadLines()
+    assert list(read_documents(file, bad_lines=bad)) == expected
+    assert bad.total == len(filled) - len(expected)
+    counter = LineCounter()
+    found = []
+    for block in split_into_blocks(file, "text", step * 1000):
+        found += [(counter.lines_before(block) + line, text) for line, text in block.documents("text")]
+    assert [pair for pair in found if isinstance(pair[1], str)] == expected
+    assert len(found) == len(filled)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from dataset.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 from dataset.flags import HelpWithDefaults, Parser, fraction, not_negative, positive, seed
 from dataset.wording import counted
 from trainer.schedules import SCHEDULES
@@ -57,6 +58,7 @@ def data_flags(p, g):
     """What every trainer that reads text asks about it."""
     g.add_argument("--text_field", default="text", help="the field that holds the text")
     p.switch(g, "--skip_bad_lines", False, "skip and count faulty lines instead of stopping at the first")
+    g.add_argument("--text_suffixes", type=text_suffix, nargs="+", metavar="SUFFIX", help=TEXT_SUFFIXES_HELP)
     g.add_argument("--cache_dir", help="folder for tokenised data (default: .token_store beside the data)")
 
 
@@ -122,7 +124,8 @@ def parser():
     g.add_argument(
         "--data_path",
         nargs="+",
-        help=".jsonl[.gz|.zst], .parquet, .txt, a folder or a glob; several with shares as a.jsonl:0.7 b.jsonl:0.3 "
+        help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob (dataset/README.md "
+        "lists the kinds); several with shares as a.jsonl:0.7 b.jsonl:0.3 "
         "(default: dataset/pretrain_hq.jsonl, or the embedded corpus where that is absent)",
     )
     data_flags(p, g)

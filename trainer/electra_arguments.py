@@ -65,7 +65,7 @@ def parser():
     g.add_argument(
         "--data_path",
         nargs="+",
-        help=".jsonl[.gz|.zst], .parquet, .txt (a blank line ends a document), folders or globs "
+        help="as train_pretrain.py's, without shares; in .txt and source code a blank line ends a document "
         "(default: the embedded corpus)",
     )
     data_flags(p, g)

@@ -73,7 +73,12 @@ def train(args, ranks, device, signals, command=""):
         data_path = args.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
         tokenizer = open_vocabulary(args, data_path, folder, ranks)
         encoder = LineEncoder(tokenizer)
-        options = {"cache_dir": args.cache_dir, "text_field": args.text_field, "skip_bad_lines": args.skip_bad_lines}
+        options = {
+            "cache_dir": args.cache_dir,
+            "text_field": args.text_field,
+            "text_suffixes": args.text_suffixes,
+            "skip_bad_lines": args.skip_bad_lines,
+        }
         store = open_or_build(data_path, encoder, progress=ranks.is_main, **options)
         what = f"--data_path {data_path[0]}" + (f", --vocab_path {args.vocab_path}" if args.vocab_path else "")
         check_known(store.tokens, tokenizer.unk_token_id, what, (encoder.sep_id,))
@@ -153,7 +158,7 @@ def open_vocabulary(args, data_path, folder, ranks):
         return model_vocabulary(args)
 
     def train_it():
-        sources = [Source(path, args.text_field, args.skip_bad_lines) for path in data_path]
+        sources = [Source(path, args.text_field, args.skip_bad_lines, args.text_suffixes) for path in data_path]
         print(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data", flush=True)
         sample = draw_sample(sources, [1.0] * len(sources), 60e6)
         return entries(train_wordpiece(sample, OWN_ENTRIES, args.lower_case))

@@ -225,6 +225,7 @@ def open_corpus(args, encoder, ranks):
         allow_val_overlap=args.allow_val_overlap,
         cache_dir=args.cache_dir,
         text_field=args.text_field,
+        text_suffixes=args.text_suffixes,
         skip_bad_lines=args.skip_bad_lines,
         progress=ranks.is_main,
     )

@@ -20,7 +20,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -30,6 +30,7 @@ if __package__ in (None, ""):
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dataset.documents import BadLines, DataError, find_files, read_documents
+from dataset.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 from dataset.flags import Parser, positive
 from dataset.tokenizer_files import bos_template
 from dataset.wording import one_line
@@ -118,9 +119,10 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     g = parser.add_argument_group("data")
-    paths = "the sources: each a file, a folder or a glob"
+    paths = "the sources: each a file, a folder or a glob; dataset/README.md lists the kinds of files"
     g.add_argument("--data_path", nargs="+", required=True, metavar="PATH", help=paths)
     g.add_argument("--text_field", default="text", help="name of the field that holds the text (default: text)")
+    g.add_argument("--text_suffixes", type=text_suffix, nargs="+", metavar="SUFFIX", help=TEXT_SUFFIXES_HELP)
     parser.switch(
         g, "--skip_bad_lines", False, "pass over faulty lines and report them, instead of stopping at the first"
     )
@@ -149,8 +151,16 @@ def build_parser() -> Parser:
 class Source:
     """One --data_path: a file, a folder or a glob. Only one document is held at a time."""
 
-    def __init__(self, data_path: str, text_field: str = "text", skip_bad_lines: bool = False):
-        self.name, self.text_field, self.files = data_path, text_field, find_files(data_path)
+    def __init__(
+        self,
+        data_path: str,
+        text_field: str = "text",
+        skip_bad_lines: bool = False,
+        text_suffixes: Sequence[str] | None = None,
+    ):
+        self.name = data_path
+        self.text_field = text_field
+        self.files = find_files(data_path, text_suffixes)
         self.bad_lines = BadLines() if skip_bad_lines else None
 
     def documents(self) -> Iterator[str]:
@@ -279,7 +289,7 @@ def compare(folders: list[str], sources: list[Source]) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    sources = [Source(path, args.text_field, args.skip_bad_lines) for path in args.data_path]
+    sources = [Source(path, args.text_field, args.skip_bad_lines, args.text_suffixes) for path in args.data_path]
     if args.compare:
         print(compare(args.compare, sources))
         return
