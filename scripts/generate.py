@@ -26,6 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from dataset.wording import counted, one_line, printable
 from scripts.arguments import generate_parser
+from scripts.chat_template import chat_text
 from scripts.common import compute_dtype, load
 from trainer.runtime import UserError, run_cli
 
@@ -104,7 +105,7 @@ def room(model, args):
 def chat_ids(tokenizer, messages, length):
     """The ids of a conversation up to the model's turn; the oldest exchanges are dropped until it fits."""
     while True:
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids = tokenizer(chat_text(tokenizer, messages), add_special_tokens=False).input_ids
         if len(ids) <= length or len(messages) < 3:
             return ids
         messages = messages[2:]

@@ -3,18 +3,21 @@
 import ast
 import io
 import json
+import subprocess
 import sys
+import time
 
 import pytest
 
-from scripts import evaluate, export_hf, generate
+from dataset.encoder import load_tokenizer
+from scripts import chat_template, evaluate, export_hf, generate
 from tests.glue_helpers import arguments as glue_arguments
 from tests.glue_helpers import make_place
 from tests.helpers import ROOT, flags, write_corpus
 from tests.test_electra_data import write_lines, write_vocab
 from tests.test_train_electra import flags as electra_flags
 from trainer import train_electra, train_glue, train_pretrain
-from trainer.runtime import run_cli
+from trainer.runtime import UserError, run_cli
 
 FOLDERS = ("benchmarks", "dataset", "model", "scripts", "trainer")
 LOADERS = ("from_pretrained", "from_config")
@@ -180,3 +183,85 @@ def test_the_code_of_a_folder_never_runs(command, stranger, tmp_path, capsys):
     (line,) = [line for line in errors if line.startswith("error: ")]
     assert "custom code" in line or command is electra_networks  # there the kind of model is what does not fit
     assert not any("Traceback" in line for line in errors)
+
+
+# ----------------------------------------------------------------------------------------- chat templates
+
+
+def chat_folder(tmp_path, template):
+    """The repository's tokenizer with another chat template."""
+    folder = tmp_path / "chat"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes((ROOT / "model" / "tokenizer.json").read_bytes())
+    config = json.loads((ROOT / "model" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    return folder
+
+
+BOMBS = {
+    "memory": "{{ 'a' * 2**33 }}",
+    "memory_of_a_filter": "{{ 'a' | indent(2**33, first=true) }}",
+    "output": "{% for i in range(90000) %}{{ 'a' * 100 }}{% endfor %}",
+    "range": "{% for i in range(10**12) %}a{% endfor %}",
+    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "no_template": "{% for %}",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, capsys):
+    """Reference: the peak memory of the processes that this one has started."""
+    weight = write_weight(tmp_path)
+    capsys.readouterr()
+    folder = chat_folder(tmp_path, BOMBS[bomb])
+    arguments = ["--weight", str(weight), "--tokenizer_path", str(folder), "--device", "cpu", "--chat", "hi"]
+    before = peak_of_children()
+    with pytest.raises(SystemExit) as stop:
+        run_cli(lambda: generate.main(arguments))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2
+    assert line.startswith("error: --chat: the chat template of this tokenizer")
+    assert peak_of_children() <= max(before, 1.1 * chat_template.MEMORY)
+
+
+def peak_of_children():
+    """Bytes; 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    import resource
+
+    return 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+
+
+def test_a_chat_template_without_end_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 2)
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    tokenizer = load_tokenizer(chat_folder(tmp_path, loops))
+    start = time.monotonic()
+    with pytest.raises(UserError, match="has not ended after 2 seconds"):
+        chat_template.chat_text(tokenizer, [{"role": "user", "content": "hi"}])
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems bound no process's time")
+def test_a_chat_template_ends_even_when_nobody_waits_for_it(tmp_path):
+    """Its process bounds its own time. Reference: the limits that Linux tells of it."""
+    limits = "import resource; from scripts.chat_template import *; bound_this_process(); "
+    limits += "print(resource.getrlimit(resource.RLIMIT_CPU)[0], resource.getrlimit(resource.RLIMIT_AS)[0])"
+    shown = subprocess.run([sys.executable, "-c", limits], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == [str(chat_template.SECONDS), str(chat_template.MEMORY)]
+
+
+FOREIGN = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}|{{ m['content'] | trim }}]{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant|{% endif %}{{ strftime_now('%Y')[:0] }}{{ messages | tojson }}"
+)
+
+
+def test_a_chat_template_of_another_tokenizer_gives_what_transformers_makes_of_it(tmp_path):
+    """Reference: apply_chat_template in this process, our own template and another one."""
+    messages = [{"role": "user", "content": " 你好 <|im_end|> "}, {"role": "assistant", "content": 'it\'s "me"\n'}]
+    for folder in (ROOT / "model", chat_folder(tmp_path, FOREIGN)):
+        tokenizer = load_tokenizer(folder)
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert generate.chat_ids(tokenizer, messages, 10_000) == ids

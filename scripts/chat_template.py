@@ -1,0 +1,103 @@
+"""A conversation as the text that a tokenizer's chat template makes of it.
+
+A template is a program of whoever wrote the tokenizer folder: `{{ 'a' * 2**33 }}` takes 8 GB and two nested loops take
+days. The sandbox of transformers keeps it from files and from Python, but bounds neither time nor memory. So a template
+that is not our own runs in a process of its own, this file's, which has little memory and is ended after some seconds.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+    sys.path[0] = str(ROOT)
+
+import contextlib
+import json
+import subprocess
+
+from trainer.errors import UserError
+
+SECONDS = 20  # for a template, the process's start included
+MEMORY = 1 << 30  # bytes of address space; Windows and macOS have no such bound, the seconds end it there
+LONGEST = 4_000_000  # characters of a conversation
+
+
+def chat_text(tokenizer, messages: list[dict]) -> str:
+    """The conversation up to the model's turn.
+
+    Errors: UserError for a template that fails, takes too long or too much memory, or writes too much.
+    """
+    from trainer.train_tokenizer import CHAT_TEMPLATE
+
+    template = tokenizer.get_chat_template()
+    if template == CHAT_TEMPLATE:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    words = {}
+    for name, token in tokenizer.special_tokens_map.items():
+        words[name] = list(map(str, token)) if isinstance(token, list | tuple) else str(token)
+    return render_apart({"template": template, "messages": messages, "words": words})
+
+
+def render_apart(request: dict) -> str:
+    """What `main` makes of the request in a process of its own. Errors: UserError, as `chat_text`."""
+    what = "--chat: the chat template of this tokenizer"
+    try:
+        ended = subprocess.run(
+            [sys.executable, __file__],
+            input=json.dumps(request).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{what} has not ended after {SECONDS} seconds; name another one with --tokenizer_path"
+        ) from None
+    try:
+        answer = json.loads(ended.stdout)
+    except ValueError:  # out of memory or of time, before it could say so
+        raise UserError(f"{what} takes too much memory or time (exit code {ended.returncode})") from None
+    if "error" in answer:
+        raise UserError(f"{what} fails: {answer['error']}")
+    return answer["text"]
+
+
+# ------------------------------------------------------------------------------- the process of its own
+
+
+def main() -> None:
+    """Read a request from the standard input, answer {"text": ...} or {"error": ...} on the standard output."""
+    bound_this_process()
+    request = json.loads(sys.stdin.buffer.read())
+    try:
+        text = render(request)
+        if len(text) > LONGEST:
+            raise ValueError(f"it writes {len(text):,} characters, more than {LONGEST:,}")
+        answer = {"text": text}
+    except Exception as error:  # whatever a foreign program can raise
+        reason = " ".join(str(error)[:1000].split())[:200]
+        answer = {"error": f"{type(error).__name__}: {reason}".removesuffix(": ")}
+    print(json.dumps(answer), flush=True)
+
+
+def render(request: dict) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    texts, _ = render_jinja_template(
+        [request["messages"]], chat_template=request["template"], add_generation_prompt=True, **request["words"]
+    )
+    return texts[0]
+
+
+def bound_this_process() -> None:
+    """The seconds hold even if whoever started this process is killed."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such module, macOS no such bound
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+if __name__ == "__main__":
+    main()
