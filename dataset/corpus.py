@@ -10,6 +10,7 @@ from dataset.faults import DataError
 from dataset.loader import gather
 from dataset.packing import EpochPlan, chunks
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
+from dataset.store_check import TokenCheck
 from dataset.store_format import TokenStore
 from dataset.token_store import open_or_build
 from dataset.wording import counted
@@ -89,6 +90,7 @@ class Corpus:
                  val_path=None, val_fraction=0.0, allow_val_overlap=False, **store_options):  # fmt: skip
         groups = group_sources(data_path)
         stores = [open_or_build(paths, encoder, **store_options) for paths, _ in groups]
+        self.stores = stores
         self.store = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.bad_lines = [store.bad_lines for store in stores]
         self.max_seq_len, self.seed, self.pack, self.long_documents = max_seq_len, seed, pack, long_documents
@@ -150,6 +152,13 @@ class Corpus:
         return EpochPlan(
             store, self.max_seq_len, self.seed, epoch, self.pack, self.long_documents, documents, **options
         )
+
+    def token_check(self) -> TokenCheck:
+        """What looks at the tokens of all stores of this run while it trains."""
+        stores = [*self.stores]
+        if self.val_store is not None and self.val_store is not self.store:
+            stores.append(self.val_store)
+        return TokenCheck(stores)
 
     def layout(self):
         """What decides, beside the data, which document stands in which row: a resume must not change it."""

@@ -1,6 +1,7 @@
 """The files of a token store: how they are read and how they get there."""
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from dataset.faults import BadLines
+
+CHECKED_AT_ONCE = 64 << 20  # bytes of tokens whose SHA-256 takes a few hundredths of a second
 
 
 class DamagedStore(ValueError):
@@ -22,6 +25,10 @@ class TokenStore:
     offsets    int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
     text_bytes uint32 [documents]: UTF-8 bytes of the text, for bits per byte
     doc_hash   uint64 [documents]: hash of the text, for splits by content
+
+    Sizes and the SHA-256 of the files are checked here, against meta.json, which carries its own. Only the tokens of a
+    large store are left to `TokenCheck` (store_check.py), which reads them beside the training.
+    Errors: DamagedStore.
     """
 
     def __init__(self, folder: str | Path):
@@ -31,8 +38,13 @@ class TokenStore:
         self.offsets = self._map("offsets.bin", np.dtype("int64"), meta["documents"] + 1)
         self.text_bytes = self._map("text_bytes.bin", np.dtype("uint32"), meta["documents"])
         self.doc_hash = self._map("doc_hash.bin", np.dtype("uint64"), meta["documents"])
-        if self.offsets[0] != 0 or self.offsets[-1] != meta["tokens"]:
-            raise DamagedStore("the offsets do not fit the tokens")
+        arrays = {"offsets.bin": self.offsets, "text_bytes.bin": self.text_bytes, "doc_hash.bin": self.doc_hash}
+        if self.tokens.nbytes <= CHECKED_AT_ONCE:
+            arrays["tokens.bin"] = self.tokens
+        for name, array in arrays.items():
+            if hashlib.sha256(array).hexdigest() != meta["sha256"].get(name):
+                raise DamagedStore(f"the content of {name} is not what was written")
+        assert self.offsets[0] == 0 and self.offsets[-1] == meta["tokens"]
         self.max_token_id: int = meta["max_token_id"]
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
@@ -62,13 +74,24 @@ class TokenStore:
 
 
 def _read_meta(folder: Path) -> dict:
-    kinds = {"key": str, "source_name": str, "documents": int, "tokens": int, "max_token_id": int, "dtype": str}
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        meta = json.loads((folder / "meta.json").read_text())
-        BadLines.from_dict(meta["bad_lines"])
-        if all(isinstance(meta[name], kind) for name, kind in kinds.items()) and meta["dtype"] in ("uint16", "uint32"):
-            return meta
-    raise DamagedStore("meta.json is missing or damaged")
+    """The content of meta.json, of which its own digest says that it is what was written."""
+    try:
+        text = (folder / "meta.json").read_text(encoding="utf-8")
+        meta = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        raise DamagedStore("meta.json is missing or damaged") from None
+    if not isinstance(meta, dict):
+        raise DamagedStore("meta.json is damaged")
+    if "sha256" not in meta and "meta_sha256" not in meta:
+        raise DamagedStore("an earlier version made it, without digests of its files")
+    digest = meta.pop("meta_sha256", None)
+    if digest != _digest_of_meta(meta):
+        raise DamagedStore("meta.json is damaged")
+    return meta
+
+
+def _digest_of_meta(meta: dict) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
 class StoreWriter:
@@ -82,7 +105,8 @@ class StoreWriter:
         names = ["tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin"] + ["blocks.bin"] * keep_blocks
         # __exit__ closes them
         self.files = {file_name: open(self.temp / file_name, "wb") for file_name in names}  # noqa: SIM115
-        self.files["offsets.bin"].write(np.zeros(1, np.int64))
+        self.digests = {file_name: hashlib.sha256() for file_name in names}
+        self._write("offsets.bin", np.zeros(1, np.int64))
         self.documents = self.tokens = 0
         self.max_token_id = -1
 
@@ -95,21 +119,30 @@ class StoreWriter:
             ("text_bytes.bin", block.text_bytes),
             ("doc_hash.bin", block.hashes),
         ):
-            self.files[file_name].write(np.asarray(values))
+            self._write(file_name, np.ascontiguousarray(values))
         if "blocks.bin" in self.files:  # what a part needs to be put together with the others
-            self.files["blocks.bin"].write(np.array([len(block.lengths), len(block.tokens)], np.int64))
+            self._write("blocks.bin", np.array([len(block.lengths), len(block.tokens)], np.int64))
         self.documents += len(block.lengths)
         self.tokens += len(block.tokens)
         self.max_token_id = max(self.max_token_id, block.max_token_id)
+
+    def _write(self, file_name: str, values: np.ndarray) -> None:
+        self.files[file_name].write(values)
+        self.digests[file_name].update(values)
 
     def commit(self, meta: dict, bad: BadLines) -> Path:
         """Completes meta.json, makes all durable and renames."""
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
+            file.close()  # Windows renames no folder that has an open file
         counts = {"documents": self.documents, "tokens": self.tokens, "max_token_id": self.max_token_id}
-        with open(self.temp / "meta.json", "w") as file:
-            json.dump({**meta, **counts, "bad_lines": bad.to_dict()}, file, indent=1, sort_keys=True)
+        digests = {file_name: digest.hexdigest() for file_name, digest in self.digests.items()}
+        # Through JSON and back: the digest is of what a reader will have.
+        content = json.loads(json.dumps({**meta, **counts, "bad_lines": bad.to_dict(), "sha256": digests}))
+        content["meta_sha256"] = _digest_of_meta(content)
+        with open(self.temp / "meta.json", "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())
         _fsync_folder(self.temp)

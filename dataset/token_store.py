@@ -170,13 +170,16 @@ class _Builder:
         else:
             return None
         bad = BadLines.in_document_order([part.bad_lines for part in parts], self.files)
+        folders = [part.folder for part in parts]
         with StoreWriter(self.place, self.name) as writer:
             for block in _interleave(parts):
                 writer.add(block)
             self._want_documents(writer, 1, bad)
+            # Windows removes no file that is mapped: let go of the parts, and of the block that views one
+            del parts, block
             store = TokenStore(writer.commit(self.meta, bad))
-        for part in parts:
-            remove(part.folder)
+        for folder in folders:
+            remove(folder)
         return store
 
     def _want_documents(self, writer: StoreWriter, parts: int, bad: BadLines) -> None:

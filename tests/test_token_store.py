@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dataset import file_digests, token_store, tokenize_corpus
+from dataset import file_digests, store_check, store_format, token_store, tokenize_corpus
 from dataset.documents import DataError, read_documents
 from dataset.encoder import DocumentEncoder
+from dataset.store_check import TokenCheck
 from dataset.token_store import TokenStore, open_or_build
 from tests.helpers import ROOT
 from tests.test_encoder import LetterTokenizer, small_tokenizer
@@ -276,6 +278,83 @@ def test_truncated_store_is_made_anew(tmp_path, encoder, capsys, file):
     assert capsys.readouterr().out.count("is damaged") == 1
 
 
+def test_a_flipped_bit_anywhere_in_a_store_is_noticed(tmp_path, encoder, capsys):
+    """Reference: the store as it was built. 60 random bits; each either changes nothing that is read or is noticed."""
+    path = write(tmp_path / "a.jsonl")
+    folder = open_or_build(path, encoder, progress=False).folder
+    built = {file.name: file.read_bytes() for file in folder.iterdir()}
+    generator = np.random.default_rng(0)
+    noticed = 0
+    for _ in range(60):
+        name = sorted(built)[generator.integers(len(built))]
+        damaged = bytearray(built[name])
+        bit = int(generator.integers(8 * len(damaged)))
+        damaged[bit // 8] ^= 1 << bit % 8
+        (folder / name).write_bytes(damaged)
+        check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
+        noticed += capsys.readouterr().out.count("it is made anew")
+        assert json.loads((folder / "meta.json").read_text()) == json.loads(built["meta.json"])
+    assert noticed >= 50, "white space in meta.json may change without harm"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "null", '{"sha256": 1}', '{"sha256": {}, "meta_sha256": []}', "[" * 9999]
+)
+def test_a_broken_description_of_a_store_is_noticed(tmp_path, encoder, capsys, content):
+    path = write(tmp_path / "a.jsonl")
+    folder = open_or_build(path, encoder, progress=False).folder
+    (folder / "meta.json").write_text(content)
+    check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
+    assert capsys.readouterr().out.count("it is made anew") == 1
+
+
+def test_damaged_tokens_of_a_large_store_are_noticed_beside_the_training(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(store_check, "CHECKED_AT_ONCE", 0)
+    path = write(tmp_path / "a.jsonl")
+    folder = open_or_build(path, encoder, progress=False).folder
+    TokenCheck([TokenStore(folder)]).raise_if_damaged(wait_s=60)
+    tokens = bytearray((folder / "tokens.bin").read_bytes())
+    tokens[100] ^= 1
+    (folder / "tokens.bin").write_bytes(tokens)
+    with pytest.raises(DataError, match=r"tokens.bin is damaged.*tokenises the data again"):
+        TokenCheck([TokenStore(folder)]).raise_if_damaged(wait_s=60)
+    check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_file_of_a_store_is_open_or_mapped_when_it_is_renamed_or_removed(
+    tmp_path, encoder, small_blocks, monkeypatch
+):
+    """Windows refuses both. Cases: a first build, parts put together, a damaged store made anew."""
+    touched = []
+
+    def nothing_open(folder):
+        touched.append(folder)
+        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+        opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_there(fd)]
+        assert not mapped and not [name for name in opened if str(folder) in name]
+
+    def fd_is_there(fd):
+        return os.path.islink(f"/proc/self/fd/{fd}")
+
+    rename, rmtree = os.rename, store_format.shutil.rmtree
+    monkeypatch.setattr(os, "rename", lambda a, b: nothing_open(a) or rename(a, b))
+    monkeypatch.setattr(store_format.shutil, "rmtree", lambda folder: nothing_open(folder) or rmtree(folder))
+    path = write(tmp_path / "a.jsonl")
+    for k in (1, 2):
+        store = open_or_build(path, encoder, shard=(k, 2), num_procs=1, progress=False)
+    folder = store.folder
+    del store
+    os.truncate(folder / "doc_hash.bin", 8)
+    check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
+    flipped = bytearray((folder / "doc_hash.bin").read_bytes())
+    flipped[0] ^= 1
+    (folder / "doc_hash.bin").write_bytes(flipped)
+    check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
+    assert len(touched) >= 8
+
+
 def test_pickle_payload_is_never_run(tmp_path, encoder):
     """Row 19, pitfall 26: whatever file of a store is replaced by a pickle, opening it runs nothing."""
 
@@ -321,7 +400,7 @@ def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
 SCRIPT = """
 import pickle, sys
 sys.path.insert(0, {root!r})
-from dataset import file_digests, token_store, tokenize_corpus
+from dataset import file_digests, store_check, store_format, token_store, tokenize_corpus
 token_store.BLOCK_BYTES = 5000
 encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
 store = token_store.open_or_build({path!r}, encoder, num_procs={procs})

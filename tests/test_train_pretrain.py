@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from dataset import store_check, store_format
+from dataset.faults import DataError
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
 from trainer import arguments, train_pretrain
@@ -484,3 +486,19 @@ def test_gradient_checkpointing_recomputes_in_every_transformers_5(data, tmp_pat
     assert losses(run) == losses(plain)
     assert len(calls) == 2 * (run.progress.step + 1)
     assert not [warning for warning in recwarn if "checkpointing" in str(warning.message)]
+
+
+def test_damaged_tokens_end_a_run_before_anything_is_saved_and_the_next_start_mends_them(tmp_path, monkeypatch):
+    """As for a large store, whose tokens are looked at beside the training. Reference: the run on undamaged data."""
+    monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(store_check, "CHECKED_AT_ONCE", 0)
+    data = write_corpus(tmp_path / "corpus.jsonl", 40)
+    undamaged = losses(train(data_path=data, out_dir=tmp_path / "undamaged"))
+    (tokens,) = (tmp_path / ".token_store").glob("*/tokens.bin")
+    content = bytearray(tokens.read_bytes())
+    content[40] ^= 1
+    tokens.write_bytes(content)
+    with pytest.raises(DataError, match="tokens.bin is damaged"):
+        train(data_path=data, out_dir=tmp_path / "out")
+    assert not list((tmp_path / "out").glob("**/*.pt")) and not list((tmp_path / "out").glob("*.pth"))
+    assert losses(train(data_path=data, out_dir=tmp_path / "out")) == undamaged

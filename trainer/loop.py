@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataset.loader import UpdateSchedule, make_loader
+from dataset.store_check import TokenCheck
 from trainer.machine import peak_memory
 from trainer.report import Stopwatch, log_line, position
 from trainer.resume import finish_saving, save
 from trainer.runtime import UserError
+
+CHECK_BEFORE_SAVE_S = 5.0  # a stop signal must not wait for longer
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Run:
     save_weights: Callable  # (model state dict, on the CPU; updates done) -> None
     identity: dict  # what a checkpoint must agree with: {what: value}
     command: str = ""  # that started it, for the report
+    token_check: TokenCheck | None = None  # of the stores, on one rank of a machine
     validate: Callable | None = None  # () -> (dict with val_loss, number of a stop signal that came or 0)
     sample: Callable | None = None  # () -> ([(prompt, text)] on rank 0, number of a stop signal that came or 0)
     epochs: int = 1
@@ -105,6 +109,8 @@ def train_epoch(run, epoch):
             continue
 
         engine.update(lr, run.signals.signum, run.signals.take_save_request())
+        if run.token_check:
+            run.token_check.raise_if_damaged()
         progress.update, progress.tokens = progress.update + 1, progress.tokens + totals.targets
         progress.epoch, progress.row = (epoch, end_row) if end_row < plan.n_rows else (epoch + 1, 0)
         run.reporter.advance(progress.update, run.all_updates)
@@ -131,6 +137,8 @@ def train_epoch(run, epoch):
             with run.watch.paused():
                 stop_signal = validate(run)
         if saving or stop_signal:
+            if run.token_check:  # by now it has long ended, unless this is the beginning or the data is huge
+                run.token_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
             save(run)
         if stop_signal:
             return run.signals.signum or stop_signal  # its own; a rank that got none ends with the others'

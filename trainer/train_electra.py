@@ -33,6 +33,7 @@ from transformers.utils.logging import disable_progress_bar
 from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import LineEncoder
+from dataset.store_check import TokenCheck
 from dataset.token_store import open_or_build
 from dataset.vocabulary import check_known, check_size
 from dataset.wording import counted
@@ -106,6 +107,7 @@ def train(args, ranks, device, signals, command=""):
         assembler=ElectraAssembler(store, tokenizer, args.max_seq_len, args.mask_share, args.mask_style, args.seed),
         learning_rate=lambda *_: rate(args, run.progress.update),
         metrics=metrics,
+        token_check=TokenCheck([store]) if ranks.local_rank == 0 else None,
         save_weights=None,
         max_updates=args.max_steps,
         save_at=frozenset(save_points(args)),

@@ -106,6 +106,7 @@ def train(args, ranks, device, signals, command=""):
         assembler=Assembler(corpus.store, pad_id),
         learning_rate=rates(args, ranks),
         epochs=args.epochs,
+        token_check=corpus.token_check() if ranks.local_rank == 0 else None,
         metrics=lambda sums: metrics(sums, config.num_experts),
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("aux_loss", "grad_norm") if config.use_moe else ("grad_norm",),
