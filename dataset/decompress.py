@@ -22,8 +22,8 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 READ_BYTES = 1 << 17
 # `xz -9` asks for 65 MB; a file may claim gigabytes.
 XZ_MEMORY_BYTES = 256 << 20
-# One compressed byte of zstd may stand for 32 kB, and its decoder gives all that its input stands for: 64 MB at most.
-ZSTD_INPUT_BYTES = 2048
+# One compressed byte of zstd may stand for 32 kB, and its decoder gives all that its input stands for: 16 MB at most.
+ZSTD_INPUT_BYTES = 512
 
 
 class Decoder(Protocol):

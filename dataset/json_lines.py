@@ -5,6 +5,7 @@ import re
 
 from dataset import limits
 from dataset.faults import BadLine, DataError
+from dataset.line_reader import WHITE_SPACE
 
 BOM = b"\xef\xbb\xbf"
 
@@ -22,10 +23,10 @@ def parse_line(raw: bytes, place: str, text_field: str = "text") -> str | None:
 
 def text_of_line(raw: bytes, text_field: str) -> str | None:
     """The text of a jsonl line, None for a blank one. Errors: BadLine."""
-    raw = raw.removeprefix(BOM).strip(b" \t\r\n\v\f")
+    raw = raw.removeprefix(BOM).strip(WHITE_SPACE)
     if not raw:
         return None
-    record = _record_of(raw)
+    record = record_of_line(raw)
     if not isinstance(record, dict):
         raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
     if text_field not in record:
@@ -40,8 +41,8 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     return text
 
 
-def _record_of(raw: bytes) -> object:
-    """The JSON value of a line."""
+def record_of_line(raw: bytes) -> object:
+    """The JSON value of a line without its byte-order mark. Errors: BadLine."""
     _check_number_of_values(raw)
     try:
         return json.loads(raw.decode("utf-8"))

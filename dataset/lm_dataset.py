@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from dataset import limits
 from dataset.documents import BOM, DataError, parse_line
 from dataset.encoder import DocumentEncoder
 
@@ -55,9 +56,12 @@ class PretrainDataset(Dataset):
 
     def text(self, index: int) -> str:
         """The text of item `index`."""
+        size = int(self.ends[index] - self.starts[index])
+        if size > limits.MAX_DOCUMENT_BYTES:
+            raise DataError(f"{self.path}:{self.lines[index]}: {limits.too_long('line')[1]}")
         with open(self.path, "rb") as file:  # opened here: a handle shared by forked workers would share its position
             file.seek(self.starts[index])
-            raw = file.read(self.ends[index] - self.starts[index])
+            raw = file.read(size)
         text = parse_line(raw, f"{self.path}:{self.lines[index]}")
         if text is None:
             raise DataError(f"{self.path}:{self.lines[index]}: the file has changed since it was opened; start again")
@@ -70,12 +74,32 @@ def _find_lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not size:
         return (np.empty(0, np.int64),) * 3
     data = np.memmap(path, np.uint8, "r")
-    newlines = [np.flatnonzero(data[at : at + SCAN_BYTES] == ord("\n")) + at for at in range(0, size, SCAN_BYTES)]
-    ends = np.concatenate([*newlines, [size]])
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    filled = starts < ends
+    found = []
+    start = 0
+    line = 1
+    # Piece by piece, so that of a run of empty lines nothing is kept.
+    for at in range(0, size, SCAN_BYTES):
+        ends = np.flatnonzero(data[at : at + SCAN_BYTES] == ord("\n")) + at
+        if at + SCAN_BYTES >= size:
+            ends = np.append(ends, size)
+        if not len(ends):
+            continue
+        starts = np.append(start, ends[:-1] + 1)
+        numbers = np.arange(line, line + len(ends))
+        start = ends[-1] + 1
+        line += len(ends)
+        filled = starts < ends
+        found.append(np.stack((starts[filled], ends[filled], numbers[filled])))
+    starts, ends, numbers = np.concatenate(found, axis=1)
     # A line of blanks alone is no item either; few lines begin in a way that asks for a closer look.
-    suspects = np.flatnonzero(filled)
-    for i in suspects[np.isin(data[starts[suspects]], list(BLANK + BOM[:1]))]:
-        filled[i] = bool(data[starts[i] : ends[i]].tobytes().removeprefix(BOM).strip(BLANK))
-    return starts[filled], ends[filled], np.flatnonzero(filled) + 1
+    filled = np.ones(len(starts), bool)
+    for i in np.flatnonzero(np.isin(data[starts], list(BLANK + BOM[:1]))):
+        filled[i] = not _is_blank(data[starts[i] : ends[i]])
+    return starts[filled], ends[filled], numbers[filled]
+
+
+def _is_blank(line: np.ndarray) -> bool:
+    """Whether a line, uint8 [bytes], holds blanks alone, after a byte-order mark perhaps."""
+    if line[: len(BOM)].tobytes() == BOM:
+        line = line[len(BOM) :]
+    return all(not line[at : at + SCAN_BYTES].tobytes().strip(BLANK) for at in range(0, len(line), SCAN_BYTES))

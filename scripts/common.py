@@ -1,13 +1,17 @@
 """What the scripts share: finding weights and their tokenizer, and ids of a prompt as the model was trained on them."""
 
-import json
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from dataset import limits
 from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.faults import BadLine
+from dataset.file_kinds import refuse_address
+from dataset.json_lines import BOM, record_of_line
+from dataset.line_reader import WHITE_SPACE, LineReader
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import DTYPE_NAMES
 from trainer.runtime import UserError, pick_device, pick_dtype
@@ -91,18 +95,23 @@ def read_records(path, fields):
 
     Blank lines count but yield nothing. Errors: UserError that names file and line.
     """
+    refuse_address(str(path))
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
+        with open(path, "rb") as file:
+            for number, line in LineReader(file).lines():
+                if line is None:
+                    raise UserError(f"{path}:{number}: {limits.too_long('line')[1]}")
+                line = line.removeprefix(BOM)
                 if not line.strip():
                     continue
                 try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise UserError(f"{path}:{number}: not JSON: {error}") from None
+                    record = record_of_line(line.strip(WHITE_SPACE))
+                except BadLine as bad:
+                    reason = bad.args[1].removeprefix("not JSON: ")
+                    raise UserError(f"{path}:{number}: not JSON: {reason}") from None
                 for name, kind in fields.items():
                     if not isinstance(record, dict) or not isinstance(record.get(name), kind):
                         raise UserError(f"{path}:{number}: an object with the fields {', '.join(fields)} is wanted")
                 yield number, record
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from error

@@ -15,7 +15,10 @@ import pytest
 
 from dataset import limits
 from dataset.documents import BadLines, DataError, LineCounter, read_documents, split_into_blocks
+from dataset.lm_dataset import PretrainDataset
+from scripts.common import read_records
 from tests.helpers import ROOT
+from tests.test_encoder import small_tokenizer
 
 READ = """
 import resource, sys
@@ -219,3 +222,32 @@ def test_xz_that_claims_much_memory_is_refused(tmp_path):
     file.write_bytes(content)
     with pytest.raises(DataError, match="a.jsonl.xz: the compressed file is damaged or cut off .*[Mm]emory"):
         list(read_documents(file))
+
+
+def test_records_of_an_evaluation_are_bounded_too(tmp_path, small_limit):
+    """Deep nesting and a long line end in one line with the place, as in a corpus; an address says how to download."""
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n' + b"[" * 900 + b"\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl:3: "):
+        list(read_records(file, {"text": str}))
+    file.write_bytes(b'{"text": "a"}\n' + line_of(3 * LIMIT))
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: the line is longer than"):
+        list(read_records(file, {"text": str}))
+    with pytest.raises(ValueError, match="^https://example.org/a.jsonl: only files on this machine"):
+        list(read_records("https://example.org/a.jsonl", {"text": str}))
+
+
+def test_deep_nesting_in_an_evaluation_is_a_user_error(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"text": "a"}\n' + b"[" * 100_000 + b"\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: not JSON: not a JSON object that can be read"):
+        list(read_records(file, {"text": str}))
+
+
+def test_pretrain_dataset_refuses_a_line_over_the_limit_and_keeps_nothing_of_blank_lines(tmp_path, small_limit):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\n" * 100_000 + b'{"text": "one"}\n' + line_of(3 * LIMIT))
+    dataset = PretrainDataset(file, small_tokenizer())
+    assert [dataset.text(0), len(dataset)] == ["one", 2]
+    with pytest.raises(DataError, match=r"a\.jsonl:100002: the line is longer than"):
+        dataset.text(1)

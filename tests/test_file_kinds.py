@@ -4,6 +4,7 @@ import argparse
 
 import pytest
 
+from dataset.corpus import Corpus
 from dataset.documents import DataError, find_files
 from dataset.encoder import DocumentEncoder
 from dataset.token_store import open_or_build
@@ -89,3 +90,15 @@ def test_a_folder_of_code_is_trained_on(tmp_path, monkeypatch):
     encoder = DocumentEncoder(small_tokenizer())
     store = open_or_build(str(tmp_path / "code"), encoder, num_procs=1, progress=False)
     assert [store.document(i).tolist() for i in range(len(store))] == encoder.encode(list(sources.values()))
+
+
+def test_a_folder_of_code_takes_its_share_beside_a_corpus(tmp_path):
+    """What README shows: `--data_path zh.jsonl:0.7 code/:0.3`."""
+    (tmp_path / "zh.jsonl").write_text('{"text": "one two three four"}\n' * 20)
+    (tmp_path / "code").mkdir()
+    for i in range(20):
+        (tmp_path / "code" / f"{i}.py").write_text("x = 1 + 1\n")
+    paths = [f"{tmp_path / 'zh.jsonl'}:0.7", f"{tmp_path / 'code'}/:0.3"]
+    corpus = Corpus(paths, DocumentEncoder(small_tokenizer()), max_seq_len=16, seed=0, progress=False)
+    assert [len(store) for store in corpus.store.stores] == [20, 20]
+    assert len(corpus.mixture_report(0)) == 2
