@@ -5,6 +5,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from dataset.faults import loader_reason
 from dataset.tokenizer_files import leave_bos_to_the_caller
 from dataset.vocabulary import check_files
 
@@ -20,8 +21,7 @@ def load_tokenizer(path):
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # every backend raises its own kinds
-        reason = " ".join(str(error).split())[:160]
-        raise ValueError(f"{path}: no tokenizer can be loaded from there ({type(error).__name__}: {reason})") from None
+        raise ValueError(f"{path}: no tokenizer can be loaded from there ({loader_reason(error)})") from None
     check_files(Path(path), tokenizer)
     return tokenizer
 

@@ -29,6 +29,13 @@ def optional_package(module: str, purpose: str) -> ModuleType:
         raise DataError(f"the package {package} is needed {purpose}: pip install {package}") from None
 
 
+def loader_reason(error: Exception) -> str:
+    """Why a loader of transformers failed, in part of a line."""
+    if "trust_remote_code" in str(error):  # its own words end in the advice to run that code
+        return "it needs code of its own, which is never run here; use a kind that transformers knows by itself"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
 @dataclass(frozen=True)
 class Fault:
     """Why a line is no document."""

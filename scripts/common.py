@@ -8,7 +8,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from dataset import limits
 from dataset.encoder import DocumentEncoder, load_tokenizer
-from dataset.faults import BadLine
+from dataset.faults import BadLine, loader_reason
 from dataset.file_kinds import refuse_address
 from dataset.json_lines import BOM, record_of_line
 from dataset.line_reader import WHITE_SPACE, LineReader
@@ -65,7 +65,7 @@ def load_model(weight):
             trust_remote_code=False,
         )
     except Exception as error:  # each loader raises its own kinds
-        raise UserError(f"{path}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error
+        raise UserError(f"{path}: no model can be loaded from there ({loader_reason(error)})") from error
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if faults[what]:  # transformers fills them with random numbers and goes on
             raise UserError(

@@ -181,7 +181,9 @@ def test_the_code_of_a_folder_never_runs(command, stranger, tmp_path, capsys):
     assert sys.stdin.tell() == 0
     assert not (tmp_path / "the code ran").exists()
     (line,) = [line for line in errors if line.startswith("error: ")]
-    assert "custom code" in line or command is electra_networks  # there the kind of model is what does not fit
+    assert (
+        "code of its own, which is never run" in line or command is electra_networks
+    )  # there the kind of model is what does not fit
     assert not any("Traceback" in line for line in errors)
 
 

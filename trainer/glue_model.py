@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
 from transformers.utils import cached_file
 
+from dataset.faults import loader_reason
 from dataset.glue_tasks import Task
 from dataset.tokenizer_files import save_tokenizer
 from dataset.vocabulary import check_size
@@ -49,9 +50,7 @@ def init_model(args, task, folder, vocab_size):
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # each loader raises its own kinds
-        raise UserError(
-            f"{what}: no config can be loaded from there ({type(error).__name__}: {error})"[:300]
-        ) from error
+        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
     check_config(config, args, vocab_size)
     if not args.from_scratch:  # new embeddings fit any tokenizer
         with user_errors():
@@ -80,7 +79,7 @@ def init_model(args, task, folder, vocab_size):
             folder, ignore_mismatched_sizes=True, trust_remote_code=False, **options
         )
     except Exception as error:  # each loader raises its own kinds
-        raise UserError(f"{what}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error
+        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
     check_positions(model, args)
     new = {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
     encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)

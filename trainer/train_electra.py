@@ -33,6 +33,7 @@ from transformers.utils.logging import disable_progress_bar
 from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import LineEncoder
+from dataset.faults import loader_reason
 from dataset.store_check import TokenCheck
 from dataset.token_store import open_or_build
 from dataset.vocabulary import check_known, check_size
@@ -219,7 +220,7 @@ def load_networks(args, tokenizer, options):
     try:
         model = ElectraPretrainer.from_pretrained(args.model_path, **options)
     except Exception as error:  # each loader raises its own kinds
-        raise UserError(f"{what}: no model can be loaded from there ({type(error).__name__}: {error})"[:300]) from error
+        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
     check_size(len(tokenizer), model.discriminator.config.vocab_size, what)
     for network in (model.generator, model.discriminator):
         for name, least in (("vocab_size", len(tokenizer)), ("max_position_embeddings", args.max_seq_len)):
