@@ -1,10 +1,7 @@
-"""The files of a token store: how they are read and how they get there."""
+"""The files of a token store and how they are read."""
 
-import contextlib
 import hashlib
 import json
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -85,93 +82,10 @@ def _read_meta(folder: Path) -> dict:
     if "sha256" not in meta and "meta_sha256" not in meta:
         raise DamagedStore("an earlier version made it, without digests of its files")
     digest = meta.pop("meta_sha256", None)
-    if digest != _digest_of_meta(meta):
+    if digest != digest_of_json(meta):
         raise DamagedStore("meta.json is damaged")
     return meta
 
 
-def _digest_of_meta(meta: dict) -> str:
+def digest_of_json(meta: dict) -> str:
     return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
-
-
-class StoreWriter:
-    """Writes a store into `place/.tmp-name`, then renames it to `place/name`. For the holder of the name's lock."""
-
-    def __init__(self, place: Path, name: str, keep_blocks: bool = False):
-        self.place, self.name = place, name
-        self.temp = place / f".tmp-{name}"
-        remove(self.temp)  # an interrupted build's
-        self.temp.mkdir(parents=True)
-        names = ["tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin"] + ["blocks.bin"] * keep_blocks
-        # __exit__ closes them
-        self.files = {file_name: open(self.temp / file_name, "wb") for file_name in names}  # noqa: SIM115
-        self.digests = {file_name: hashlib.sha256() for file_name in names}
-        self._write("offsets.bin", np.zeros(1, np.int64))
-        self.documents = self.tokens = 0
-        self.max_token_id = -1
-
-    def add(self, block) -> None:
-        """Appends an EncodedBlock."""
-        ends = self.tokens + np.cumsum(block.lengths, dtype=np.int64)
-        for file_name, values in (
-            ("tokens.bin", block.tokens),
-            ("offsets.bin", ends),
-            ("text_bytes.bin", block.text_bytes),
-            ("doc_hash.bin", block.hashes),
-        ):
-            self._write(file_name, np.ascontiguousarray(values))
-        if "blocks.bin" in self.files:  # what a part needs to be put together with the others
-            self._write("blocks.bin", np.array([len(block.lengths), len(block.tokens)], np.int64))
-        self.documents += len(block.lengths)
-        self.tokens += len(block.tokens)
-        self.max_token_id = max(self.max_token_id, block.max_token_id)
-
-    def _write(self, file_name: str, values: np.ndarray) -> None:
-        self.files[file_name].write(values)
-        self.digests[file_name].update(values)
-
-    def commit(self, meta: dict, bad: BadLines) -> Path:
-        """Completes meta.json, makes all durable and renames."""
-        for file in self.files.values():
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()  # Windows renames no folder that has an open file
-        counts = {"documents": self.documents, "tokens": self.tokens, "max_token_id": self.max_token_id}
-        digests = {file_name: digest.hexdigest() for file_name, digest in self.digests.items()}
-        # Through JSON and back: the digest is of what a reader will have.
-        content = json.loads(json.dumps({**meta, **counts, "bad_lines": bad.to_dict(), "sha256": digests}))
-        content["meta_sha256"] = _digest_of_meta(content)
-        with open(self.temp / "meta.json", "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        _fsync_folder(self.temp)
-        final = self.place / self.name
-        remove(final)  # a damaged one
-        os.rename(self.temp, final)
-        _fsync_folder(self.place)
-        return final
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for file in self.files.values():
-            with contextlib.suppress(OSError):  # a full disk, which has been told already
-                file.close()
-        remove(self.temp)
-
-
-def remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
-def _fsync_folder(folder: Path) -> None:
-    if os.name == "nt":  # folders cannot be opened there
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -29,10 +29,12 @@ from dataset.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.faults import BadLines, DataError
 from dataset.file_digests import content_stats, hash_files, remember_hashes, settled_stats, stats_of
 from dataset.file_kinds import find_files
-from dataset.store_format import DamagedStore, StoreWriter, TokenStore, remove
+from dataset.store_format import DamagedStore, TokenStore
+from dataset.store_writer import StoreWriter, read_progress, remove
 from dataset.wording import counted
 
 FORMAT = 1  # raised when the same input would give another store
+ABANDONED_S = 7 * 24 * 3600.0
 BYTES_PER_PROCESS = 4 << 20  # less text than this does not pay for a process
 
 
@@ -137,27 +139,37 @@ class _Builder:
         num_procs = self.num_procs or min(_cores(), max(1, source_bytes // BYTES_PER_PROCESS))
         if not self.encode.encoder.portable:
             num_procs = 1
-        counter, bad = LineCounter(), BadLines()
+        counter = LineCounter()
         name = self.meta["source_name"]
         if len(self.files) > 1:
             name = f"{name} ({len(self.files):,} files)"
         progress = _Progress(name, source_bytes, num_procs, self.progress)
         with (
-            StoreWriter(self.place, target, keep_blocks=n > 1) as writer,
-            closing(encode_blocks(islice(blocks, k - 1, None, n), self.encode, num_procs)) as results,
+            StoreWriter(self.place, target, self._identity(), keep_blocks=n > 1) as writer,
             closing(progress),
         ):
-            for block, encoded in results:
-                if encoded.bad.total:
-                    bad.merge(encoded.bad, counter.lines_before(block))
-                    if not self.encode.skip_bad_lines:
-                        raise bad.first().error()
-                writer.add(encoded)
-                progress.advance(block.source_bytes, writer)
+            progress.go_on(writer)
+            # What an earlier start made durable is not tokenised again.
+            own_blocks = islice(blocks, k - 1 + writer.blocks * n, None, n)
+            with closing(encode_blocks(own_blocks, self.encode, num_procs)) as results:
+                for block, encoded in results:
+                    if encoded.bad.total:
+                        writer.bad_lines.merge(encoded.bad, counter.lines_before(block))
+                        if not self.encode.skip_bad_lines:
+                            writer.discard()
+                            raise writer.bad_lines.first().error()
+                    writer.add(encoded)
+                    progress.advance(block.source_bytes, writer)
             if content_stats(stats_of(self.files)) != content_stats(self.stats):
+                writer.discard()
                 raise DataError(f"{self.files[0].parent}: the data changed while it was being tokenised; start again")
-            self._want_documents(writer, n, bad)
-            return TokenStore(writer.commit(self.meta, bad))
+            self._want_documents(writer, n)
+            progress.complete = True
+            return TokenStore(writer.commit(self.meta))
+
+    def _identity(self) -> dict:
+        """What an interrupted build must agree in to be gone on with."""
+        return {"key": self.meta["key"], "block_bytes": BLOCK_BYTES}
 
     def _assemble(self) -> TokenStore | None:
         """The whole store out of its parts, if some number n of parts is complete."""
@@ -169,21 +181,24 @@ class _Builder:
                 break
         else:
             return None
-        bad = BadLines.in_document_order([part.bad_lines for part in parts], self.files)
         folders = [part.folder for part in parts]
-        with StoreWriter(self.place, self.name) as writer:
-            for block in _interleave(parts):
+        with StoreWriter(self.place, self.name, {**self._identity(), "parts": len(parts)}) as writer:
+            writer.bad_lines = BadLines.in_document_order([part.bad_lines for part in parts], self.files)
+            block = None
+            for block in islice(_interleave(parts), writer.blocks, None):
                 writer.add(block)
-            self._want_documents(writer, 1, bad)
+            self._want_documents(writer, 1)
             # Windows removes no file that is mapped: let go of the parts, and of the block that views one
             del parts, block
-            store = TokenStore(writer.commit(self.meta, bad))
+            store = TokenStore(writer.commit(self.meta))
         for folder in folders:
             remove(folder)
         return store
 
-    def _want_documents(self, writer: StoreWriter, parts: int, bad: BadLines) -> None:
+    def _want_documents(self, writer: StoreWriter, parts: int) -> None:
+        bad = writer.bad_lines
         if parts == 1 and not writer.documents:
+            writer.discard()
             skipped = f"all {bad.total:,} lines are bad" if bad.total else "the files are empty"
             raise DataError(f"{self.files[0]}: no document in there; {skipped}")
 
@@ -234,15 +249,22 @@ def _lock(place: Path, name: str):
     with held:
         for temp in place.glob(".tmp-*"):
             owner = temp.name.removeprefix(".tmp-")
-            if owner == name:
-                remove(temp)
+            if owner == name:  # the writer decides whether to go on with it
                 continue
             with (
                 contextlib.suppress(Timeout),
                 FileLock(place / f".{owner}.lock").acquire(timeout=0),
             ):  # nobody works on it
-                remove(temp)
+                if _is_abandoned(temp):
+                    remove(temp)
         yield
+
+
+def _is_abandoned(temp: Path) -> bool:
+    """Whether nobody will go on with this interrupted build: it kept nothing, or has been lying there for a week."""
+    if read_progress(temp) is None:
+        return True
+    return time.time() - (temp / "progress.json").stat().st_mtime > ABANDONED_S
 
 
 def user_cache() -> Path:
@@ -272,11 +294,21 @@ class _Progress:
         self.name, self.total, self.shown = name, total, shown
         self.start = self.last = time.monotonic()
         self.done, self.state = 0, ""
+        self.complete = False
         self.bar = None
         if shown and sys.stderr.isatty():
             self.bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"tokenising {name}", dynamic_ncols=True)
         elif shown:
             print(f"tokenising {name}: {total / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}", flush=True)
+
+    def go_on(self, writer: StoreWriter) -> None:
+        """Say what an interrupted build left."""
+        if self.shown and writer.blocks:
+            print(
+                f"tokenising {self.name}: going on after {counted(writer.documents, 'document')}, "
+                f"{counted(writer.tokens, 'token')} of an interrupted start",
+                flush=True,
+            )
 
     def advance(self, source_bytes: int, writer: StoreWriter) -> None:
         self.done += source_bytes
@@ -295,5 +327,5 @@ class _Progress:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
-        if self.shown and self.state:
+        if self.shown and self.complete:
             print(f"tokenised {self.name}: {self.state}, {time.monotonic() - self.start:.1f} s", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset import file_digests, store_check, store_format, token_store, tokenize_corpus
+from dataset import file_digests, store_check, store_format, store_writer, token_store, tokenize_corpus
 from dataset.documents import DataError, read_documents
 from dataset.encoder import DocumentEncoder
 from dataset.store_check import TokenCheck
@@ -338,9 +338,9 @@ def test_no_file_of_a_store_is_open_or_mapped_when_it_is_renamed_or_removed(
     def fd_is_there(fd):
         return os.path.islink(f"/proc/self/fd/{fd}")
 
-    rename, rmtree = os.rename, store_format.shutil.rmtree
+    rename, rmtree = os.rename, store_writer.shutil.rmtree
     monkeypatch.setattr(os, "rename", lambda a, b: nothing_open(a) or rename(a, b))
-    monkeypatch.setattr(store_format.shutil, "rmtree", lambda folder: nothing_open(folder) or rmtree(folder))
+    monkeypatch.setattr(store_writer.shutil, "rmtree", lambda folder: nothing_open(folder) or rmtree(folder))
     path = write(tmp_path / "a.jsonl")
     for k in (1, 2):
         store = open_or_build(path, encoder, shard=(k, 2), num_procs=1, progress=False)
@@ -400,8 +400,9 @@ def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
 SCRIPT = """
 import pickle, sys
 sys.path.insert(0, {root!r})
-from dataset import file_digests, store_check, store_format, token_store, tokenize_corpus
+from dataset import store_writer, token_store
 token_store.BLOCK_BYTES = 5000
+store_writer.CHECKPOINT_S = globals().get("checkpoint_s", store_writer.CHECKPOINT_S)
 encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
 store = token_store.open_or_build({path!r}, encoder, num_procs={procs})
 print(store.folder, len(store))
@@ -446,6 +447,94 @@ def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig
     other = write(tmp_path / "b.jsonl")  # another store's build clears up as well
     open_or_build(other, encoder)
     assert not list(store.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("shard", [None, (2, 3)])
+def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path, encoder, small_blocks, monkeypatch, capsys, shard):
+    """Reference: a build in one go. Blocks that an earlier start made durable are not encoded again."""
+    monkeypatch.setattr(store_writer, "CHECKPOINT_S", 0)
+    path, same = write(tmp_path / "a.jsonl"), tmp_path / "in_one_go"
+    open_or_build(path, encoder, cache_dir=same, num_procs=1, progress=False, shard=shard)
+    real, encoded = token_store.encode_blocks, []
+
+    def interrupted(blocks, *rest):
+        for number, result in enumerate(real(blocks, *rest)):
+            if number == 5:
+                raise KeyboardInterrupt
+            encoded.append(result)
+            yield result
+
+    monkeypatch.setattr(token_store, "encode_blocks", interrupted)
+    starts = 0
+    while True:
+        starts += 1
+        try:
+            open_or_build(path, encoder, num_procs=1, shard=shard)
+            break
+        except KeyboardInterrupt:
+            other = write(tmp_path / "b.jsonl", ["another corpus"])  # whose build leaves this one alone
+            with monkeypatch.context() as patch:
+                patch.setattr(token_store, "encode_blocks", real)
+                open_or_build(other, encoder, num_procs=1, progress=False)
+    assert starts >= 2
+    assert capsys.readouterr().out.count("of an interrupted start") == starts - 1
+    folders = [folder for folder in same.iterdir() if folder.is_dir()]
+    assert len(folders) == 1
+    expected = {file.name: file.read_bytes() for file in folders[0].iterdir()}
+    found = {file.name: file.read_bytes() for file in (tmp_path / ".token_store" / folders[0].name).iterdir()}
+    assert found == expected
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "progress", "nothing there"])
+def test_a_damaged_interrupted_build_begins_anew(tmp_path, encoder, small_blocks, monkeypatch, damage):
+    monkeypatch.setattr(store_writer, "CHECKPOINT_S", 0)
+    path = write(tmp_path / "a.jsonl")
+    real = token_store.encode_blocks
+
+    def interrupted(blocks, *rest):
+        for number, result in enumerate(real(blocks, *rest)):
+            if number == 5:
+                raise KeyboardInterrupt
+            yield result
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(token_store, "encode_blocks", interrupted)
+        open_or_build(path, encoder, num_procs=1, progress=False)
+    (temp,) = (tmp_path / ".token_store").glob(".tmp-*")
+    tokens = temp / "tokens.bin"
+    if damage == "flip":
+        content = bytearray(tokens.read_bytes())
+        content[3] ^= 1
+        tokens.write_bytes(content)
+    elif damage == "cut":
+        os.truncate(tokens, 5)
+    elif damage == "progress":
+        (temp / "progress.json").write_text('{"identity": {}, "files": 3}')
+    else:
+        tokens.unlink()
+    check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
+    assert not list((tmp_path / ".token_store").glob(".tmp-*"))
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_again_and_again_ends_as_one_that_was_not(tmp_path, encoder):
+    """kill -9 at random moments; every start gets a little further."""
+    path = write(tmp_path / "a.jsonl", TEXTS * 400)
+    reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", num_procs=1, progress=False)
+    generator = np.random.default_rng(1)
+    kills = 0
+    for _ in range(60):
+        run = start(path, encoder, procs=2, before="checkpoint_s = 0\n")
+        try:
+            run.wait(timeout=float(generator.uniform(1.0, 4.0)))
+            break
+        except subprocess.TimeoutExpired:
+            run.kill()
+            run.wait()
+            kills += 1
+    assert run.returncode == 0 and kills > 0
+    built = TokenStore(next((tmp_path / ".token_store").glob("a-*")))
+    assert built.meta["sha256"] == reference.meta["sha256"]
 
 
 def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
