@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 if __name__ == "__main__":  # started by path: this folder must not shadow packages
@@ -24,8 +24,9 @@ if __name__ == "__main__":  # started by path: this folder must not shadow packa
 
 from dataset.documents import Block
 from dataset.faults import BadLines, DataError, Fault
+from dataset.safe_cuts import PART_CHARACTERS, TooLongToEncode
 
-BATCH_CHARACTERS = 1 << 18  # the tokenizer holds about 100 bytes a token until a batch is done
+BATCH_CHARACTERS = PART_CHARACTERS  # the tokenizer holds about 100 bytes a token until a batch is done
 
 
 @dataclass
@@ -51,45 +52,96 @@ class BlockEncoder:
     def __call__(self, block: Block) -> EncodedBlock:
         typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"
         out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), BadLines())
-        for texts in self._batches(block, out.bad):
-            for text, ids in zip(texts, self.encoder.encode(texts), strict=True):
-                if not ids:  # a tokenizer without BOS and EOS for which the text is nothing
-                    continue
-                raw = self.encoder.body(text).encode("utf-8")
-                out.tokens.extend(ids)
-                out.lengths.append(len(ids))
-                out.text_bytes.append(len(raw))
-                out.hashes.append(int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little"))
+        texts: list[str] = []
+        characters = 0
+        for line, text in block.documents(self.text_field):
+            if not isinstance(text, str):
+                fault = Fault(str(block.path), line, *text)
+            elif len(text) > BATCH_CHARACTERS:
+                self._add_batch(texts, out)
+                texts = []
+                characters = 0
+                fault = self._add_long(text, str(block.path), line, out)
+            else:
+                fault = None
+                texts.append(text)
+                characters += len(text)
+            if fault is not None:
+                out.bad.add(fault)
+                if not self.skip_bad_lines:
+                    # The caller raises it: the rest of the block is not wanted.
+                    break
+            if characters >= BATCH_CHARACTERS:
+                self._add_batch(texts, out)
+                texts = []
+                characters = 0
+        self._add_batch(texts, out)
         out.max_token_id = max(out.tokens, default=-1)
         return out
 
-    def _batches(self, block: Block, bad: BadLines) -> Iterator[list[str]]:
-        texts, characters = [], 0
-        for line, text in block.documents(self.text_field):
+    def sample(self, block: Block) -> list[str]:
+        """The first texts of a block, cut to a batch."""
+        texts: list[str] = []
+        characters = 0
+        for _, text in block.documents(self.text_field):
             if not isinstance(text, str):
-                bad.add(Fault(str(block.path), line, *text))
-                if not self.skip_bad_lines:
-                    return  # the caller raises it: the rest of the block is not wanted
                 continue
-            texts.append(text)
-            characters += len(text)
+            texts.append(text[: BATCH_CHARACTERS - characters])
+            characters += len(texts[-1])
             if characters >= BATCH_CHARACTERS:
-                yield texts
-                texts, characters = [], 0
-        if texts:
-            yield texts
+                break
+        return texts
+
+    def _add_batch(self, texts: list[str], out: EncodedBlock) -> None:
+        if not texts:
+            return
+        for text, ids in zip(texts, self.encoder.encode(texts), strict=True):
+            out.tokens.extend(ids)
+            self._add_document(text, len(ids), out)
+
+    def _add_long(self, text: str, path: str, line: int, out: EncodedBlock) -> Fault | None:
+        """Adds a document part by part; returns what is wrong where it cannot be encoded in bounded memory."""
+        before = len(out.tokens)
+        try:
+            for ids in self.encoder.encode_in_parts(text):
+                out.tokens.extend(ids)
+        except TooLongToEncode as error:
+            del out.tokens[before:]
+            return Fault(path, line, "too long", str(error))
+        self._add_document(text, len(out.tokens) - before, out)
+        return None
+
+    def _add_document(self, text: str, tokens: int, out: EncodedBlock) -> None:
+        """Adds all but the tokens, which are there already."""
+        if not tokens:  # a tokenizer without BOS and EOS for which the text is nothing
+            return
+        body = self.encoder.body(text)
+        digest = hashlib.blake2b(digest_size=8)
+        text_bytes = 0
+        for begin in range(0, len(body), BATCH_CHARACTERS):
+            raw = body[begin : begin + BATCH_CHARACTERS].encode("utf-8")
+            digest.update(raw)
+            text_bytes += len(raw)
+        out.lengths.append(tokens)
+        out.text_bytes.append(text_bytes)
+        out.hashes.append(int.from_bytes(digest.digest(), "little"))
 
 
 def encode_blocks(
     blocks: Iterable[Block], encode: BlockEncoder, num_procs: int
 ) -> Iterator[tuple[Block, EncodedBlock]]:
     """Yields (block, its tokens) in the order of the blocks. num_procs=1: no process is started."""
+    blocks = iter(blocks)
+    first = list(islice(blocks, 1))
+    blocks = chain(first, blocks)
+    if first:
+        encode.encoder.use_tiktoken_where_exact(encode.sample(first[0]))
     if num_procs == 1:
         with _one_thread():
             for block in blocks:
                 yield block, encode(block)
         return
-    blocks, setup = iter(blocks), pickle.dumps(encode)
+    setup = pickle.dumps(encode)
     workers = [_Worker(setup) for _ in range(num_procs)]
     idle = queue.SimpleQueue()
     for worker in workers:

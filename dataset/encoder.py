@@ -1,11 +1,17 @@
 """Text to token ids, the same way for every trainer and every tokenizer."""
 
+import contextlib
 import hashlib
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dataset.faults import loader_reason
+from dataset.safe_cuts import LONGEST_WHOLE, PART_CHARACTERS, SafeCuts, TooLongToEncode
+from dataset.split_rules import Unprovable
+from dataset.tiktoken_engine import NotExact, TiktokenEngine
 from dataset.tokenizer_files import leave_bos_to_the_caller
 from dataset.vocabulary import check_files
 
@@ -33,17 +39,25 @@ class DocumentEncoder:
     (MiniMind's files are like that), so none is doubled. Elsewhere the literal spelling of a special token is
     ordinary text, unless `parse_special_tokens` is set. A tokenizer without BOS or EOS adds none, and what its own
     post-processor would add is left out.
+
+    A text of more than PART_CHARACTERS is encoded in parts, with the ids of the whole. Errors: TooLongToEncode for one
+    that has to be encoded whole and is longer than LONGEST_WHOLE.
     """
 
     blank_line_ends_document = False  # in a .txt file
 
-    def __init__(self, tokenizer, parse_special_tokens: bool = False):
+    def __init__(self, tokenizer: Any, parse_special_tokens: bool = False):
         self.parse_special_tokens = parse_special_tokens
         self.bos_id, self.eos_id = tokenizer.bos_token_id, tokenizer.eos_token_id
         self._bos = str(tokenizer.bos_token) if self.bos_id is not None else None
         self._eos = str(tokenizer.eos_token) if self.eos_id is not None else None
         self._slow = None if getattr(tokenizer, "is_fast", False) else tokenizer
         self._backend = None if self._slow else self._own_backend(tokenizer.backend_tokenizer.to_str())
+        # Made when they are needed; see _cut and use_tiktoken_where_exact.
+        self._cuts = None
+        self._continuation = None
+        self._tiktoken = None
+        self.may_use_tiktoken = True
         # whether another process can load it: a class of the caller's own script it cannot
         self.portable = self._slow is None or type(self._slow).__module__.startswith("transformers.")
         vocabulary = tokenizer.get_vocab()
@@ -69,15 +83,86 @@ class DocumentEncoder:
             text = text.removeprefix(self._bos)
         return text.removesuffix(self._eos) if self._eos else text
 
+    def encode_in_parts(self, text: str) -> Iterator[list[int]]:
+        """The ids of one text in lists that follow each other, so that those of a long text are never held together."""
+        if self.bos_id is not None:
+            yield [self.bos_id]
+        yield from self._body_in_parts(self.body(text))
+        if self.eos_id is not None:
+            yield [self.eos_id]
+
+    def use_tiktoken_where_exact(self, sample: list[str]) -> bool:
+        """From now on texts are encoded by tiktoken, in half the time, if it is there and gives the same ids: by what
+        is known of the tokenizer, and for these texts. Returns whether it does."""
+        if self._backend is None or not self.may_use_tiktoken:
+            return False
+        try:
+            engine = TiktokenEngine(self._backend.to_str(), self.parse_special_tokens)
+        except (ImportError, NotExact):
+            return False
+        for text in sample:
+            body = self.body(text)
+            ids = engine.encode(body)
+            if ids is not None and [ids] != self._encode_with_library([body]):
+                return False
+        self._tiktoken = engine
+        return True
+
     def _encode_bodies(self, bodies: list[str]) -> list[list[int]]:
+        if all(len(body) <= PART_CHARACTERS for body in bodies):
+            return self._encode_short(bodies)
+        encoded = []
+        for body in bodies:
+            ids = []
+            for part in self._body_in_parts(body):
+                ids.extend(part)
+            encoded.append(ids)
+        return encoded
+
+    def _encode_short(self, bodies: list[str]) -> list[list[int]]:
+        if self._tiktoken is None:
+            return self._encode_with_library(bodies)
+        encoded = [self._tiktoken.encode(body) for body in bodies]
+        left = [i for i, ids in enumerate(encoded) if ids is None]
+        if left:
+            for i, ids in zip(left, self._encode_with_library([bodies[i] for i in left]), strict=True):
+                encoded[i] = ids
+        return encoded
+
+    def _encode_with_library(self, bodies: list[str]) -> list[list[int]]:
         if self._backend is None:
             split = not self.parse_special_tokens
             return [self._slow.encode(body, add_special_tokens=False, split_special_tokens=split) for body in bodies]
-        if (
-            len(bodies) == 1
-        ):  # this call never starts the tokenizer's threads, which a later fork would have to warn about
+        if len(bodies) == 1:
+            # This call never starts the tokenizer's threads, which a later fork would have to warn about.
             return [self._backend.encode(bodies[0], add_special_tokens=False).ids]
         return [encoding.ids for encoding in self._backend.encode_batch_fast(bodies, add_special_tokens=False)]
+
+    def _body_in_parts(self, body: str) -> Iterator[list[int]]:
+        if len(body) <= PART_CHARACTERS:
+            yield from self._encode_short([body])
+            return
+        for number, part in enumerate(self._cut(body)):
+            if len(part) > LONGEST_WHOLE:
+                raise TooLongToEncode(
+                    f"{len(part):,} characters in which this tokenizer allows no cut; "
+                    f"at most {LONGEST_WHOLE:,} can be encoded at once"
+                )
+            if number and self._continuation is not None:
+                yield self._continuation.encode(part, add_special_tokens=False).ids
+            else:
+                yield from self._encode_short([part])
+
+    def _cut(self, body: str) -> Iterator[str]:
+        """The parts of a long text; the text itself where nothing is known of the tokenizer."""
+        if self._cuts is None and self._backend is not None:
+            with contextlib.suppress(Unprovable):
+                self._cuts = SafeCuts(self._backend.to_str(), self.parse_special_tokens)
+                if self._cuts.continuation is not None:
+                    self._continuation = self._own_backend(self._cuts.continuation)
+        if self._cuts is None:
+            return iter([body])
+        return self._cuts.parts(body, PART_CHARACTERS)
 
     def _own_backend(self, content: str):
         """A copy of the Rust tokenizer, so that settings made here and there do not meet."""
@@ -106,12 +191,18 @@ class DocumentEncoder:
         # A worker process gets the Rust tokenizer as text: `encode_special_tokens` would not survive its own pickling.
         state = self.__dict__.copy()
         state["_backend"] = None if self._backend is None else self._backend.to_str()
+        state["_cuts"] = None
+        state["_continuation"] = None
+        state["_tiktoken"] = self._tiktoken is not None
         return state
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         if state["_backend"] is not None:
             self._backend = self._own_backend(state["_backend"])
+        self._tiktoken = None
+        if state["_tiktoken"]:
+            self._tiktoken = TiktokenEngine(self._backend.to_str(), self.parse_special_tokens)
 
 
 class LineEncoder(DocumentEncoder):
@@ -132,6 +223,39 @@ class LineEncoder(DocumentEncoder):
         flat = [line for of_text in lines for line in of_text]
         ids = iter(self._encode_bodies(flat) if flat else [])
         return [[i for line in (next(ids) for _ in of_text) if line for i in (*line, self.sep_id)] for of_text in lines]
+
+    def encode_in_parts(self, text: str) -> Iterator[list[int]]:
+        """The ids of one text's lines in lists that follow each other."""
+        for lines in _groups_of_lines(text):
+            if len(lines) > 1:
+                yield self.encode(["\n".join(lines)])[0]
+                continue
+            has_tokens = False
+            for ids in self._body_in_parts(lines[0]):
+                has_tokens = has_tokens or bool(ids)
+                yield ids
+            if has_tokens:
+                yield [self.sep_id]
+
+
+def _groups_of_lines(text: str) -> Iterator[list[str]]:
+    """The lines of a text in groups of about PART_CHARACTERS; a longer line is a group of its own."""
+    lines: list[str] = []
+    characters = 0
+    begin = 0
+    while begin <= len(text):
+        end = text.find("\n", begin)
+        end = len(text) if end < 0 else end
+        size = end - begin + 1
+        if lines and characters + size > PART_CHARACTERS:
+            yield lines
+            lines = []
+            characters = 0
+        lines.append(text[begin:end])
+        characters += size
+        begin = end + 1
+    if lines:
+        yield lines
 
 
 def _vocabulary_files(tokenizer) -> bytes:

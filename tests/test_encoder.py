@@ -1,12 +1,19 @@
 """DocumentEncoder. References: the tokenizers' own plain calls."""
 
+import json
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
+from dataset.documents import Block, split_into_blocks
+from dataset.encode_worker import BlockEncoder
 from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.token_store import open_or_build
 from tests.helpers import ROOT, SHARED, needs_shared
 
 TEXTS = ["the cat sat", "a 二 <b> </s>", "", "   two\n\nlines  "]
@@ -165,3 +172,63 @@ def test_public_tokenizers(name):
     assert DocumentEncoder(tokenizer, True).encode([text])[0] == tokenizer(text, add_special_tokens=False)["input_ids"]
     ids = DocumentEncoder(tokenizer).encode([text])[0]
     assert ids.count(1) == ids.count(2) == 1 and tokenizer.decode(ids) == text
+
+
+def block_of(text: str, path: Path) -> Block:
+    path.write_text(json.dumps({"text": text}), encoding="utf-8")
+    (block,) = split_into_blocks(path, "text", None)
+    return block
+
+
+LIMITED = """
+import resource, sys
+from dataset.encode_worker import BlockEncoder
+from dataset.documents import split_into_blocks
+from dataset.encoder import DocumentEncoder, load_tokenizer
+from pathlib import Path
+encoder = DocumentEncoder(load_tokenizer(sys.argv[1]))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = used + int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+(block,) = split_into_blocks(Path(sys.argv[2]), "text", None)
+print(len(BlockEncoder(encoder, "text", False)(block).tokens))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
+def test_a_long_line_takes_little_memory(tmp_path):
+    """4 MB of text on one line within 250 MB; the whole of it at once takes more than 500 MB."""
+    line = "The cat sat on the mat, and 12 others did not. " * 40
+    line = "\n".join([line, "这是一个句子，没有空格。" * 40]) * 1200
+    path = tmp_path / "data.jsonl"
+    block_of(line, path)
+    command = [sys.executable, "-c", LIMITED, str(ROOT / "model"), str(path), str(250 << 20)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
+    assert int(done.stdout) > len(encoder.encode([line[:100_000]])[0])
+
+
+def test_a_stretch_of_letters_that_takes_too_much_memory_is_a_bad_line(tmp_path):
+    """Two million of them take 400 MB in the tokenizer, as one piece that cannot be cut."""
+    encode = BlockEncoder(DocumentEncoder(small_tokenizer()), "text", skip_bad_lines=True)
+    out = encode(block_of("a" * 2_200_000, tmp_path / "data.jsonl"))
+    assert out.bad.counts == {"too long": 1}
+    assert len(out.tokens) == len(out.lengths) == 0
+
+
+def test_a_store_is_made_by_tiktoken_where_that_is_exact(tmp_path, monkeypatch):
+    tiktoken = pytest.importorskip("tiktoken")
+    encoded = []
+    plain = tiktoken.Encoding.encode_ordinary
+
+    def counting(self, text):
+        encoded.append(text)
+        return plain(self, text)
+
+    monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary", counting)
+    block_of("the cat sat on the mat", tmp_path / "data.jsonl")
+    encoder = DocumentEncoder(small_tokenizer())
+    store = open_or_build(str(tmp_path / "data.jsonl"), encoder, num_procs=1, progress=False)
+    assert "the cat sat on the mat" in encoded
+    assert store.tokens.tolist() == DocumentEncoder(small_tokenizer()).encode(["the cat sat on the mat"])[0]

@@ -1,0 +1,160 @@
+"""Small tokenizers of all the kinds that people have, made here from their published rules."""
+
+from collections.abc import Callable
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from tests.helpers import ROOT
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+QWEN = LLAMA3.replace("{1,3}", "")
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+POSSESSIVE = r"[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s+(?!\S)|\s+"
+# Text that merges are learned from, with pairs that no piece may hold.
+LEARNED = (
+    "the cat's hat, that's all! The  cats\n\nsat at 12345 and 1234. it'll be  there; CAT'S\n"
+    "二零二六年，北京。我们在这里，你好！ 東京 に 行く。 café naïve Straße ﬁne \t a\tb\r\nc .. -- // <x> [y]"
+) * 3
+
+
+def byte_level(
+    pattern: str | None, normalizer=None, before=(), prefix_space=False, vocab_size=420, **model
+) -> Tokenizer:
+    backend = Tokenizer(models.BPE(**model))
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    steps = list(before)
+    if pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=pattern is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
+    backend.decoder = decoders.ByteLevel()
+    _train(backend, vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    return backend
+
+
+def _train(backend: Tokenizer, vocab_size: int, specials: tuple[str, ...] = ("<s>", "</s>"), **options) -> None:
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(specials), show_progress=False, **options)
+    backend.train_from_iterator([LEARNED], trainer)
+
+
+def own() -> Tokenizer:
+    return Tokenizer.from_file(str(ROOT / "model" / "tokenizer.json"))
+
+
+def with_added_tokens() -> Tokenizer:
+    backend = byte_level(LLAMA3)
+    tokens = [
+        AddedToken("<x>", lstrip=True),
+        AddedToken("at", rstrip=True, normalized=False),
+        AddedToken("cat", single_word=True),
+        AddedToken("a b", normalized=True),
+        AddedToken("。我", normalized=False),
+    ]
+    backend.add_tokens(tokens)
+    return backend
+
+
+def deepseek() -> Tokenizer:
+    splits = [
+        pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
+        pre_tokenizers.Split(Regex("[一-龥\u3040-ゟ゠-ヿ]+"), "isolated"),
+    ]
+    pattern = r"[!-/:-~]?[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    return byte_level(pattern, before=splits)
+
+
+def starcoder() -> Tokenizer:
+    return byte_level(None, before=[pre_tokenizers.Digits(individual_digits=True)], prefix_space=True)
+
+
+def bert() -> Tokenizer:
+    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=["[UNK]", "<s>", "</s>"], show_progress=False)
+    backend.train_from_iterator([LEARNED], trainer)
+    return backend
+
+
+def words() -> Tokenizer:
+    backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    steps = [normalizers.Strip(), normalizers.NFKC(), normalizers.Lowercase(), normalizers.StripAccents()]
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
+    trainer = trainers.WordLevelTrainer(vocab_size=60, special_tokens=["[UNK]", "<s>", "</s>"], show_progress=False)
+    backend.train_from_iterator([LEARNED], trainer)
+    return backend
+
+
+def words_and_punctuation() -> Tokenizer:
+    backend = words()
+    backend.normalizer = normalizers.Sequence([normalizers.Replace(Regex(" {2,}"), " "), normalizers.NFD()])
+    steps = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("contiguous")]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return backend
+
+
+def unigram() -> Tokenizer:
+    backend = Tokenizer(models.Unigram())
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("`", "'")])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, unk_token="<unk>", special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
+    )
+    backend.train_from_iterator([LEARNED], trainer)
+    return backend
+
+
+def _sentencepiece_bpe() -> Tokenizer:
+    """A BPE that gets the whole text, spaces as U+2581."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    _train(backend, 130, specials=("<unk>", "<s>", "</s>"))
+    return backend
+
+
+def gemma() -> Tokenizer:
+    backend = _sentencepiece_bpe()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return backend
+
+
+def llama2() -> Tokenizer:
+    backend = _sentencepiece_bpe()
+    backend.pre_tokenizer = None
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.add_tokens(["<x>"])
+    return backend
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "own": own,
+    "gpt2": lambda: byte_level(None),
+    "gpt2 with prefix space": lambda: byte_level(None, prefix_space=True),
+    "llama3": lambda: byte_level(LLAMA3),
+    "qwen": lambda: byte_level(QWEN, normalizers.NFC()),
+    "gpt-4o": lambda: byte_level(GPT4O),
+    "possessive": lambda: byte_level(POSSESSIVE),
+    "added tokens": with_added_tokens,
+    "deepseek": deepseek,
+    "starcoder": starcoder,
+    "bert": bert,
+    "words": words,
+    "words and punctuation": words_and_punctuation,
+    "unigram": unigram,
+    "gemma": gemma,
+    "llama2": llama2,
+}
+
+
+def tokenizer_of(backend: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
