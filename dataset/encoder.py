@@ -5,6 +5,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -211,18 +212,27 @@ class LineEncoder(DocumentEncoder):
 
     blank_line_ends_document = True
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
         self.sep_id = tokenizer.sep_token_id
         self.bos_id = self.eos_id = self._bos = self._eos = None
         self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
 
-    def encode(self, texts):
+    def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text's lines, each line with SEP after it."""
-        lines = [text.split("\n") for text in texts]
-        flat = [line for of_text in lines for line in of_text]
-        ids = iter(self._encode_bodies(flat) if flat else [])
-        return [[i for line in (next(ids) for _ in of_text) if line for i in (*line, self.sep_id)] for of_text in lines]
+        lines_of_texts = [text.split("\n") for text in texts]
+        all_lines: list[str] = []
+        for lines in lines_of_texts:
+            all_lines.extend(lines)
+        ids_of_lines = iter(self._encode_bodies(all_lines) if all_lines else [])
+        encoded = []
+        for lines in lines_of_texts:
+            ids: list[int] = []
+            for line_ids in islice(ids_of_lines, len(lines)):
+                if line_ids:
+                    ids += [*line_ids, self.sep_id]
+            encoded.append(ids)
+        return encoded
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
         """The ids of one text's lines in lists that follow each other."""

@@ -157,7 +157,10 @@ def normalizer_rules(step: dict | None) -> list[NormalizerRule]:
         return []
     kind = step["type"]
     if kind == "Sequence":
-        return [rule for part in step["normalizers"] for rule in normalizer_rules(part)]
+        rules = []
+        for part in step["normalizers"]:
+            rules.extend(normalizer_rules(part))
+        return rules
     if kind == "Replace":
         return [ReplaceRule(step)]
     if kind not in KNOWN_NORMALIZERS:
@@ -174,10 +177,17 @@ def splitter_rules(step: dict | None) -> list[PatternRule | SpacePrefixRule | Me
         parts = step["pretokenizers"]
         if any(part["type"] in ("ByteLevel", "Sequence") for part in parts[:-1]):
             raise Unprovable("a pre-tokenizer behind ByteLevel or behind a sequence")
-        return [rule for part in parts for rule in splitter_rules(part)]
+        rules = []
+        for part in parts:
+            rules.extend(splitter_rules(part))
+        return rules
     if kind == "ByteLevel":
-        prefix = [SpacePrefixRule()] if step["add_prefix_space"] else []
-        return prefix + ([PatternRule(GPT2_PATTERN)] if step.get("use_regex", True) else [])
+        rules = []
+        if step["add_prefix_space"]:
+            rules.append(SpacePrefixRule())
+        if step.get("use_regex", True):
+            rules.append(PatternRule(GPT2_PATTERN))
+        return rules
     if kind == "Metaspace":
         return [MetaspaceRule(step)]
     if kind == "BertPreTokenizer":

@@ -107,7 +107,8 @@ class _Characters:
         """Those of which one engine says that they belong to a class, and the other that they do not."""
         disputed = set()
         for splitter, encoding in self._classes:
-            outside = {c for piece, _ in splitter.pre_tokenize_str(characters) for c in piece}
+            pieces = splitter.pre_tokenize_str(characters)
+            outside = set("".join(piece for piece, _ in pieces))
             inside = set(bytes(encoding.encode_ordinary(characters)).decode("utf-8"))
             disputed |= outside & inside
             disputed |= set(characters) - outside - inside
