@@ -108,7 +108,7 @@ def whole(encoder: DocumentEncoder, text: str) -> list[int]:
 def test_ids_of_parts_are_those_of_the_whole(kind, parse):
     encoder = encoder_of(kind, parse)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(TEXTS, st.integers(1, 6))
     def check(text, most):
         with pytest.MonkeyPatch.context() as patch:
@@ -198,7 +198,7 @@ def test_ids_of_tiktoken_are_those_of_the_library(kind):
     encoder = encoder_of(kind)
     assert engine.encode(LEARNED) is not None
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(TEXTS)
     def check(text):
         ids = engine.encode(text)
@@ -212,7 +212,7 @@ def test_tiktoken_of_random_bytes_and_merges():
     engine = engine_of("own")
     encoder = encoder_of("own")
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(st.text(alphabet="abeinorst ", max_size=60))
     def check(text):
         assert engine.encode(text) == whole(encoder, text)
