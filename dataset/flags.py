@@ -1,10 +1,16 @@
 """What the flags of all commands share: a parser that answers in one line, and types with clear errors."""
 
 import argparse
-import math
 import sys
+from collections.abc import Sequence
 
 from dataset.wording import one_line
+
+# No number that these commands take means anything beyond this; a slip of the keyboard ends here, and not in an
+# overflow, a count that never ends, or all of the memory.
+LARGEST = 10**9
+# Of an error line: a value that was pasted by mistake can be a whole file.
+LONGEST_MESSAGE = 300
 
 
 def boolean(text):
@@ -18,8 +24,8 @@ def boolean(text):
 def positive(kind):
     def convert(text):
         value = kind(text)
-        if not (value > 0 and math.isfinite(value)):
-            raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
+        if not 0 < value <= LARGEST:
+            raise argparse.ArgumentTypeError(f"{text} must be a number above 0 and at most {LARGEST:,}")
         return value
 
     convert.__name__ = f"positive {kind.__name__}"  # what argparse calls it in its message
@@ -29,8 +35,8 @@ def positive(kind):
 def not_negative(kind):
     def convert(text):
         value = kind(text)
-        if not (value >= 0 and math.isfinite(value)):
-            raise argparse.ArgumentTypeError(f"{text} must be a number from 0 up")
+        if not 0 <= value <= LARGEST:
+            raise argparse.ArgumentTypeError(f"{text} must be a number from 0 to {LARGEST:,}")
         return value
 
     convert.__name__ = f"non-negative {kind.__name__}"
@@ -49,6 +55,14 @@ def fraction(text):
     value = float(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 1")
+    return value
+
+
+def inner_share(text: str) -> float:
+    """A part of a whole that is neither none nor all of it."""
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0 and below 1")
     return value
 
 
@@ -71,10 +85,33 @@ class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """One line for a wrong flag, and a bare form for booleans."""
+    """One line for a wrong flag, and a bare form for booleans.
+
+    An empty text is refused, since it is what a shell makes of a variable that was never set. `may_be_empty` names the
+    arguments for which it means something.
+    """
+
+    may_be_empty: tuple[str, ...] = ()
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed = super().parse_args(args, namespace)
+        for action in self._actions:
+            if action.dest in self.may_be_empty:
+                continue
+            value = getattr(parsed, action.dest, None)
+            values = value if isinstance(value, list) else [value]
+            if "" in values:
+                name = "/".join(action.option_strings) or action.dest
+                self.error(f"argument {name}: an empty text; was a variable of the shell not set?")
+        return parsed
 
     def error(self, message):
-        print(f"error: {one_line(message)} (--help lists the flags)", file=sys.stderr)
+        message = one_line(message)
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[:LONGEST_MESSAGE]} ..."
+        print(f"error: {message} (--help lists the flags)", file=sys.stderr)
         sys.exit(2)
 
     def switch(self, group, name, default, help):

@@ -1,5 +1,6 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
+import argparse
 from pathlib import Path
 
 from dataset.flags import Parser, fraction, not_negative, positive, seed, share
@@ -14,6 +15,22 @@ FLAGS_OF_TASKS = {
     "delimiter": ("choice",),
     "group_by": ("pairs", "last_word", "choice"),
 }
+
+
+def temperature(text: str) -> float:
+    """0, or what logits can be divided by in float32 without becoming infinite."""
+    value = float(text)
+    if value != 0 and not 0.001 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} must be 0, or from 0.001 to 1000")
+    return value
+
+
+def penalty(text: str) -> float:
+    """What logits can be divided and multiplied by in float32 without becoming infinite."""
+    value = float(text)
+    if not 0.01 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0.01 to 100")
+    return value
 
 
 def model_flags(parser: Parser, dtype: str = "float32") -> None:
@@ -37,11 +54,12 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
 def generate_parser() -> Parser:
     """The flags of generate.py."""
     p = Parser(prog="generate.py", description="Continue a text, or talk to a model.", allow_abbrev=False)
+    p.may_be_empty = ("prompts",)  # the model begins by itself
     p.add_argument("prompts", nargs="*", help="texts to continue; none: asked for, or read from a pipe, one a line")
     model_flags(p)
     g = p.add_argument_group("sampling")
     g.add_argument("--max_new_tokens", type=positive(int), default=256, help="at most so many (default 256)")
-    g.add_argument("--temperature", type=not_negative(float), default=0.8, help="0: the likeliest token (default 0.8)")
+    g.add_argument("--temperature", type=temperature, default=0.8, help="0: the likeliest token (default 0.8)")
     g.add_argument("--top_p", type=share, default=0.9, help="from the likeliest that sum to this; 1: all (0.9)")
     g.add_argument("--top_k", type=not_negative(int), default=0, help="from so many of the likeliest; 0: all (default)")
     g.add_argument(
@@ -49,7 +67,7 @@ def generate_parser() -> Parser:
     )
     g.add_argument(
         "--repetition_penalty",
-        type=positive(float),
+        type=penalty,
         default=1.0,
         help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
     )
@@ -69,6 +87,7 @@ def evaluate_parser() -> Parser:
         description="Judge a model: perplexity of any text, minimal pairs, last words, multiple choice.",
         allow_abbrev=False,
     )
+    p.may_be_empty = ("delimiter",)
     p.add_argument("task", choices=TASK_NAMES, help="what to measure")
     p.add_argument("--data_path", nargs="+", required=True, help="perplexity: as in training; otherwise jsonl files")
     p.add_argument(

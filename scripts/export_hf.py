@@ -52,6 +52,8 @@ def main(argv=None):
     args = export_parser().parse_args(argv)
     if (args.out_dir is None) == (args.to_pth is None):
         raise UserError("name what to write: --out_dir FOLDER for an export, or --to_pth FILE for the way back")
+    if args.to_pth and args.dtype != "auto":
+        raise UserError(f"--dtype {args.dtype} has no effect with --to_pth: a .pth is in half precision; leave it out")
     with user_errors():
         if args.out_dir:
             export(args.weight, utf8_folder("--out_dir", args.out_dir), args.tokenizer_path, args.dtype, args.overwrite)

@@ -18,6 +18,7 @@ if __name__ == "__main__":  # --help and wrong flags are answered before torch i
 
     generate_parser().parse_args()
 
+import argparse
 import contextlib
 import time
 
@@ -39,6 +40,8 @@ def main(argv=None):
     model = model.to(compute_dtype(args.dtype, model.device))
     if args.chat and not tokenizer.chat_template:
         raise UserError("--chat: this tokenizer has no chat template; name another one with --tokenizer_path")
+    for line in ignored_settings(args):
+        print(line, file=sys.stderr)
     torch.manual_seed(args.seed)
     messages, failed = [], False
     for prompt in args.prompts or typed_prompts():
@@ -58,6 +61,18 @@ def main(argv=None):
         if args.prompts:  # each prompt of the command line is a conversation of its own
             messages = []
     return 2 if failed and not sys.stdin.isatty() else 0
+
+
+def ignored_settings(args: argparse.Namespace) -> list[str]:
+    """A line for each flag of sampling that was given although nothing is sampled."""
+    if args.temperature > 0:
+        return []
+    default = generate_parser().get_default
+    given = [name for name in ("top_p", "top_k", "min_p", "seed") if getattr(args, name) != default(name)]
+    return [
+        f"warning: --{name} {getattr(args, name)} has no effect: --temperature 0 takes the likeliest token"
+        for name in given
+    ]
 
 
 def utf8(prompt):

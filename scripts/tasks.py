@@ -102,7 +102,7 @@ class Pairs:
                 raise UserError(f"{place}: both sentences are the same tokens")
             common = next(i for i, (a, b) in enumerate(zip_longest(*both)) if a != b)
             common = min(common, *(len(ids) - 1 for ids in both))  # what both begin with counts for neither
-            items.append(Item([group(both, [common] * 2, limits, place)], name=subset(record, limits)))
+            items.append(Item([group(both, [common] * 2, limits, place)], name=subset(record, limits, place)))
         return items
 
     @staticmethod
@@ -123,7 +123,9 @@ class LastWord:
             if not context:
                 raise UserError(f"{place}: no word follows a space")
             ids, start = start_ids(encoder, text), len(start_ids(encoder, context))
-            items.append(Item([group([ids], [start], limits, place)], {"word": word}, name=subset(record, limits)))
+            items.append(
+                Item([group([ids], [start], limits, place)], {"word": word}, name=subset(record, limits, place))
+            )
         return items
 
     @staticmethod
@@ -151,7 +153,7 @@ class Choice:
             sequences = [start_ids(encoder, record["context"] + limits.delimiter + choice) for choice in choices]
             starts = [min(start, len(ids) - 1) for ids in sequences]
             size = {"bytes": [len(choice.encode()) for choice in choices]}
-            items.append(Item([group(sequences, starts, limits, place)], size, answer, subset(record, limits)))
+            items.append(Item([group(sequences, starts, limits, place)], size, answer, subset(record, limits, place)))
         return items
 
     @staticmethod
@@ -210,8 +212,14 @@ def group(sequences, starts, limits, place):
         raise UserError(f"{place}: {error}; raise --max_length") from None
 
 
-def subset(record, limits):
-    return None if limits.group_by is None else str(record.get(limits.group_by))
+def subset(record: dict, limits: Limits, place: str) -> str | None:
+    """The record's value of --group_by, by which it is counted; None without that flag."""
+    if limits.group_by is None:
+        return None
+    if limits.group_by not in record:
+        known = ", ".join(sorted(record))
+        raise UserError(f"{place}: --group_by {limits.group_by}: no such field; there are {known}")
+    return str(record[limits.group_by])
 
 
 def scored(group):

@@ -359,3 +359,9 @@ def test_data_and_weights_may_have_names_that_are_not_utf8(weight, tmp_path):
     folder.mkdir()
     data = jsonl(folder / "data.jsonl", [{"text": "the cat sat on a mat"}])
     assert evaluate.main(["perplexity", "--weight", weight, "--data_path", data, "--device", "cpu"]) == 0
+
+
+def test_a_field_to_group_by_that_is_not_there_is_named_with_its_place(weight, tmp_path):
+    data = jsonl(tmp_path / "data.jsonl", [{"sentence_good": "a b", "sentence_bad": "b a", "UID": "x"}])
+    with pytest.raises(UserError, match=r"data.jsonl:1: --group_by uid: no such field; there are UID, sentence_bad"):
+        run("pairs", weight, data, tmp_path / "r", "--group_by", "uid")

@@ -310,3 +310,8 @@ def test_no_file_of_an_export_is_open_when_its_folder_is_renamed(tmp_path, monke
     export_hf.export(weight, tmp_path / "hf", dtype=dtype)
     export_hf.export(weight, tmp_path / "hf", dtype=dtype, overwrite=True)
     assert held == [[], []]
+
+
+def test_the_way_back_takes_no_dtype(tmp_path):
+    with pytest.raises(UserError, match="--dtype float32 has no effect with --to_pth"):
+        export_hf.main(["--weight", str(tmp_path), "--to_pth", str(tmp_path / "a.pth"), "--dtype", "float32"])

@@ -175,7 +175,20 @@ def test_ctrl_c_at_the_prompt_keeps_the_conversation(weight, monkeypatch, capsys
     assert "Ctrl-D ends the session" in shown
 
 
-@pytest.mark.parametrize("flags", [("--top_p", "1.5"), ("--top_p", "0"), ("--seed", str(2**64))])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--top_p", "1.5"),
+        ("--top_p", "0"),
+        ("--seed", str(2**64)),
+        ("--temperature", "-1"),
+        ("--temperature", "1e-300"),
+        ("--temperature", "nan"),
+        ("--repetition_penalty", "1e-300"),
+        ("--top_k", "1" + "0" * 30),
+        ("--tokenizer_path", ""),
+    ],
+)
 def test_a_number_out_of_its_range_ends_in_one_line(weight, flags, capsys):
     with pytest.raises(SystemExit) as stop:
         generate.main(["--weight", weight, *flags, "hi"])
@@ -195,3 +208,17 @@ def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight,
     monkeypatch.setattr(generate, "generate", say)
     shown = run(weight, text, capsys=capsys).out
     assert shown.count("␛[31mred<U+009B>2J <U+202E>back") == 2
+
+
+@pytest.mark.parametrize("temperature", ["0.001", "1000"])
+@pytest.mark.parametrize("penalty", ["0.01", "100"])
+def test_the_ends_of_the_ranges_sample(weight, temperature, penalty, capsys):
+    flags = ("--temperature", temperature, "--repetition_penalty", penalty)
+    assert "12 tokens" in run(weight, *flags, "hi", capsys=capsys).err
+
+
+def test_flags_of_sampling_are_named_where_nothing_is_sampled(weight, capsys):
+    shown = run(weight, "--temperature", "0", "--top_p", "0.5", "hi", capsys=capsys)
+    assert "warning: --top_p 0.5 has no effect" in shown.err
+    assert "--seed" not in shown.err
+    assert "warning" not in run(weight, "--top_p", "0.5", "hi", capsys=capsys).err

@@ -4,6 +4,7 @@ an uninterrupted run."""
 import copy
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -108,6 +109,16 @@ def test_what_a_run_leaves(data, tmp_path, capsys):
     assert "Discriminator: precision, recall, AUC" in page and "generate.py" not in page
     out = capsys.readouterr().out
     assert "examples of 24" in out and "discriminator:" in out and "Writing model" not in out
+
+
+def test_a_log_line_tells_updates_beside_tokens(data, tmp_path, capsys):
+    """Two micro-batches an update: the steps of a line are micro-batches, and its rate is that of the updates."""
+    train(**data, out_dir=tmp_path, accumulation_steps=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch:[")]
+    metrics = (tmp_path / "electra_small" / "electra_small.metrics.jsonl").read_text().splitlines()
+    recorded = [json.loads(line)["updates_per_second"] for line in metrics if "updates_per_second" in line]
+    rates = [re.search(r" updates/s:(\S+) tokens/s:\d", line).group(1) for line in lines]
+    assert rates == [f"{rate:.4g}" for rate in recorded]
 
 
 def test_it_learns(data, tmp_path):

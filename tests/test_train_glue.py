@@ -102,6 +102,8 @@ def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
     found = fine_tune(place, tmp_path, task="all", num_seeds=2, epochs=1, do_predict=1)
     printed = capsys.readouterr().out
     assert "left out: SST-2, MRPC, QQP, QNLI, RTE, WNLI" in printed
+    lines = [line for line in printed.splitlines() if line.startswith("Epoch:[")]
+    assert lines and all(re.search(r" updates/s:\d\S* tokens/s:\d", line) for line in lines)
     assert found.keys() == {"cola", "stsb", "mnli"}
     assert found["mnli"]["metrics"].keys() == {"accuracy", "accuracy-mm"}  # both splits
     for name, of_task in found.items():

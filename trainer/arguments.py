@@ -11,10 +11,11 @@ from trainer.trackers import TRACKERS
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_WORKERS = 64
+MOST_LAYERS = 1000
 
 
-def row_length(text):
-    value = int(text)
+def row_length(text: str) -> int:
+    value = positive(int)(text)
     if value < 2:
         raise argparse.ArgumentTypeError(f"{text} must be at least 2 to hold an input and a target")
     return value
@@ -25,6 +26,14 @@ def workers(text: str) -> int:
     value = int(text)
     if not 0 <= value <= MOST_WORKERS:
         raise argparse.ArgumentTypeError(f"{text} must be from 0 to {MOST_WORKERS}; one or two are enough")
+    return value
+
+
+def layers(text: str) -> int:
+    """A number of blocks. They are built one by one, so a slip of the keyboard would be built for hours."""
+    value = int(text)
+    if not 0 < value <= MOST_LAYERS:
+        raise argparse.ArgumentTypeError(f"{text} must be from 1 to {MOST_LAYERS:,}")
     return value
 
 
@@ -97,6 +106,7 @@ def machine_flags(p, num_workers=1):
 
 def parser():
     p = new_parser("train_pretrain.py", "Pretrain a MiniMind causal language model.")
+    p.may_be_empty = ("sample_prompts",)  # the model begins by itself
 
     g = output_flags(p, str(ROOT / "out"), "MiniMind-Pretrain")
     g.add_argument("--save_weight", default="pretrain", help="prefix of the weight file: {prefix}_{hidden}[_moe].pth")
@@ -107,7 +117,7 @@ def parser():
     g = p.add_argument_group("model")
     g.add_argument("--generation", choices=("minimind2", "minimind3"), default="minimind2", help="whose architecture")
     g.add_argument("--hidden_size", type=count, default=512, help="width")
-    g.add_argument("--num_hidden_layers", type=count, default=8, help="blocks")
+    g.add_argument("--num_hidden_layers", type=layers, default=8, help="blocks")
     g.add_argument("--num_attention_heads", type=count, default=8, help="query heads")
     g.add_argument("--num_key_value_heads", type=count, help="key and value heads (default: the generation's)")
     p.switch(g, "--use_moe", False, "mixture of experts in place of the dense MLP")

@@ -3,11 +3,12 @@
 import argparse
 from pathlib import Path
 
-from dataset.flags import fraction, positive
+from dataset.flags import fraction, inner_share, positive
 from model.electra_sizes import MASK_STYLES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
 from trainer.arguments import (
     count,
     data_flags,
+    layers,
     machine_flags,
     new_parser,
     optimizer_flags,
@@ -22,8 +23,8 @@ WARM_UP = 10_000  # updates
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def example_length(text):
-    value = int(text)
+def example_length(text: str) -> int:
+    value = positive(int)(text)
     if value < SHORTEST:
         raise argparse.ArgumentTypeError(f"{text} must be at least {SHORTEST} for two segments")
     return value
@@ -49,7 +50,7 @@ def parser():
     g = p.add_argument_group("model (default: the size's)")
     g.add_argument("--size", choices=SIZES, default="small", help="published configuration")
     g.add_argument("--hidden_size", type=count, help="width of the discriminator")
-    g.add_argument("--num_hidden_layers", type=count, help="of each network")
+    g.add_argument("--num_hidden_layers", type=layers, help="of each network")
     g.add_argument("--num_attention_heads", type=count, help="of the discriminator")
     g.add_argument("--intermediate_size", type=count, help="FFN width of the discriminator")
     g.add_argument("--embedding_size", type=count, help="of both networks")
@@ -72,7 +73,7 @@ def parser():
     g.add_argument("--vocab_path", help="vocab.txt or a tokenizer folder (default: one trained on the data)")
     p.switch(g, "--lower_case", True, "lower-case the text (for a vocab.txt; a folder knows by itself)")
     g.add_argument("--max_seq_len", type=example_length, help="positions of an example (default: the size's)")
-    g.add_argument("--mask_share", type=fraction, help="of the positions (default: the size's)")
+    g.add_argument("--mask_share", type=inner_share, help="of the positions (default: the size's)")
     g.add_argument(
         "--mask_style", choices=MASK_STYLES, default="electra", help="electra: 85 %% [MASK]; bert: 80/10/10 %%"
     )

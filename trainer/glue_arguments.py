@@ -20,8 +20,12 @@ from trainer.arguments import (
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def example_length(text):
-    value = int(text)
+# The flags that only training reads
+TRAINING_FLAGS = ("epochs", "max_steps", "learning_rate", "weight_decay", "warmup_share", "layer_decay", "save_steps")
+
+
+def example_length(text: str) -> int:
+    value = positive(int)(text)
     if value < 5:
         raise argparse.ArgumentTypeError(f"{text} must be at least 5, for two sentences: CLS a SEP b SEP")
     return value
@@ -90,8 +94,14 @@ def parse_args(argv=None):
 
 def notices(args, ranks):
     """Lines on the settings that cannot do what they are there for."""
-    evaluated, compiled = args.evaluate_during_training, args.use_compile == "1"
+    default = parser().get_default
+    evaluated = args.evaluate_during_training
+    compiled = args.use_compile == "1"
+    untrained = [
+        (name, not args.do_train and getattr(args, name) != default(name), "--do_train is 0") for name in TRAINING_FLAGS
+    ]
     cases = [
+        *untrained,
         ("epochs", bool(args.epochs and args.max_steps), f"--max_steps {args.max_steps} overrides it"),
         ("num_seeds", args.num_seeds > 1 and not args.do_train, "--do_train is 0, and one evaluation is like another"),
         ("eval_interval", bool(args.eval_interval) and not evaluated, "no evaluation while training"),
@@ -99,4 +109,4 @@ def notices(args, ranks):
         ("eval_all_checkpoints", args.eval_all_checkpoints and not args.do_eval, "--do_eval is 0"),
         ("use_compile", compiled and args.gradient_checkpointing, "--gradient_checkpointing 1 goes without compiling"),
     ]
-    return warnings_of(args, cases) + common_warnings(args, ranks, parser().get_default)
+    return warnings_of(args, cases) + common_warnings(args, ranks, default)

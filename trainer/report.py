@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -194,10 +195,14 @@ class Stopwatch:
         return (time.perf_counter() - self.start) / (step - self.first_step + 1)
 
 
-def log_line(record, head, shown=()):
+# What fields are called in a log line, where that is not their name in the metrics
+LOG_NAMES = {"updates_per_second": "updates/s"}
+
+
+def log_line(record: dict, head: str, shown: Sequence[str] = ()) -> str:
     """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
     line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
-    more = {name: f"{record[name]:.4g}" for name in shown if record.get(name) is not None}
+    more = {LOG_NAMES.get(name, name): f"{record[name]:.4g}" for name in shown if record.get(name) is not None}
     more["tokens/s"] = f"{record['tokens_per_second']:,.0f}"
     if record["skipped_updates"]:
         more["skipped_updates"] = str(record["skipped_updates"])

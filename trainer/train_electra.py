@@ -112,7 +112,7 @@ def train(args, ranks, device, signals, command=""):
         save_weights=None,
         max_updates=args.max_steps,
         save_at=frozenset(save_points(args)),
-        shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm"),
+        shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
         identity={
             "tokenizer": encoder.fingerprint[:16],
             "data": store.fingerprint[:16],  # as this tokenizer reads it

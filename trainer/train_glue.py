@@ -235,7 +235,7 @@ def task_run(job, args, data, stem, engine, evaluation, start):
         epochs=args.epochs,
         max_updates=args.max_steps or math.inf,
         save_at=range(args.save_steps, sys.maxsize, args.save_steps) if args.save_steps else (),
-        shown=("train_acc", "grad_norm"),
+        shown=("train_acc", "grad_norm", "updates_per_second"),
         identity={
             "tokenizer": job.encoder.fingerprint[:16],
             "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len

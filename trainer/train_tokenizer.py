@@ -56,6 +56,8 @@ PIECES = [
     r"\s+(?!\S)",
     r"\s+",
 ]
+# The flags that only training reads
+TRAINING_FLAGS = ("sample_mb", "weights", "type", "lower_case", "vocab_size", "max_token_bytes")
 BATCH = 1000  # documents encoded at a time by --compare
 
 # ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
@@ -138,7 +140,7 @@ def build_parser() -> Parser:
     cased = "wordpiece: lower-case the text and strip its accents, as bert-base-uncased does (default: true)"
     parser.switch(g, "--lower_case", True, cased)
     entries = "number of entries, special tokens and (bpe) the 256 bytes included (default: 6400)"
-    g.add_argument("--vocab_size", type=int, default=6400, metavar="N", help=entries)
+    g.add_argument("--vocab_size", type=positive(int), default=6400, metavar="N", help=entries)
     longest = "bpe: longest entry, in bytes (default: 32)"
     g.add_argument("--max_token_bytes", type=positive(int), default=32, metavar="N", help=longest)
     g = parser.add_argument_group("what to do (one of these)").add_mutually_exclusive_group(required=True)
@@ -288,7 +290,22 @@ def compare(folders: list[str], sources: list[Source]) -> str:
     return "\n".join(lines)
 
 
+def check_effect(args: argparse.Namespace) -> None:
+    """ValueError for a flag that was given and that this kind of work does not read."""
+    if args.compare:
+        unread, reason = TRAINING_FLAGS, "--compare trains nothing"
+    elif args.type == "wordpiece":
+        unread, reason = ("max_token_bytes",), "--type is wordpiece"
+    else:
+        unread, reason = ("lower_case",), "--type is bpe"
+    default = build_parser().get_default
+    for name in unread:
+        if getattr(args, name) != default(name):
+            raise ValueError(f"--{name} has no effect: {reason}; leave it out")
+
+
 def run(args: argparse.Namespace) -> None:
+    check_effect(args)
     sources = [Source(path, args.text_field, args.skip_bad_lines, args.text_suffixes) for path in args.data_path]
     if args.compare:
         print(compare(args.compare, sources))
