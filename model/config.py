@@ -133,6 +133,22 @@ class MiniMindConfig(PretrainedConfig):
             raise ValueError(f"yarn_factor={self.yarn_factor} is below 1")
 
 
+def parameter_count(config: MiniMindConfig) -> int:
+    """Numbers in the weights of such a model, all experts included, a tied head once. Nothing is built."""
+    width, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
+    attention = 2 * width * heads * head_dim + 2 * width * config.num_key_value_heads * head_dim
+    if config.generation == "minimind3":  # the norms of queries and keys
+        attention += 2 * head_dim
+    if config.use_moe:
+        experts = config.num_experts + config.n_shared_experts
+        mlp = 3 * width * config.moe_intermediate_size * experts + width * config.num_experts
+    else:
+        mlp = 3 * width * config.intermediate_size
+    layer = attention + mlp + 2 * width
+    tables = 1 if config.tie_word_embeddings else 2
+    return config.num_hidden_layers * layer + tables * config.vocab_size * width + width
+
+
 FIELDS = [name for name in MiniMindConfig.__annotations__ if not name.startswith("_")]
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 YARN_NAMES = {

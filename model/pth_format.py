@@ -1,17 +1,15 @@
 """Reading a flat `.pth` state dict of either public generation, strictly; the config lies beside it or is inferred."""
 
 import json
-import pickle
 import re
 import warnings
 from pathlib import Path
 
 import torch
+from transformers import PretrainedConfig
 
 from model.config import public_spellings
-
-# RoPE tables that some older files carry: no weights, so they are left out
-TABLES = re.compile(r"(^|\.)(freqs_cis|pos_cis|freqs_cos|freqs_sin|rotary_emb\.inv_freq)$")
+from model.weight_files import DIGEST_FIELD, read_state_dict
 
 
 def load_pth(model_class, path, overrides):
@@ -22,21 +20,82 @@ def load_pth(model_class, path, overrides):
     unknown = sorted(set(overrides) - set(config_class.__annotations__))
     if unknown:
         raise ValueError(f"{unknown[0]} is not a field of {config_class.__name__}")
-    state = read_state_dict(path)
     beside = path.with_suffix(".json")
-    fields = read_json(beside) if beside.exists() else infer_config(state, path, overrides, config_class)
+    has_config = beside.exists()
+    fields = read_json(beside) if has_config else None
+    digests = checked_digests(beside, fields.pop(DIGEST_FIELD, None)) if has_config else None
+    state = read_state_dict(path, digests)
+    if fields is None:
+        fields = infer_config(state, path, overrides, config_class)
+    check_asked(path, fields, overrides)
     try:
         config = config_class(**{**fields, **overrides})
-    except ValueError as error:
-        raise ValueError(f"{beside if beside.exists() else path}: {error}") from None
-    model = model_class(config)
-    check_shapes(state, model.state_dict(), path)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{beside if has_config else path}: {error}") from None
+    check_sizes(state, config, path)
+    # On the meta device: shapes are compared before memory is taken for them.
+    with torch.device("meta"):
+        shapes = model_class(config).state_dict()
+    check_shapes(state, shapes, path)
     if config.tie_word_embeddings and not torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"]):
         raise ValueError(f"{path}: lm_head and embed_tokens differ; pass tie_word_embeddings=False")
+    model = model_class(config)
     model.load_state_dict(state, strict=True)
-    if not beside.exists():
+    if not has_config:
         warn_of_guesses(path, config, overrides)
     return model.float().eval()
+
+
+def checked_digests(beside: Path, digests: object) -> list[str] | None:
+    """The SHA-256 that the .json gives; None where it gives none, as in files of others and of earlier versions."""
+    if digests is None:
+        return None
+    if not isinstance(digests, list) or not digests or not all(isinstance(digest, str) for digest in digests):
+        raise ValueError(f"{beside}: {DIGEST_FIELD} is no list of SHA-256; take the field out or copy the file again")
+    return digests
+
+
+def check_asked(path: Path, fields: dict, overrides: dict) -> None:
+    """ValueError where a size is asked for that the file does not have."""
+    for name in ("generation", "hidden_size", "num_hidden_layers", "use_moe", "vocab_size", "num_experts"):
+        asked = overrides.get(name)
+        if asked is not None and fields.get(name) is not None and asked != fields[name]:
+            raise ValueError(f"{path}: its {name} is {fields[name]}, not {asked}")
+
+
+def check_sizes(state: dict[str, torch.Tensor], config: PretrainedConfig, path: Path) -> None:
+    """ValueError where the config speaks of more than the file has, before a model of such a size is built."""
+    embeddings = state.get("model.embed_tokens.weight")
+    if embeddings is None:
+        raise ValueError(f"{path}: not a MiniMind state dict, model.embed_tokens.weight is missing")
+    wanted = [config.vocab_size, config.hidden_size]
+    if list(embeddings.shape) != wanted:
+        raise ValueError(
+            f"{path}: model.embed_tokens.weight is {list(embeddings.shape)} in the file, {wanted} in the model"
+        )
+    # What is repeated in the model is built once for each number: the file must have them all.
+    repeated = {"num_hidden_layers": r"model\.layers\.(\d+)\."}
+    if config.use_moe:
+        repeated["num_experts"] = r"model\.layers\.0\.mlp\.experts\.(\d+)\."
+        repeated["n_shared_experts"] = r"model\.layers\.0\.mlp\.shared_experts\.(\d+)\."
+    for name, pattern in repeated.items():
+        found = len(numbers_in(state, pattern))
+        if found != getattr(config, name):
+            raise ValueError(f"{path}: {name} is {found} in the file, {getattr(config, name)} in the config")
+    largest = max(tensor.numel() for tensor in state.values())
+    for name in ("head_dim", "intermediate_size", "moe_intermediate_size", "num_experts", "n_shared_experts"):
+        if getattr(config, name) > largest:
+            raise ValueError(f"{path}: {name}={getattr(config, name)} of the config is beyond all that the file holds")
+
+
+def numbers_in(state: dict[str, torch.Tensor], pattern: str) -> set[int]:
+    """The numbers that the pattern's group finds in the keys."""
+    found = set()
+    for key in state:
+        match = re.match(pattern, key)
+        if match:
+            found.add(int(match[1][:9]))
+    return found
 
 
 def warn_of_guesses(path, config, overrides):
@@ -51,25 +110,11 @@ def warn_of_guesses(path, config, overrides):
         )
 
 
-def read_state_dict(path):
-    """path -> {key: tensor} without the RoPE tables that some older files carry."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{path}: not a readable weight file ({reason[:120]})") from None
-    if not isinstance(state, dict) or not state or not all(isinstance(t, torch.Tensor) for t in state.values()):
-        raise ValueError(f"{path}: not a flat state dict (parameter name -> tensor)")
-    return {key: tensor for key, tensor in state.items() if not TABLES.search(key)}
-
-
 def read_json(path):
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({str(error)[:80]})") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{path}: not a JSON object of config fields")
     return public_spellings(fields)
@@ -78,13 +123,12 @@ def read_json(path):
 def infer_config(state, path, overrides, config_class):
     """The config fields that keys and shapes tell; ValueError names the field to pass where they do not suffice."""
 
-    def shape(key):
+    def shape(key, dimensions=2):
         if key not in state:
             raise ValueError(f"{path}: not a MiniMind state dict, {key} is missing")
+        if state[key].dim() != dimensions or not state[key].numel():
+            raise ValueError(f"{path}: {key} is {list(state[key].shape)}, which no MiniMind has")
         return state[key].shape
-
-    def numbers(pattern):
-        return {int(match[1]) for match in (re.match(pattern, key) for key in state) if match}
 
     attention, mlp = "model.layers.0.self_attn.", "model.layers.0.mlp."
     vocab_size, hidden_size = shape("model.embed_tokens.weight")
@@ -93,18 +137,18 @@ def infer_config(state, path, overrides, config_class):
         "generation": overrides.get("generation") or ("minimind3" if qk_norm else "minimind2"),
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "num_hidden_layers": 1 + max(numbers(r"model\.layers\.(\d+)\."), default=0),
+        "num_hidden_layers": 1 + max(numbers_in(state, r"model\.layers\.(\d+)\."), default=0),
         "use_moe": mlp + "gate.weight" in state,
     }
     defaults = config_class(generation=fields["generation"])
     q_rows, k_rows = shape(attention + "q_proj.weight")[0], shape(attention + "k_proj.weight")[0]
-    known = {"head_dim": shape(attention + "q_norm.weight")[0], **overrides} if qk_norm else overrides
+    known = {"head_dim": shape(attention + "q_norm.weight", 1)[0], **overrides} if qk_norm else overrides
     fields.update(infer_heads(q_rows, k_rows, defaults, known, path))
     if not fields["use_moe"]:
         return {**fields, "intermediate_size": shape(mlp + "gate_proj.weight")[0]}
     fields["num_experts"] = shape(mlp + "gate.weight")[0]
     fields["moe_intermediate_size"] = shape(mlp + "experts.0.gate_proj.weight")[0]
-    fields["n_shared_experts"] = len(numbers(re.escape(mlp) + r"shared_experts\.(\d+)\."))
+    fields["n_shared_experts"] = len(numbers_in(state, re.escape(mlp) + r"shared_experts\.(\d+)\."))
     if "num_experts_per_tok" not in overrides and defaults.num_experts_per_tok > fields["num_experts"]:
         raise ValueError(f"{path}: the keys do not tell num_experts_per_tok; pass it")
     return fields
@@ -138,7 +182,7 @@ def check_shapes(state, expected, path):
     for what, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
         if keys:
             some = ", ".join(sorted(keys)[:3]) + (" ..." if len(keys) > 3 else "")
-            raise ValueError(f"{path}: {len(keys)} keys are {what}: {some}")
+            raise ValueError(f"{path}: {what} keys ({len(keys)}): {some}")
     for key, tensor in expected.items():
         if state[key].shape != tensor.shape:
             theirs, ours = list(state[key].shape), list(tensor.shape)

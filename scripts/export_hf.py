@@ -122,6 +122,10 @@ def check_free(out_dir, weight, overwrite):
     """UserError unless an export can be written there; only what looks like an earlier one is ever replaced."""
     if not out_dir.exists():
         return
+    if not out_dir.is_dir():
+        raise UserError(f"{out_dir} is a file: choose another --out_dir")
+    if not any(out_dir.iterdir()):
+        return
     if not overwrite:
         raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
     looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()

@@ -155,6 +155,7 @@ def test_token_id_beyond_the_vocabulary_of_the_weights(capsys, data, weights, tm
         state[key] = state["model.embed_tokens.weight"][:300].clone()
     torch.save(state, tmp_path / "small.pth")
     config = json.loads(weights.with_suffix(".json").read_text())
+    del config["weights_sha256"]
     (tmp_path / "small.json").write_text(json.dumps({**config, "vocab_size": 300}))
     line = complaint(capsys, data_path=data, out_dir=tmp_path, from_weight=tmp_path / "small.pth")
     assert "vocabulary of 300" in line

@@ -177,6 +177,7 @@ def test_a_llama_with_parts_that_minimind_lacks_is_refused(tmp_path):
 def test_nothing_is_overwritten_unasked(tmp_path):
     weight = write(tmp_path)
     (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "notes.txt").write_text("mine")
     for arguments in (["--out_dir", str(tmp_path / "hf")], ["--to_pth", str(weight)], []):
         with pytest.raises(UserError, match="is there already|name what to write"):
             export_hf.main(["--weight", str(weight), *arguments])
@@ -191,6 +192,13 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "odd")
     with pytest.raises(UserError, match="shared experts has no twin"):
         export_hf.main(["--weight", str(tmp_path / "odd.pth"), "--out_dir", str(tmp_path / "odd")])
+
+
+def test_an_empty_folder_takes_an_export(tmp_path):
+    weight = write(tmp_path)
+    (tmp_path / "hf").mkdir()
+    assert export_hf.main(["--weight", str(weight), "--out_dir", str(tmp_path / "hf")]) == 0
+    assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
 @needs_shared

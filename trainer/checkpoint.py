@@ -1,7 +1,7 @@
 """Weights for other people's code, and checkpoints to resume from: written whole or not at all, verified when read.
 
 Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
-    pretrain_512.pth, pretrain_512.json       half-precision weights and config
+    pretrain_512.pth, pretrain_512.json       half-precision weights; config and digest
     pretrain_512_resume/update_00000120.pt    everything a resume needs (one `state_dict`)
     pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
 """
@@ -19,7 +19,10 @@ from pathlib import Path
 
 import torch
 
-from trainer.runtime import UserError
+from model.weight_files import DIGEST_FIELD
+from trainer.errors import UserError
+
+FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
 @contextlib.contextmanager
@@ -66,14 +69,41 @@ def remove_temporaries(stem, folder):
 # ------------------------------------------------------------------------------------------------- weights
 
 
-def save_weights(state_dict, config, stem):
-    """Write `{stem}.pth`, a flat fp16 state dict on the CPU with the public key names, and `{stem}.json`, the config."""
-    halves = {tensor.data_ptr(): tensor.cpu().half() for tensor in state_dict.values()}  # a tied matrix is stored once
-    half = {name: halves[tensor.data_ptr()] for name, tensor in state_dict.items()}
-    with atomic_file(f"{stem}.json") as file:
-        file.write(json.dumps(config, indent=2, sort_keys=True).encode())
-    with atomic_file(f"{stem}.pth") as file:
-        write_tensors(half, HashingWriter(file))
+def save_weights(state_dict: dict[str, torch.Tensor], config: dict, stem: str | Path) -> None:
+    """Write `{stem}.pth`, a flat fp16 state dict on the CPU with the public key names, and `{stem}.json`, the config.
+
+    The .json has the SHA-256 of the .pth. It is renamed first; so that a crash between the two leaves a good pair, it
+    has that of the .pth before as well.
+    """
+    weights = weights_to_save(state_dict)
+    path = Path(f"{stem}.pth")
+    before = [file_digest(path)] if path.is_file() else []
+    with atomic_file(path) as file:
+        writer = HashingWriter(file)
+        write_tensors(weights, writer)
+        content = {**config, DIGEST_FIELD: [writer.digest.hexdigest(), *before]}
+        with atomic_file(f"{stem}.json") as beside:
+            beside.write(json.dumps(content, indent=2, sort_keys=True).encode())
+
+
+def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights on the CPU in float16, or all in float32 where float16 would turn one of them into infinity.
+
+    A tied matrix is stored once.
+    """
+    dtype = torch.float16
+    for name, tensor in state_dict.items():
+        largest = tensor.abs().max().item() if tensor.numel() else 0.0
+        if FLOAT16_MAX < largest < float("inf"):
+            print(
+                f"warning: {name} reaches {largest:.3g}, beyond float16: the weights are saved in float32", flush=True
+            )
+            dtype = torch.float32
+            break
+    copies = {}
+    for tensor in state_dict.values():
+        copies[tensor.data_ptr()] = tensor.to("cpu", dtype)
+    return {name: copies[tensor.data_ptr()] for name, tensor in state_dict.items()}
 
 
 # --------------------------------------------------------------------------------------------- checkpoints

@@ -116,7 +116,8 @@ def _prompts(arguments: list[str]) -> list[str]:
     try:
         prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--sample_prompts {path}: no UTF-8 text can be read from there ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"--sample_prompts {path}: no UTF-8 text can be read from there ({reason})") from error
     if not prompts:
         raise UserError(f"--sample_prompts {path}: no prompt in there; one a line is wanted")
     return prompts

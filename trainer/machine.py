@@ -70,3 +70,13 @@ def describe_machine(device, world_size=1):
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
     return {**found, "device": str(device), "threads": torch.get_num_threads(), "ranks": world_size}
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Bytes of memory that the device has in all; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None

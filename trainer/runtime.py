@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -39,8 +40,14 @@ def user_errors():
         raise UserError(str(error)) from error
 
 
+def plain_warning(message, category, filename, lineno, line=None) -> str:
+    """A warning as a line for users: Python's own form shows a place in our source, and its code."""
+    return f"warning: {one_line(message)}\n"
+
+
 def run_cli(main):
     """Run `main()`; print what the user can mend as one line on stderr and exit with 2."""
+    warnings.formatwarning = plain_warning
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a sample's characters must not end a run
             stream.reconfigure(errors="backslashreplace")

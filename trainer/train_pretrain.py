@@ -32,13 +32,14 @@ from dataset.loader import Assembler
 from dataset.vocabulary import check_known, check_size
 from dataset.wording import counted
 from model.checkpointing import recompute_layers
+from model.config import parameter_count
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.arguments import ignored_settings, parse_args
 from trainer.checkpoint import save_weights
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
 from trainer.loop import train_epoch
-from trainer.machine import product_rate
+from trainer.machine import product_rate, total_memory
 from trainer.optim import build_optimizer
 from trainer.report import describe, flops_per_token, mean_context
 from trainer.runtime import (
@@ -52,6 +53,8 @@ from trainer.runtime import (
 )
 from trainer.schedules import get_lr, learning_rate
 from trainer.session import carry_out, launch, make_folder, new_run
+
+BYTES_PER_PARAMETER = 16  # weight, gradient and AdamW's two moments in fp32
 
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
 
@@ -72,6 +75,7 @@ def train(args, ranks, device, signals, command=""):
         tokenizer = load_tokenizer(args.tokenizer_path)
         encoder = DocumentEncoder(tokenizer, args.parse_special_tokens)
         config = config_from_flags(args, encoder, tokenizer)
+        check_memory(config, device)
         model = init_model(config, args.from_weight, args.out_dir, args.init_scheme).to(device)
         config = model.config
         stem = Path(args.out_dir) / weight_name(args.save_weight, config)
@@ -230,6 +234,19 @@ def open_corpus(args, encoder, ranks):
         skip_bad_lines=args.skip_bad_lines,
         progress=ranks.is_main,
     )
+
+
+def check_memory(config: MiniMindConfig, device: torch.device) -> None:
+    """UserError where not even the weights, gradients and two moments of AdamW fit the device; before any is made."""
+    parameters = parameter_count(config)
+    needed = parameters * BYTES_PER_PARAMETER
+    there = total_memory(device)
+    if there is not None and needed > there:
+        raise UserError(
+            f"--hidden_size {config.hidden_size} --num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} "
+            f"billion parameters need {needed / 1e9:,.0f} GB to train, and this machine has {there / 1e9:,.0f} GB on "
+            f"{device}: choose a smaller model"
+        )
 
 
 def check_length(args, config):

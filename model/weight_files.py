@@ -1,0 +1,120 @@
+"""Reading the tensors of a `.pth` that may come from anywhere: no code is run, and nothing is believed unchecked."""
+
+import hashlib
+import re
+import zipfile
+from pathlib import Path
+
+import torch
+
+# RoPE tables that some older files carry: no weights, so they are left out
+TABLES = re.compile(r"(^|\.)(freqs_cis|pos_cis|freqs_cos|freqs_sin|rotary_emb\.inv_freq)$")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# The field of the `.json` that names the SHA-256 of the `.pth` beside it: of the newest, and of the one before, which is
+# still there if a crash came between the two files.
+DIGEST_FIELD = "weights_sha256"
+ZIP_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"
+
+
+def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, torch.Tensor]:
+    """path -> {key: finite tensor} without the RoPE tables that some older files carry.
+
+    digests: the SHA-256 that the file may have; None: it is not known.
+    Errors: ValueError, one line, for a file that is no flat state dict of floating-point numbers, or not the one that
+    was written.
+    """
+    _check_kind(path)
+    if digests is not None and _file_digest(path) not in digests:
+        raise ValueError(
+            f"{path}: damaged or changed: its SHA-256 is not the one in the .json beside it; copy both files again, or "
+            f"take {DIGEST_FIELD} out of the .json to load it unchecked"
+        )
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # what a damaged or hostile pickle raises has no end
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "Unsupported" in reason or "weights_only" in reason.lower() or "Weights only" in reason:
+            reason = "it holds Python objects besides tensors, which are not loaded because they could run code"
+        raise ValueError(f"{path}: not a readable weight file ({reason[:160]})") from None
+    if not isinstance(state, dict) or not state:
+        raise ValueError(f"{path}: not a flat state dict (parameter name -> tensor) but a {type(state).__name__}")
+    weights = {}
+    for key, tensor in state.items():
+        if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"{path}: not a flat state dict (parameter name -> tensor): {str(key)[:60]!r} is no tensor"
+            )
+        if TABLES.search(key):
+            continue
+        _check_tensor(path, key, tensor)
+        weights[key] = tensor
+    return weights
+
+
+def _check_kind(path: Path) -> None:
+    """ValueError where the first bytes tell that torch never wrote the file, or that unpacking it would fill memory."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    if head.startswith(ZIP_MAGIC):
+        _check_zip(path)
+        return
+    if head.startswith(PICKLE_MAGIC):  # the format of torch before 1.6
+        return
+    raise ValueError(f"{path}: not a readable weight file ({_kind_of(head)})")
+
+
+def _kind_of(head: bytes) -> str:
+    """What a file that is no weight file seems to be."""
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not head:
+        return "it is empty"
+    if text.startswith(b"version https://git-lfs"):
+        return "it is a git-LFS pointer, not the weights themselves: run git lfs pull"
+    if text.startswith((b"<!doctype html", b"<html", b"<?xml")):
+        return "it is a web page: the download did not give the file itself"
+    if text.startswith((b"{", b"[")):
+        return "it is JSON"
+    if head[8:9] == b"{" and len(head) > 9:
+        return "it looks like safetensors: name the folder that holds it and its config.json"
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError:
+        return "torch.save did not write it"
+    return "it is a text file"
+
+
+def _check_zip(path: Path) -> None:
+    """torch stores its files uncompressed, so an archive holds no more than its own size; a bomb does."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        raise ValueError(f"{path}: not a readable weight file (the archive is damaged or cut off)") from None
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise ValueError(f"{path}: not a readable weight file (it is a compressed archive, which torch never writes)")
+
+
+def _check_tensor(path: Path, key: str, tensor: torch.Tensor) -> None:
+    """ValueError for what is no plain block of finite floating-point numbers."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in DTYPES:
+        kind = "sparse" if tensor.layout is not torch.strided else str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(f"{path}: {key} is {kind}; plain floating-point weights are wanted")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{path}: {key} holds no numbers (device {tensor.device})")
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise ValueError(f"{path}: {key} claims {list(tensor.shape)} numbers, more than the file holds")
+    if not torch.isfinite(tensor).all():
+        raise ValueError(f"{path}: {key} has numbers that are NaN or infinite: the file is damaged, or its run failed")
+
+
+def _file_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
