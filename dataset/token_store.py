@@ -29,6 +29,7 @@ from dataset.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.faults import BadLines, DataError
 from dataset.file_digests import content_stats, hash_files, remember_hashes, settled_stats, stats_of
 from dataset.file_kinds import find_files
+from dataset.notices import announce
 from dataset.store_format import DamagedStore, TokenStore
 from dataset.store_writer import StoreWriter, read_progress, remove
 from dataset.wording import counted
@@ -233,7 +234,7 @@ def _open(folder: Path, key: str, tell: bool = False) -> TokenStore | None:
         return store
     except (DamagedStore, OSError) as error:
         if tell:
-            print(f"{folder} is damaged ({error}); it is made anew", flush=True)
+            announce(f"{folder} is damaged ({error}); it is made anew")
         return None
 
 
@@ -244,7 +245,7 @@ def _lock(place: Path, name: str):
     try:
         held = lock.acquire(timeout=1)
     except Timeout:
-        print(f"waiting for another process that makes {place / name}", flush=True)
+        announce(f"waiting for another process that makes {place / name}")
         held = lock.acquire()
     with held:
         for temp in place.glob(".tmp-*"):
@@ -278,7 +279,7 @@ def _first_writable(places: list[Path]) -> Path:
             with tempfile.TemporaryFile(dir=place):
                 pass
             if place != places[0]:
-                print(f"{places[0]} cannot be written: the token store goes to {place}", flush=True)
+                announce(f"{places[0]} cannot be written: the token store goes to {place}")
             return place
     raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the token store")
 
@@ -299,15 +300,14 @@ class _Progress:
         if shown and sys.stderr.isatty():
             self.bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"tokenising {name}", dynamic_ncols=True)
         elif shown:
-            print(f"tokenising {name}: {total / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}", flush=True)
+            announce(f"tokenising {name}: {total / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
 
     def go_on(self, writer: StoreWriter) -> None:
         """Say what an interrupted build left."""
         if self.shown and writer.blocks:
-            print(
+            announce(
                 f"tokenising {self.name}: going on after {counted(writer.documents, 'document')}, "
-                f"{counted(writer.tokens, 'token')} of an interrupted start",
-                flush=True,
+                f"{counted(writer.tokens, 'token')} of an interrupted start"
             )
 
     def advance(self, source_bytes: int, writer: StoreWriter) -> None:
@@ -322,10 +322,10 @@ class _Progress:
         elif self.shown and time.monotonic() - self.last > 60:
             self.last = time.monotonic()
             left = seconds * max(self.total - self.done, 0) / max(self.done, 1)
-            print(f"tokenising {self.name}: {self.state}, {left / 60:.0f} min left", flush=True)
+            announce(f"tokenising {self.name}: {self.state}, {left / 60:.0f} min left")
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
         if self.shown and self.complete:
-            print(f"tokenised {self.name}: {self.state}, {time.monotonic() - self.start:.1f} s", flush=True)
+            announce(f"tokenised {self.name}: {self.state}, {time.monotonic() - self.start:.1f} s")

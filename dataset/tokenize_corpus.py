@@ -21,6 +21,7 @@ from dataset.corpus import group_sources, name_of
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 from dataset.flags import Parser, positive
+from dataset.notices import announce
 from dataset.token_store import open_or_build
 from dataset.wording import counted, one_line
 
@@ -59,16 +60,13 @@ def main(argv=None) -> int:
         options = (args.cache_dir, args.text_field, args.skip_bad_lines, args.num_procs)
         store = open_or_build(paths, encoder, *options, shard=args.shard, text_suffixes=args.text_suffixes)
         if store is None:
-            print(
+            announce(
                 f"{name_of(paths)}: part {args.shard[0]} of {args.shard[1]} is done; the last one puts the store together"
             )
             continue
-        print(
-            "\n".join(
-                store.bad_lines.report()
-                + [f"{store.folder}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}"]
-            )
-        )
+        for line in store.bad_lines.report():
+            announce(line)
+        announce(f"{store.folder}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}")
     return 0
 
 
@@ -76,7 +74,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except ValueError as error:  # what the user can mend: DataError, no tokenizer there
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        announce(f"error: {one_line(error)}", to_stderr=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -33,6 +33,7 @@ import time
 import torch
 
 from dataset.documents import BadLines
+from dataset.notices import announce
 from dataset.wording import counted, one_line, printable
 from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
 from scripts.common import compute_dtype, load
@@ -60,7 +61,7 @@ def main(argv=None):
     with user_errors():
         items = task.items(args.data_path, encoder, limits)
         for line in bad_lines.report() if bad_lines else ():
-            print(printable(line), file=sys.stderr)
+            announce(line, to_stderr=True)
         if not items:
             raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
         out = Path(args.out or default_out(args))
@@ -138,7 +139,7 @@ class Journal:
                     scores = [Score(*pair) for pair in zip(record["logprob"], record["greedy"], strict=True)]
                     self.done[record["item"], record["part"]] = scores
         elif lines:
-            print(f"{self.path}: scores of another model, data or setting; starting anew", file=sys.stderr)
+            announce(f"{self.path}: scores of another model, data or setting; starting anew", to_stderr=True)
 
     def __enter__(self):
         with atomic_file(self.path) as file:

@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PretrainedConfig
 
 from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.notices import announce
 from dataset.tokenizer_files import add_bos, save_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
@@ -97,7 +98,7 @@ def export(weight, out_dir, tokenizer_path=None, dtype="auto", overwrite=False):
             shutil.rmtree(out_dir)
         unfinished.rename(out_dir)
     dtype_name = str(config.dtype).removeprefix("torch.")
-    print(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{said}", flush=True)
+    announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{said}")
     return difference
 
 
@@ -159,8 +160,8 @@ def bring_back(folder, path, tokenizer_path=None, overwrite=False):
     path.parent.mkdir(parents=True, exist_ok=True)
     rounding = max(float((t - t.half().float()).abs().max()) for t in model.state_dict().values())
     save_weights(model.state_dict(), model.config.to_dict(), path.with_suffix(""))
-    print(f"{path}: {model.config.generation}\n{said}")
-    print(
+    announce(f"{path}: {model.config.generation}\n{said}")
+    announce(
         f"rounded to half precision: weights changed by {rounding:.1e} at most" if rounding else "no weight was rounded"
     )
     return difference

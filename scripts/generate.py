@@ -25,6 +25,7 @@ import time
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from dataset.notices import announce
 from dataset.wording import counted, one_line, printable
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text
@@ -41,7 +42,7 @@ def main(argv=None):
     if args.chat and not tokenizer.chat_template:
         raise UserError("--chat: this tokenizer has no chat template; name another one with --tokenizer_path")
     for line in ignored_settings(args):
-        print(line, file=sys.stderr)
+        announce(line, to_stderr=True)
     torch.manual_seed(args.seed)
     messages, failed = [], False
     for prompt in args.prompts or typed_prompts():
@@ -53,7 +54,7 @@ def main(argv=None):
         except UserError as error:
             if args.prompts:
                 raise
-            print(f"error: {one_line(error)}", file=sys.stderr)  # of this line alone: the next one may do
+            announce(f"error: {one_line(error)}", to_stderr=True)  # of this line alone: the next one may do
             failed = True
             continue
         answer = reply(model, tokenizer, ids, args)

@@ -18,6 +18,7 @@ if __name__ == "__main__":  # --help and wrong flags are answered before torch i
 
     report_parser().parse_args()
 
+from dataset.notices import announce
 from scripts.arguments import report_parser
 from trainer.html_report import write_report
 from trainer.records import find_metrics
@@ -38,7 +39,7 @@ def main(argv=None):
         write_report(metrics, page, png)
     except OSError as error:
         raise UserError(f"--out: {page} cannot be written ({error.strerror})") from error
-    print(f"report: {page}, picture: {png}")
+    announce(f"report: {page}, picture: {png}")
     return 0
 
 

@@ -34,6 +34,7 @@ from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import LineEncoder
 from dataset.faults import loader_reason
+from dataset.notices import announce
 from dataset.store_check import TokenCheck
 from dataset.token_store import open_or_build
 from dataset.vocabulary import check_known, check_size
@@ -162,7 +163,7 @@ def open_vocabulary(args, data_path, folder, ranks):
 
     def train_it():
         sources = [Source(path, args.text_field, args.skip_bad_lines, args.text_suffixes) for path in data_path]
-        print(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data", flush=True)
+        announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")
         sample = draw_sample(sources, [1.0] * len(sources), 60e6)
         return entries(train_wordpiece(sample, OWN_ENTRIES, args.lower_case))
 

@@ -29,6 +29,7 @@ from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.loader import Assembler
+from dataset.notices import announce
 from dataset.vocabulary import check_known, check_size
 from dataset.wording import counted
 from model.checkpointing import recompute_layers
@@ -213,10 +214,9 @@ def open_corpus(args, encoder, ranks):
         if not default.exists():
             data_path = [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
             if ranks.is_main:
-                print(
+                announce(
                     f"{default} is not there: training on {data_path[0]}, the documentation inside the installed Python.\n"
-                    "dataset/README.md tells how to get a full corpus; --data_path trains on your own.",
-                    flush=True,
+                    "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
                 )
     return Corpus(
         data_path,

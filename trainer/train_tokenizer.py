@@ -32,6 +32,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from dataset.documents import BadLines, DataError, find_files, read_documents
 from dataset.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 from dataset.flags import Parser, positive
+from dataset.notices import announce
 from dataset.tokenizer_files import bos_template
 from dataset.wording import one_line
 from dataset.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
@@ -176,7 +177,8 @@ class Source:
         if not total:
             raise DataError(f"{self.name}: no text in it")
         if self.bad_lines:
-            print("\n".join(self.bad_lines.report()), end="\n" * bool(self.bad_lines.total), file=sys.stderr)
+            for line in self.bad_lines.report():
+                announce(line, to_stderr=True)
         return total
 
     def sample(self, share: float) -> Iterator[str]:
@@ -195,7 +197,7 @@ def draw_sample(sources: list[Source], weights: list[float], sample_bytes: float
     sample_bytes = min(sample_bytes, sum(totals))
     for source, weight, total in zip(sources, weights, totals, strict=True):
         wanted = sample_bytes * weight / sum(weights)
-        print(f"{source.name}: {wanted / 1e6:.1f} of {total / 1e6:.1f} MB ({wanted / total:.2f} times the source)")
+        announce(f"{source.name}: {wanted / 1e6:.1f} of {total / 1e6:.1f} MB ({wanted / total:.2f} times the source)")
         yield from source.sample(wanted / total)
 
 
@@ -308,7 +310,7 @@ def run(args: argparse.Namespace) -> None:
     check_effect(args)
     sources = [Source(path, args.text_field, args.skip_bad_lines, args.text_suffixes) for path in args.data_path]
     if args.compare:
-        print(compare(args.compare, sources))
+        announce(compare(args.compare, sources))
         return
     weights = args.weights or [1.0] * len(sources)
     if len(weights) != len(sources):
@@ -322,11 +324,11 @@ def run(args: argparse.Namespace) -> None:
     if args.type == "wordpiece":
         tokenizer = train_wordpiece(sample, args.vocab_size, args.lower_case)
         save_wordpiece(tokenizer, Path(args.out_dir))
-        print(f"wrote {len(tokenizer)} entries to {Path(args.out_dir) / 'vocab.txt'}")
+        announce(f"wrote {len(tokenizer)} entries to {Path(args.out_dir) / 'vocab.txt'}")
         return
     tokenizer = train_bpe(sample, args.vocab_size, args.max_token_bytes)
     save(tokenizer, Path(args.out_dir))
-    print(f"wrote {tokenizer.get_vocab_size()} entries to {Path(args.out_dir) / 'tokenizer.json'}")
+    announce(f"wrote {tokenizer.get_vocab_size()} entries to {Path(args.out_dir) / 'tokenizer.json'}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -334,7 +336,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run(args)
     except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        announce(f"error: {one_line(error)}", to_stderr=True)
         return 2
     return 0
 
