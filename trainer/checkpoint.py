@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from dataset.notices import announce
 from model.weight_files import DIGEST_FIELD
 from trainer.errors import UserError
 
@@ -95,9 +96,7 @@ def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     for name, tensor in state_dict.items():
         largest = tensor.abs().max().item() if tensor.numel() else 0.0
         if FLOAT16_MAX < largest < float("inf"):
-            print(
-                f"warning: {name} reaches {largest:.3g}, beyond float16: the weights are saved in float32", flush=True
-            )
+            announce(f"warning: {name} reaches {largest:.3g}, beyond float16: the weights are saved in float32")
             dtype = torch.float32
             break
     copies = {}
