@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from filelock import FileLock
+
 from dataset.faults import DataError
 from dataset.file_kinds import identity_suffix
 
@@ -82,25 +84,57 @@ def _is_hash_entry(entry: object) -> bool:
     return isinstance(path, str) and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
 
 
-def hash_files(files: list[Path], stats: list[tuple], places: list[Path]) -> tuple[list[tuple[str, str]], bool]:
-    """(suffix, SHA-256 of the content) of each file, remembered or read, and whether any was read."""
+def hash_files(
+    files: list[Path], stats: list[tuple], places: list[Path], shard: tuple[int, int] | None = None
+) -> tuple[list[tuple[str, str]], bool]:
+    """(suffix, SHA-256 of the content) of each file, remembered or read, and whether any was read.
+
+    shard=(k, n): other processes may be reading the same files for their parts. This one begins with every n-th file,
+    notes each digest in the first place at once, and looks for the notes of the others before it reads one of theirs.
+    """
     known = _known_digests(places)
-    data = [
-        (identity_suffix(file), known.get(stat) or sha256_of_file(file))
-        for file, stat in zip(files, stats, strict=True)
-    ]
-    return data, any(stat not in known for stat in stats)
+    unread = [i for i, stat in enumerate(stats) if stat not in known]
+    if shard is None:
+        for i in unread:
+            known[stats[i]] = sha256_of_file(files[i])
+    else:
+        _hash_in_turns(files, stats, places, unread, known, shard)
+    data = [(identity_suffix(file), known[stat]) for file, stat in zip(files, stats, strict=True)]
+    return data, bool(unread)
+
+
+def _hash_in_turns(
+    files: list[Path],
+    stats: list[tuple],
+    places: list[Path],
+    unread: list[int],
+    known: dict[tuple, str],
+    shard: tuple[int, int],
+) -> None:
+    """Adds the digests of the `unread` files to `known`; see `hash_files`."""
+    k, n = shard
+    own = [i for i in unread if i % n == k - 1]
+    theirs = [i for i in unread if i % n != k - 1]
+    for i in own + theirs:
+        noted = _known_digests(places)
+        if stats[i] in noted:
+            known[stats[i]] = noted[stats[i]]
+            continue
+        hashed_at = time.time()
+        known[stats[i]] = sha256_of_file(files[i])
+        remember_hashes([stats[i]], [(identity_suffix(files[i]), known[stats[i]])], places[0], hashed_at)
 
 
 def remember_hashes(stats: list[tuple], data: list[tuple[str, str]], place: Path, hashed_at: float) -> None:
     """Adds to hashes.json, if it can. Not files touched just before: one more write could keep the time stamp."""
     paths = {stat[0] for stat in stats}
-    old = [entry for entry in _read_hashes(place) if entry[0] not in paths]
     new = []
     for stat, (_, digest) in zip(stats, data, strict=True):
         if _last_change(stat) < hashed_at - SETTLED_S:
             new.append([*stat, digest])
-    with contextlib.suppress(OSError):
+    # Processes that make shards note their digests at the same time; what one of them loses is read again.
+    with contextlib.suppress(OSError), FileLock(place / ".hashes.lock").acquire(timeout=10):
+        old = [entry for entry in _read_hashes(place) if entry[0] not in paths]
         handle, temp = tempfile.mkstemp(dir=place, prefix=".hashes.")
         with open(handle, "w") as file:
             json.dump(old + new, file)

@@ -61,9 +61,11 @@ def open_or_build(
     files = [file for path in paths for file in find_files(str(path), text_suffixes)]
     beside = Path(paths[0]).expanduser() if Path(paths[0]).expanduser().is_dir() else files[0].parent
     places = [Path(cache_dir).expanduser()] if cache_dir else [beside / ".token_store", user_cache()]
+    if shard is not None:  # the parts share the folder from the start
+        places = [_first_writable(places)]
     stats = settled_stats(files, places)
     hashed_at = time.time()
-    data, unknown = hash_files(files, stats, places)
+    data, unknown = hash_files(files, stats, places, shard)
     options = [FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]
     meta = {
         "key": hashlib.sha256(json.dumps(options).encode()).hexdigest(),

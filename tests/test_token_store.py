@@ -154,6 +154,32 @@ def test_broken_remembered_digests_are_ignored(tmp_path, encoder, broken):
     check(open_or_build(path, encoder), TEXTS, encoder)
 
 
+def test_a_shard_reads_no_file_for_its_digest_that_another_has_read(tmp_path, encoder, monkeypatch):
+    """Two processes that start together, here one after the other's first file: each reads every second file."""
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    (tmp_path / "corpus").mkdir()
+    for i in range(6):
+        write(tmp_path / "corpus" / f"{i}.jsonl", [f"document {i}"])
+    real, read = file_digests.sha256_of_file, []
+
+    def while_another_shard_works(file):
+        if not read:
+            names = [tmp_path / "corpus" / f"{i}.jsonl" for i in (1, 3, 5)]
+            data = [(".jsonl", real(name)) for name in names]
+            place = tmp_path / "corpus" / ".token_store"
+            file_digests.remember_hashes(file_digests.stats_of(names), data, place, time.time())
+        read.append(file.name)
+        return real(file)
+
+    monkeypatch.setattr(file_digests, "sha256_of_file", while_another_shard_works)
+    open_or_build(str(tmp_path / "corpus"), encoder, shard=(1, 2), num_procs=1, progress=False)
+    assert read == ["0.jsonl", "2.jsonl", "4.jsonl"]
+    read.append("from here on")
+    store = open_or_build(str(tmp_path / "corpus"), encoder, shard=(2, 2), num_procs=1, progress=False)
+    assert read[-1] == "from here on"
+    assert len(store) == 6
+
+
 def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder):
     """Pitfall 18, issue 3: nothing stale is ever reused; the same content in another place is."""
     path, cache = write(tmp_path / "a.jsonl"), str(tmp_path / "cache")
