@@ -24,6 +24,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from benchmarks.arguments import bench_parser
+
+    bench_parser().parse_args()
 
 import argparse
 import contextlib
@@ -38,7 +42,7 @@ from statistics import median
 
 import torch
 
-from benchmarks import step
+from benchmarks.arguments import SIDES, SIZES, bench_parser
 from benchmarks.sides import train_side
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
@@ -47,8 +51,6 @@ from trainer.machine import product_rate
 from trainer.report import flops_per_token
 
 CORPORA = ROOT.parent / "shared" / "corpora"  # reference material beside the checkout; optional
-SIZES = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **step.SIZES, "electra": {}}
-SIDES = ("plain", "hf", "hf-compiled", "ours")
 LENGTHS, LONGEST = (64, 600), 512  # tokens of a document, BOS and EOS included: drawn from this range, then cut
 
 
@@ -252,31 +254,23 @@ def show(record):
     sys.stdout.flush()
 
 
-def build_parser():
+def fill_in(args: argparse.Namespace) -> None:
+    """What only torch knows, for the flags that were not given."""
     on_gpu = torch.cuda.is_available()
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--sizes", default="26m", help=f"of {', '.join(SIZES)}")
-    p.add_argument("--threads", default=str(torch.get_num_threads()), help="such as 1,2: one run for each")
-    p.add_argument("--sides", default=",".join(SIDES), help="those to compare")
-    p.add_argument("--seconds", type=float, default=240, help="for one size and thread count, all in all")
-    p.add_argument("--slice", type=float, default=3.0, help="seconds of a turn; a turn is one update at least")
-    p.add_argument("--rows", type=int, default=32 if on_gpu else 8)
-    p.add_argument("--max_seq_len", type=int, default=512)
-    p.add_argument("--documents", default="4000", help="how many")
-    p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours")
-    workers = "ours: processes that load batches (on a CPU each takes time from the training)"
-    p.add_argument("--num_workers", type=int, default=1 if on_gpu else 0, help=workers)
-    p.add_argument("--cold", action="store_true", help="begin with an empty compile cache")
-    p.add_argument("--device", default="cuda" if on_gpu else "cpu")
-    p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures, in JSON")
-    p.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)  # this process is that side
-    p.add_argument("--started", type=float, help=argparse.SUPPRESS)
-    return p
+    if args.threads is None:
+        args.threads = str(torch.get_num_threads())
+    if args.rows is None:
+        args.rows = 32 if on_gpu else 8
+    if args.num_workers is None:
+        args.num_workers = 1 if on_gpu else 0
+    if args.device is None:
+        args.device = "cuda" if on_gpu else "cpu"
 
 
 def main(argv=None):
-    p = build_parser()
+    p = bench_parser()
     args = p.parse_args(argv)
+    fill_in(args)
     if args.side:
         args.threads = int(args.threads)
         return train_side(args, SIZES[args.sizes])

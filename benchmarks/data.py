@@ -14,8 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from benchmarks.arguments import data_parser
 
-import argparse
+    data_parser().parse_args()
+
 import contextlib
 import os
 import shutil
@@ -31,6 +34,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from benchmarks.arguments import DATA_SECTIONS, data_parser
 from benchmarks.bench import CORPORA, corpus_files
 from dataset.corpus import Corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
@@ -298,15 +302,15 @@ class Sampler:
         self.thread.join()
 
 
-SECTIONS = {f.__name__: f for f in (tokenise, start, packing, planning, loader, mixture)}
+SECTIONS = dict(zip(DATA_SECTIONS, (tokenise, start, packing, planning, loader, mixture), strict=True))
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas")
-    p.add_argument("--huge", type=float, metavar="GB", help="train on a jsonl of so many GB instead")
-    p.add_argument("--work", help="folder for the data made here; default: a temporary one, removed at the end")
+    p = data_parser()
     args = p.parse_args()
+    for name in args.only.split(","):
+        if name not in SECTIONS:
+            p.error(f"--only: {name!r} is none of {', '.join(SECTIONS)}")
     with contextlib.ExitStack() as stack:
         work = Path(args.work or stack.enter_context(tempfile.TemporaryDirectory()))
         work.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from benchmarks.arguments import evaluate_parser
 
-import argparse
+    evaluate_parser().parse_args()
+
 import json
 import random
 import tempfile
@@ -23,6 +26,7 @@ from pydoc_data import topics
 
 import torch
 
+from benchmarks.arguments import evaluate_parser
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from scripts.common import load_model
@@ -54,15 +58,8 @@ def write_pairs(path, n, seed=0):
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--weight", help="default: random weights of the default shape, 26 M")
-    p.add_argument("--data_path", nargs="+", help="default: 1,000 pairs made of Python's documentation")
-    p.add_argument("--pairs", type=int, default=1000)
-    p.add_argument("--slices", type=int, default=10)
-    p.add_argument("--batch_tokens", type=int, default=1024)
-    p.add_argument("--threads", type=int, default=torch.get_num_threads())
-    p.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    args = p.parse_args(argv)
+    args = evaluate_parser().parse_args(argv)
+    args.threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     model = load_model(args.weight) if args.weight else MiniMindForCausalLM(MiniMindConfig()).eval()

@@ -13,16 +13,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from benchmarks.arguments import generate_parser
 
-import argparse
+    generate_parser().parse_args()
+
 import statistics
 import time
 
 import torch
 
+from benchmarks.arguments import generate_parser
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from scripts.arguments import generate_parser
+from scripts.arguments import generate_parser as script_parser
 from scripts.common import load_model
 from scripts.generate import generate
 
@@ -41,18 +45,14 @@ def plain_loop(model, ids, tokens, temperature, top_p):
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--weight", help="default: random weights of the default shape, 26 M")
-    p.add_argument("--tokens", type=int, default=256)
-    p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--threads", type=int, default=torch.get_num_threads())
-    args = p.parse_args(argv)
+    args = generate_parser().parse_args(argv)
+    args.threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     model = load_model(args.weight) if args.weight else MiniMindForCausalLM(MiniMindConfig()).eval()
     tokenizer = load_tokenizer(ROOT / "model")
     ids = DocumentEncoder(tokenizer).prompt_ids("The harbour lies on the eastern side of the island.")
-    flags = generate_parser().parse_args(["--max_new_tokens", str(args.tokens)])
+    flags = script_parser().parse_args(["--max_new_tokens", str(args.tokens)])
     tokenizer.eos_token = None  # neither stops early
 
     rates = {"plain loop": [], "generate.py": []}

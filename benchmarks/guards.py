@@ -14,14 +14,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from benchmarks.arguments import guards_parser
 
-import argparse
+    guards_parser().parse_args()
+
 import tempfile
 import time
 from statistics import median
 
 import torch
 
+from benchmarks.arguments import guards_parser
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
@@ -71,13 +75,7 @@ def one_update(engine, batch, totals):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--rows", type=int, default=4, help="rows of 512 tokens an update")
-    p.add_argument("--pairs", type=int, default=20, help="guarded and plain updates to compare")
-    p.add_argument("--saves", type=int, default=4, help="saves to time")
-    p.add_argument("--device", help="cuda, cpu")
-    p.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    args = p.parse_args()
+    args = guards_parser().parse_args()
 
     torch.manual_seed(0)
     device = pick_device(args.device)

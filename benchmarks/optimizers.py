@@ -16,13 +16,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from benchmarks.arguments import optimizers_parser
 
-import argparse
+    optimizers_parser().parse_args()
+
 import itertools
 import json
 import subprocess
 from statistics import mean
 
+from benchmarks.arguments import optimizers_parser
 from benchmarks.bench import sources
 from dataset.encoder import DocumentEncoder, load_tokenizer
 
@@ -84,15 +88,7 @@ def val_loss(work, args, size, optimizer, rate, seed):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--hidden_size", type=int, default=256)
-    p.add_argument("--tokens", type=int, default=4_000_000)
-    p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--rates", type=float, nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="of AdamW")
-    p.add_argument("--muon_rate", type=float, default=2e-3, help="of what AdamW trains beside Muon")
-    p.add_argument("--shares", type=float, nargs="+", default=[0.6], help="of the tokens, for Muon")
-    p.add_argument("--work", default=str(ROOT / "out" / "optimizers"))
-    args = p.parse_args()
+    args = optimizers_parser().parse_args()
     work = Path(args.work)
     work.mkdir(parents=True, exist_ok=True)
     shares = {share: round(args.tokens * share) for share in args.shares}

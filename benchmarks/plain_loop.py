@@ -10,8 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from benchmarks.arguments import plain_loop_parser
 
-import argparse
+    plain_loop_parser().parse_args()
+
 import contextlib
 import itertools
 import time
@@ -22,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
+from benchmarks.arguments import plain_loop_parser
 from dataset.corpus import Corpus
 from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.lm_dataset import PretrainDataset
@@ -76,16 +80,7 @@ def plain_steps(
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--data_path", required=True)
-    p.add_argument("--val_path", required=True)
-    p.add_argument("--updates", type=int, default=300)
-    p.add_argument("--batch_size", type=int, default=8)
-    p.add_argument("--max_seq_len", type=int, default=512)
-    p.add_argument("--learning_rate", type=float, default=1e-3)
-    p.add_argument("--hidden_size", type=int, default=512)
-    p.add_argument("--seed", type=int, default=42)
-    args = p.parse_args()
+    args = plain_loop_parser().parse_args()
 
     torch.manual_seed(args.seed)
     tokenizer = load_tokenizer(ROOT / "model")

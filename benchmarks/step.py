@@ -14,13 +14,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
+if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+    from benchmarks.arguments import step_parser
 
-import argparse
+    step_parser().parse_args()
+
 import json
 import time
 
 import torch
 
+from benchmarks.arguments import STEP_SIZES, step_parser
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
@@ -30,13 +34,6 @@ from trainer.optim import build_optimizer
 from trainer.report import flops_per_token
 from trainer.runtime import Ranks, compile_blocks
 from trainer.train_pretrain import n_sums, objective
-
-SIZES = {
-    "26m": {},
-    "104m": {"hidden_size": 768, "num_hidden_layers": 16},
-    "64m": {"generation": "minimind3"},
-    "moe": {"use_moe": True},
-}
 
 
 def packed_batch(rows, T, mean_length, vocab_size, generator):
@@ -56,24 +53,14 @@ def packed_batch(rows, T, mean_length, vocab_size, generator):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--size", choices=SIZES, default="26m")
-    p.add_argument("--compile", choices=("0", "1"), default="1")
-    p.add_argument("--threads", type=int, default=torch.get_num_threads())
-    p.add_argument("--rows", type=int, default=8)
-    p.add_argument("--max_seq_len", type=int, default=512)
-    p.add_argument("--mean_length", type=int, default=320, help="of a document, in tokens")
-    p.add_argument("--steps", type=int, default=8)
-    p.add_argument("--pause", type=float, default=0.0, help="seconds before each step; see docs/performance.md")
-    p.add_argument("--gradient_checkpointing", action="store_true")
-    p.add_argument("--profile", action="store_true", help="print the operators that take the time")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = p.parse_args()
+    args = step_parser().parse_args()
+    args.threads = args.threads or torch.get_num_threads()
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     device = torch.device(args.device)
-    model = MiniMindForCausalLM(MiniMindConfig(**SIZES[args.size])).to(device).train()
+    model = MiniMindForCausalLM(MiniMindConfig(**STEP_SIZES[args.size])).to(device).train()
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     batch, length = packed_batch(

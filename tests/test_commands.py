@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from benchmarks import arguments as benchmark_arguments
 from dataset import tokenize_corpus
 from scripts import arguments as script_arguments
 from scripts import tasks
@@ -28,6 +29,14 @@ PARSERS = {
     "scripts/evaluate.py": script_arguments.evaluate_parser,
     "scripts/export_hf.py": script_arguments.export_parser,
     "scripts/report.py": script_arguments.report_parser,
+    "benchmarks/bench.py": benchmark_arguments.bench_parser,
+    "benchmarks/data.py": benchmark_arguments.data_parser,
+    "benchmarks/evaluate.py": benchmark_arguments.evaluate_parser,
+    "benchmarks/generate.py": benchmark_arguments.generate_parser,
+    "benchmarks/guards.py": benchmark_arguments.guards_parser,
+    "benchmarks/optimizers.py": benchmark_arguments.optimizers_parser,
+    "benchmarks/plain_loop.py": benchmark_arguments.plain_loop_parser,
+    "benchmarks/step.py": benchmark_arguments.step_parser,
 }
 
 
@@ -86,6 +95,8 @@ ENTRY_SCRIPTS = (
     "scripts/evaluate.py",
     "scripts/export_hf.py",
     "scripts/report.py",
+    "dataset/tokenize_corpus.py",
+    *(script for script in PARSERS if script.startswith("benchmarks/")),
 )
 
 

@@ -1,0 +1,143 @@
+"""The flags of the benchmarks. Nothing here needs torch, so `--help` and a wrong flag are answered at once.
+
+What only torch knows, the number of threads and the device, is None here and filled in by the benchmark.
+"""
+
+import argparse
+from pathlib import Path
+
+from dataset.flags import HelpWithDefaults, Parser, not_negative, positive, seed
+
+ROOT = Path(__file__).resolve().parents[1]
+# Shapes of the model by name: what differs from MiniMindConfig's defaults
+STEP_SIZES = {
+    "26m": {},
+    "104m": {"hidden_size": 768, "num_hidden_layers": 16},
+    "64m": {"generation": "minimind3"},
+    "moe": {"use_moe": True},
+}
+SIZES = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **STEP_SIZES, "electra": {}}
+SIDES = ("plain", "hf", "hf-compiled", "ours")
+DATA_SECTIONS = ("tokenise", "start", "packing", "planning", "loader", "mixture")
+ALL_CORES = "of torch (default: one a core)"
+BEST_DEVICE = "cuda:0, mps or cpu (default: cuda where it is)"
+
+
+def new_parser(name: str, description: str) -> Parser:
+    return Parser(prog=name, description=description, formatter_class=HelpWithDefaults, allow_abbrev=False)
+
+
+def bench_parser() -> Parser:
+    """The flags of bench.py."""
+    p = new_parser("bench.py", "Training speed against the plain MiniMind loop and the Hugging Face Trainer.")
+    p.add_argument("--sizes", default="26m", help=f"of {', '.join(SIZES)}")
+    p.add_argument("--threads", help="such as 1,2: one run for each (default: one a core)")
+    p.add_argument("--sides", default=",".join(SIDES), help="those to compare")
+    p.add_argument("--seconds", type=positive(float), default=240, help="for one size and thread count, all in all")
+    p.add_argument(
+        "--slice", type=positive(float), default=3.0, help="seconds of a turn; a turn is one update at least"
+    )
+    p.add_argument("--rows", type=positive(int), help="of a micro-batch (default: 32 on a GPU, 8 on a CPU)")
+    p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row")
+    p.add_argument("--documents", default="4000", help="how many")
+    p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours")
+    workers = "ours: processes that load batches (default: 1 on a GPU; on a CPU 0, each takes time from the training)"
+    p.add_argument("--num_workers", type=not_negative(int), help=workers)
+    p.add_argument("--cold", action="store_true", help="begin with an empty compile cache")
+    p.add_argument("--device", help=BEST_DEVICE)
+    p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures, in JSON")
+    p.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)  # this process is that side
+    p.add_argument("--started", type=float, help=argparse.SUPPRESS)
+    return p
+
+
+def data_parser() -> Parser:
+    """The flags of data.py."""
+    p = new_parser("data.py", "The figures of the data engine: tokenising, loading, start, packing, memory.")
+    p.add_argument("--only", default=",".join(DATA_SECTIONS), help="sections, with commas")
+    p.add_argument("--huge", type=positive(float), metavar="GB", help="train on a jsonl of so many GB instead")
+    p.add_argument("--work", help="folder for the data made here (default: a temporary one, removed at the end)")
+    return p
+
+
+def evaluate_parser() -> Parser:
+    """The flags of evaluate.py."""
+    p = new_parser("evaluate.py", "Minimal pairs per second of scripts/evaluate.py against the obvious scorer.")
+    p.add_argument("--weight", help="a .pth (default: random weights of the default shape, 26 M)")
+    p.add_argument("--data_path", nargs="+", help="jsonl (default: 1,000 pairs made of Python's documentation)")
+    p.add_argument("--pairs", type=positive(int), default=1000, help="how many to make")
+    p.add_argument("--slices", type=positive(int), default=10, help="turns of each scorer")
+    p.add_argument("--batch_tokens", type=positive(int), default=1024, help="positions per forward")
+    p.add_argument("--threads", type=positive(int), help=ALL_CORES)
+    dtypes = ("float32", "bfloat16", "float16")
+    p.add_argument("--dtypes", nargs="+", choices=dtypes, default=["float32", "bfloat16"], help="of ours")
+    return p
+
+
+def generate_parser() -> Parser:
+    """The flags of generate.py."""
+    p = new_parser("generate.py", "Tokens/s of scripts/generate.py against the loop that computes all text anew.")
+    p.add_argument("--weight", help="a .pth (default: random weights of the default shape, 26 M)")
+    p.add_argument("--tokens", type=positive(int), default=256, help="to generate")
+    p.add_argument("--rounds", type=positive(int), default=3, help="turns of each side")
+    p.add_argument("--threads", type=positive(int), help=ALL_CORES)
+    return p
+
+
+def guards_parser() -> Parser:
+    """The flags of guards.py."""
+    p = new_parser("guards.py", "What the guards against bad numbers and a save cost, on the 26 M model.")
+    p.add_argument("--rows", type=positive(int), default=4, help="rows of 512 tokens an update")
+    p.add_argument("--pairs", type=positive(int), default=20, help="guarded and plain updates to compare")
+    p.add_argument("--saves", type=positive(int), default=4, help="saves to time")
+    p.add_argument("--device", help=BEST_DEVICE)
+    p.add_argument(
+        "--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="of matrix products (autocast)"
+    )
+    return p
+
+
+def optimizers_parser() -> Parser:
+    """The flags of optimizers.py."""
+    p = new_parser("optimizers.py", "Tokens that Muon needs for the validation loss that tuned AdamW reaches.")
+    p.add_argument("--hidden_size", type=positive(int), default=256, help="width of the model")
+    p.add_argument("--tokens", type=positive(int), default=4_000_000, help="that AdamW trains")
+    p.add_argument("--seeds", type=positive(int), default=3, help="runs of each")
+    p.add_argument("--rates", type=positive(float), nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="of AdamW")
+    p.add_argument("--muon_rate", type=positive(float), default=2e-3, help="of what AdamW trains beside Muon")
+    p.add_argument("--shares", type=positive(float), nargs="+", default=[0.6], help="of the tokens, for Muon")
+    p.add_argument("--work", default=str(ROOT / "out" / "optimizers"), help="folder for data and runs")
+    return p
+
+
+def plain_loop_parser() -> Parser:
+    """The flags of plain_loop.py."""
+    p = new_parser("plain_loop.py", "The plain MiniMind loop, the reference of speed and learning.")
+    p.add_argument("--data_path", required=True, help="jsonl to train on")
+    p.add_argument("--val_path", required=True, help="jsonl to evaluate on")
+    p.add_argument("--updates", type=positive(int), default=300, help="how many")
+    p.add_argument("--batch_size", type=positive(int), default=8, help="rows of an update")
+    p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row")
+    p.add_argument("--learning_rate", type=positive(float), default=1e-3, help="what the schedule multiplies")
+    p.add_argument("--hidden_size", type=positive(int), default=512, help="width of the model")
+    p.add_argument("--seed", type=seed, default=42, help="of weights and data order")
+    return p
+
+
+def step_parser() -> Parser:
+    """The flags of step.py."""
+    p = new_parser("step.py", "One training micro-batch: tokens/s and its share of the best bf16 matrix-product rate.")
+    p.add_argument("--size", choices=STEP_SIZES, default="26m", help="of the model")
+    p.add_argument("--compile", choices=("0", "1"), default="1", help="torch.compile")
+    p.add_argument("--threads", type=positive(int), help=ALL_CORES)
+    p.add_argument("--rows", type=positive(int), default=8, help="of a micro-batch")
+    p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row")
+    p.add_argument("--mean_length", type=positive(int), default=320, help="of a document, in tokens")
+    p.add_argument("--steps", type=positive(int), default=8, help="to time")
+    p.add_argument(
+        "--pause", type=not_negative(float), default=0.0, help="seconds before each step; see docs/performance.md"
+    )
+    p.add_argument("--gradient_checkpointing", action="store_true", help="recompute activations")
+    p.add_argument("--profile", action="store_true", help="print the operators that take the time")
+    p.add_argument("--device", help=BEST_DEVICE)
+    return p
