@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import re
 
@@ -145,3 +146,43 @@ def test_a_million_updates_stay_under_3_mb(tmp_path):
     assert (tmp_path / "long.html").stat().st_size < 3e6
     x, y = RunRecords(path).curves["loss"]
     assert len(x) == 1_000_000 and len(thin(x, y)[0]) <= 2 * BUCKETS + 2
+
+
+def test_names_settings_and_commands_are_shown_and_not_obeyed(tmp_path):
+    """What a browser would reorder or a copied command would hide; a name with two $ is no formula."""
+    paths = []
+    for name in ("a$\\frac{$\u202e", os.fsdecode(b"caf\xe9")):
+        path = metrics_file(tmp_path / f"{name}.metrics.jsonl", data_path="b\u2066\x9b.jsonl")
+        command = "python trainer/train_pretrain.py --out_dir 'o\u001b[31m\u202e'"
+        path.write_text(path.read_text().replace(START["command"], command.replace("\u001b", "\\u001b")))
+        paths.append(path)
+    write_report(paths, tmp_path / "a.html", tmp_path / "a.png")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    for character in "\x1b\x9b\u202e\u2066":
+        assert character not in page
+    assert "&#39;o␛[31m&lt;U+202E&gt;&#39;" in page
+    assert "b&lt;U+2066&gt;&lt;U+009B&gt;.jsonl" in page
+    assert "caf\\udce9" in page
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"tokens": 1, "settings": {}},
+        {**START, "model": {"parameters": "many"}},
+        {**START, "machine": ["cores"]},
+        {"tokens": 1, "text": "t", "prompt": None, "update": 1},
+        {"tokens": 1, "text": "t", "prompt": "t", "update": "one"},
+        {"tokens": 10**400, "loss": 1.0},
+        {"tokens": 1, "loss": 10**400},
+        {"tokens": float("inf"), "loss": 1.0},
+        {"tokens": 1, "lr": float("inf")},
+    ],
+    ids=range(9),
+)
+def test_a_line_that_no_run_wrote_does_not_end_the_report(tmp_path, line):
+    path = metrics_file(tmp_path / "a.metrics.jsonl", n=3)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n" + "[" * 100_000 + "\n")
+    write_report([path], tmp_path / "a.html", tmp_path / "a.png")
+    assert "hidden_size" in (tmp_path / "a.html").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from dataset.wording import counted, printable
 from trainer.checkpoint import atomic_file
-from trainer.records import FIGURES, RunRecords
+from trainer.records import FIGURES, RunRecords, is_number
 
 EARLIER = 20  # evaluations with samples
 BUCKETS = 300  # of a thinned curve: two points each
@@ -62,7 +62,8 @@ def distinct_names(runs):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(set(paths)):
             break
-    return names
+    # matplotlib draws no lone surrogates, of which a name that is not UTF-8 has some
+    return [printable(name).encode(errors="backslashreplace").decode() for name in names]
 
 
 # ------------------------------------------------------------------------------------------------ curves
@@ -125,7 +126,9 @@ def draw(runs, names, fields, logarithmic, ink=INK, grid=GRID, size=(4.6, 2.9)):
     if len(handles) > 1:
         columns = max(1, int(11 * size[0] // max(len(handle.get_label()) + 4 for handle in handles)))
         place = {"loc": "outside upper left", "ncols": columns, "frameon": False}
-        figure.legend(handles=handles, fontsize=10, labelcolor=ink, **place)
+        legend = figure.legend(handles=handles, fontsize=10, labelcolor=ink, **place)
+        for text in legend.get_texts():  # a name with two $ is no formula
+            text.set_parse_math(False)
     return figure
 
 
@@ -147,7 +150,8 @@ def svg(figure, salt):
 
 def html_page(runs, names):
     """The page as text, from report.html."""
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=shown)
     return environment.get_template("report.html").render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         runs=[(name, summary(run), samples(run), go_on(run)) for name, run in zip(names, runs, strict=True)],
@@ -157,6 +161,13 @@ def html_page(runs, names):
         settings=table((flag, values, str) for flag, values in gathered(run.settings for run in runs)),
         machine=table((what, values, str) for what, values in gathered(map(machine, runs))),
     )
+
+
+def shown(value: object) -> object:
+    """What the template writes: text that a browser shows and does not obey; drawings are markup already."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)
+    return value
 
 
 def charts(runs, names):
@@ -187,7 +198,7 @@ def samples(run):
     updates = sorted({sample["update"] for sample in run.samples})
     chosen = {updates[i] for i in np.linspace(0, len(updates) - 1, min(len(updates), EARLIER + 1)).astype(int)}
     return [
-        (sample["update"], printable(sample["prompt"]), printable(sample["text"].removeprefix(sample["prompt"])))
+        (sample["update"], sample["prompt"], sample["text"].removeprefix(sample["prompt"]))
         for sample in sorted(run.samples, key=lambda sample: -sample["update"])
         if sample["update"] in chosen
     ]
@@ -208,8 +219,11 @@ def summary(run):
     if not run.starts:
         return f"from {run.path.name}"
     first, last = run.starts[0], run.starts[-1]
-    model, data = last["model"], last["data"]
-    resumed = f", resumed {len(run.starts) - 1} times" if len(run.starts) > 1 else ""
+    model = last["model"]
+    data = last["data"]
+    if not all(map(is_number, (model.get("parameters"), data.get("documents"), data.get("fill")))):
+        return f"from {run.path.name}; started {first['started']}"
+    resumed = f", resumed {counted(len(run.starts) - 1, 'time')}" if len(run.starts) > 1 else ""
     return (
         f"{model['parameters'] / 1e6:,.2f} M parameters, {counted(data['documents'], 'document')} in rows that are {data['fill']:.1%} "
         f"full; started {first['started']}{resumed}"

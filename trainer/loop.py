@@ -9,6 +9,7 @@ from typing import Any
 
 from dataset.loader import UpdateSchedule, make_loader
 from dataset.store_check import TokenCheck
+from dataset.wording import counted
 from trainer.machine import peak_memory
 from trainer.report import Stopwatch, log_line, position
 from trainer.resume import finish_saving, save
@@ -215,7 +216,7 @@ def report_skipped(run, outcome, plan):
         if not run.ranks.is_main:
             raise UserError("")  # all ranks are here; one says why
         raise UserError(
-            f"{int(outcome.skipped_in_a_row)} updates in a row had a non-finite loss or gradient (up to step {step}); "
+            f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step {step}); "
             "nothing of them is saved: lower --learning_rate or look at the documents named above"
         )
 

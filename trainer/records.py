@@ -1,6 +1,8 @@
 """Reading a metrics file back: curves, samples and what each start has noted about itself."""
 
 import json
+import math
+import sys
 from array import array
 from pathlib import Path
 
@@ -19,6 +21,23 @@ FIGURES = (  # that sum a run up: label, field, how it is written
     ("share of the best matrix-product rate", "flops_utilisation", "{:.1%}".format),
     ("peak memory", "memory", lambda value: f"{value / 1e9:.2f} GB"),
 )
+
+
+# What the page takes from the line of a start and of a sample, and of which kind that is
+START_FIELDS = {
+    "started": str, "command": str, "settings": dict, "model": dict, "data": dict, "machine": dict, "versions": dict,
+}  # fmt: skip
+SAMPLE_FIELDS = {"update": int, "prompt": str, "text": str}
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one that can be drawn; JSON's integers know no bound."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
+def has_fields(record: dict, fields: dict[str, type]) -> bool:
+    """Whether the record has each of the fields, and of its kind."""
+    return all(isinstance(record.get(name), kind) for name, kind in fields.items())
 
 
 class RunRecords:
@@ -45,12 +64,22 @@ class RunRecords:
         try:
             record = json.loads(line)
             tokens = float(record["tokens"])
-        except (ValueError, TypeError, KeyError):  # a line that a crash cut off
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            OverflowError,
+            RecursionError,
+        ):  # a line that a crash cut off, or none of ours
+            return
+        if not math.isfinite(tokens):
             return
         if "settings" in record:
-            self.starts.append(record)
+            if has_fields(record, START_FIELDS):
+                self.starts.append(record)
         elif "text" in record:
-            self.samples.append(record)
+            if has_fields(record, SAMPLE_FIELDS):
+                self.samples.append(record)
         else:
             for field, value in record.items():
                 if isinstance(value, list):
@@ -61,7 +90,7 @@ class RunRecords:
 
     @staticmethod
     def _add(columns, field, tokens, value):
-        if isinstance(value, int | float):  # not the null of a loss that was not finite
+        if is_number(value):  # not the null of a loss that was not finite
             if field not in columns:
                 columns[field] = array("d"), array("d")
             columns[field][0].append(tokens)

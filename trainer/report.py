@@ -252,7 +252,7 @@ def describe(run, rows, dtype, lines, model, documents):
     updates = min(schedule.n_updates * run.epochs, run.max_updates)
     settings = (
         f"run: {counted(updates, 'update')} in {counted(run.epochs, 'epoch')}, {counted(schedule.rows_per_update, 'row')} = "
-        f"{schedule.rows_per_update * rows.T:,} tokens each ({args.batch_size} x {args.accumulation_steps} micro-batches "
+        f"{schedule.rows_per_update * rows.T:,} tokens each ({args.batch_size} x {counted(args.accumulation_steps, 'micro-batch', 'micro-batches')} "
         f"x {counted(ranks.world_size, 'rank')}), {device}, {str(dtype).removeprefix('torch.')}"
     )
     for line in (*lines, settings):
