@@ -50,15 +50,21 @@ def main(argv=None):
             if not args.chat:
                 reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), args, echo=prompt)
                 continue
-            ids = chat_ids(tokenizer, [*messages, {"role": "user", "content": utf8(prompt)}], room(model, args))
+            turn = {"role": "user", "content": utf8(prompt)}
+            ids = chat_ids(tokenizer, [*messages, turn], room(model, args))
+            answer = reply(model, tokenizer, ids, args)
         except UserError as error:
             if args.prompts:
                 raise
             announce(f"error: {one_line(error)}", to_stderr=True)  # of this line alone: the next one may do
             failed = True
             continue
-        answer = reply(model, tokenizer, ids, args)
-        messages = [*messages, {"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        except KeyboardInterrupt:  # before the first token or after the last one; `reply` meets it in between
+            if args.prompts or not sys.stdin.isatty():
+                raise
+            announce("\n(stopped; this prompt is not part of the conversation)", to_stderr=True)
+            continue
+        messages = [*messages, turn, {"role": "assistant", "content": answer}]
         if args.prompts:  # each prompt of the command line is a conversation of its own
             messages = []
     return 2 if failed and not sys.stdin.isatty() else 0

@@ -222,3 +222,31 @@ def test_flags_of_sampling_are_named_where_nothing_is_sampled(weight, capsys):
     assert "warning: --top_p 0.5 has no effect" in shown.err
     assert "--seed" not in shown.err
     assert "warning" not in run(weight, "--top_p", "0.5", "hi", capsys=capsys).err
+
+
+def test_a_prompt_that_is_too_long_or_stopped_early_keeps_the_conversation(weight, tokenizer, monkeypatch, capsys):
+    """Reference: the messages that each turn hands to the template."""
+    heard = []
+    chat_ids = generate.chat_ids
+
+    def stopped_once(tokenizer, messages, length):
+        heard.append([message["content"] for message in messages if message["role"] == "user"])
+        if messages[-1]["content"] == "stopped":
+            raise KeyboardInterrupt
+        return chat_ids(tokenizer, messages, length)
+
+    monkeypatch.setattr(generate, "chat_ids", stopped_once)
+    too_long = "a b " * 40_000
+    answers_at_the_prompt(monkeypatch, ["first", too_long, "stopped", "last", EOFError()])
+    shown = run(weight, "--chat", capsys=capsys)
+    assert "is too long" in shown.err
+    assert heard[-1] == ["first", "last"]
+
+
+def test_ctrl_c_ends_a_command_that_nobody_types_prompts_to(weight, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "reply", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        generate.main(["--weight", weight, "--device", "cpu", "one", "two"])
