@@ -23,7 +23,7 @@ def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, t
     Errors: ValueError, one line, for a file that is no flat state dict of floating-point numbers, or not the one that
     was written.
     """
-    _check_kind(path)
+    check_kind(path)
     if digests is not None and _file_digest(path) not in digests:
         raise ValueError(
             f"{path}: damaged or changed: its SHA-256 is not the one in the .json beside it; copy both files again, or "
@@ -51,7 +51,7 @@ def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, t
     return weights
 
 
-def _check_kind(path: Path) -> None:
+def check_kind(path: Path) -> None:
     """ValueError where the first bytes tell that torch never wrote the file, or that unpacking it would fill memory."""
     try:
         with open(path, "rb") as file:

@@ -12,16 +12,17 @@ import glob
 import hashlib
 import json
 import os
-import pickle
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dataset.notices import announce
-from model.weight_files import DIGEST_FIELD
-from trainer.errors import UserError
+from model.weight_files import DIGEST_FIELD, check_kind
+from trainer.errors import BadContentError, UserError
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -173,9 +174,21 @@ def verified(path):
         return False
 
 
-def load_checkpoint(path):
-    """The state dict in a checkpoint; nothing in it can run code."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+def load_checkpoint(path: str | Path) -> Any:
+    """The state dict in a checkpoint; nothing in it can run code. Errors: BadContentError for what torch cannot read."""
+    try:
+        check_kind(Path(path))
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:  # the machine's fault, not the file's
+        raise
+    except Exception as error:  # a pickle of something else raises whatever it likes, KeyError and IndexError among it
+        raise BadContentError(f"it cannot be read, {type(error).__name__}") from error
+
+
+def update_of(path: Path) -> int:
+    """The update that a checkpoint is named for; -1 for a name that is none of ours."""
+    number = path.stem.removeprefix("update_")
+    return int(number) if number.isdecimal() and len(number) < 20 else -1
 
 
 def folder_number(folder):
@@ -329,23 +342,29 @@ class Checkpoints:
         for path in [path for path in self.folder.iterdir() if not path.name.startswith("update_")]:
             replace(path, self.folder.parent / path.name)
 
-    def newest(self, notice=print):
-        """(state, path) of the newest checkpoint whose digest holds, or None where there is none at all.
+    def newest(
+        self, notice: Callable[[str], None] = print, check: Callable[[Any, Path], None] | None = None
+    ) -> tuple[Any, Path] | None:
+        """(state, path) of the newest checkpoint whose digest and content hold, or None where there is none at all.
 
-        Damaged ones are named through `notice` and passed over. Errors: UserError where some exist and none holds.
+        Those that do not are named through `notice` and passed over. check(state, path): raises BadContentError for a
+        content that cannot be used. Errors: UserError where some exist and none holds; what `check` raises besides.
         """
         for folder_digest in self.folder.glob("update_*.pt.sha256"):
             if not folder_digest.with_suffix("").exists():  # killed between the two renames
                 folder_digest.unlink(missing_ok=True)
         paths = self.paths()
         for path in paths:
-            if verified(path):
-                try:
-                    return load_checkpoint(path), path
-                except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-                    notice(f"{path}: cannot be read ({type(error).__name__}); passed over")
-            else:
+            if not verified(path):
                 notice(f"{path}: damaged or without its digest; passed over")
+            else:
+                try:
+                    state = load_checkpoint(path)
+                    if check is not None:
+                        check(state, path)
+                    return state, path
+                except BadContentError as error:
+                    notice(f"{path}: its digest holds, but not its content ({error}); passed over")
             self._damaged.add(path)
         if paths:
             raise UserError(

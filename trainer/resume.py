@@ -1,12 +1,15 @@
 """Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dataset.wording import counted
-from trainer.checkpoint import load_checkpoint
+from trainer.checkpoint import load_checkpoint, update_of
+from trainer.checkpoint_content import check_fit, check_form, require
 from trainer.machine import versions
 from trainer.runtime import UserError, on_main, rng_state, set_rng_state
 
@@ -73,23 +76,18 @@ def finish_saving(run):
 def resume(run):
     """Continue from the newest good checkpoint; returns whether there is one.
 
-    Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference.
+    A checkpoint with a wrong content is named and passed over, before anything of it is taken over.
+    Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference,
+    and where none of the checkpoints is good.
     """
     say, state = run.reporter.say, None
 
     def choose():
         nonlocal state
-        found = run.checkpoints.newest(say)
+        found = run.checkpoints.newest(say, lambda state, path: check_checkpoint(state, path, run))
         if not found:
             return None
         state, path = found
-        if state.get("format") != FORMAT:
-            raise UserError(
-                f"{path}: written by another version of this trainer; go on from its .pth with --from_weight"
-            )
-        for what, value in run.identity.items():
-            if state["identity"].get(what) != value:
-                raise UserError(f"{path}: {difference(what, state['identity'].get(what), value)}")
         return str(path)
 
     path = on_main(run.ranks, choose)  # all ranks follow the choice of rank 0; the folder is one that all of them see
@@ -108,6 +106,20 @@ def resume(run):
     announce_changes(run, state)
     say(f"resumed from {path}: epoch {run.progress.epoch + 1}, row {run.progress.row}, update {run.progress.update}")
     return True
+
+
+def check_checkpoint(state: Any, path: Path, run: Any) -> None:
+    """Errors: BadContentError where it is no checkpoint of such a run, UserError where it is that of another one."""
+    require(isinstance(state, dict), f"it holds a {type(state).__name__}, not the state of a run")
+    require(type(state.get("format")) is int, "it does not say which format it has")
+    if state["format"] != FORMAT:
+        raise UserError(f"{path}: written by another version of this trainer; go on from its .pth with --from_weight")
+    check_form(state)
+    for what, value in run.identity.items():
+        require(what in state["identity"], f"identity: {what} is missing")
+        if state["identity"][what] != value:
+            raise UserError(f"{path}: {difference(what, state['identity'][what], value)}")
+    check_fit(state, run, update_of(path))
 
 
 def restore_rank(run, before):
