@@ -1,7 +1,8 @@
 """Blocks of documents to token ids, in this process or in several.
 
 The worker processes run this very file and speak over their pipes: they import neither the caller's script nor torch,
-end by themselves when the caller is gone (end of file on standard input), and get no signal of the terminal.
+end with the caller, however that ends (dataset/parent.py, or the end of file on standard input), and get no signal of
+the terminal.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ if __name__ == "__main__":  # started by path: this folder must not shadow packa
 from dataset.documents import Block
 from dataset.faults import BadLines, DataError, Fault
 from dataset.safe_cuts import PART_CHARACTERS, TooLongToEncode
+from dataset.parent import end_with, id_for_children
 
 BATCH_CHARACTERS = PART_CHARACTERS  # the tokenizer holds about 100 bytes a token until a batch is done
 
@@ -175,7 +177,7 @@ class _Worker:
     def __init__(self, setup: bytes):
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         self.process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__)],
+            [sys.executable, os.path.abspath(__file__), str(id_for_children())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -223,6 +225,7 @@ def _one_thread():
 
 def _serve() -> None:
     """The worker: blocks come on standard input, tokens go out on what was standard output."""
+    end_with(int(sys.argv[1]))
     source = sys.stdin.buffer
     sink = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print must not get into the stream

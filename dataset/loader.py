@@ -3,13 +3,15 @@
 Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
 """
 
-import atexit
-import signal
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
+
+from dataset.loader_workers import LoaderError, WorkerPool, assemble_or_explain
 
 IGNORE = -100  # the target of a position that has none
 
@@ -40,7 +42,7 @@ class Batch(NamedTuple):
     n_documents: int
 
     to = to_device
-    pin_memory = pinned  # the name that DataLoader looks for
+    pin_memory = pinned
 
 
 def gather(tokens, what, pad_id=0, n_rows=None):
@@ -148,48 +150,83 @@ class Assembler(Dataset):
         return gather(self.store.tokens, what, self.pad_id)
 
 
-class _Recipes:
+class Loader:
+    """Gives one rank its batches, epoch after epoch. Its worker processes live from the first epoch until `close`."""
+
+    def __init__(self, assembler, rank: int = 0, num_workers: int = 0, pin_memory: bool = False):
+        """assembler[plan.recipe(rows)] is the batch of some rows of a plan, made here or in a worker process.
+
+        The batches do not depend on num_workers, and torch's global random numbers are left alone.
+        """
+        self.assembler, self.rank = assembler, rank
+        self.num_workers, self.pin_memory = num_workers, pin_memory
+        self.failure: LoaderError | None = None  # why the batches end too early, as soon as that is known
+        self._pool: WorkerPool | None = None
+
+    def epoch(self, plan, schedule: UpdateSchedule) -> Iterator[tuple[int, int, Any]]:
+        """Yields (update, micro-batch within it, batch) from `schedule.start_row` on; None for an empty slice.
+
+        An update begins when all of its batches are here, so that an error never leaves one half done: LoaderError
+        comes between two updates. Where other ranks take part it is known in `failure` some updates before, so that
+        all of them can stop together.
+        """
+        updates_ahead = UPDATES_AHEAD if schedule.world_size > 1 else 0
+        coming = self._whole_updates(plan, schedule)
+        ready = deque()
+        while True:
+            while len(ready) <= updates_ahead and self.failure is None:
+                try:
+                    update = next(coming, None)
+                except LoaderError as error:
+                    self.failure = error
+                    break
+                if update is None:
+                    break
+                ready.append(update)
+            if not ready:
+                break
+            yield from ready.popleft()
+        if self.failure is not None:
+            raise self.failure
+
+    def _whole_updates(self, plan, schedule: UpdateSchedule) -> Iterator[list[tuple[int, int, Any]]]:
+        """The (update, micro-batch, batch) of one update after the other."""
+        batches = self._batches(_recipes(plan, schedule, self.rank), schedule.accumulation_steps)
+        for update in range(schedule.first_update, schedule.n_updates):
+            slices = schedule.slices(update, self.rank)
+            yield [(update, micro, next(batches) if lo < hi else None) for micro, (lo, hi) in enumerate(slices)]
+
+    def _batches(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
+        if self.num_workers:
+            if self._pool is None:
+                self._pool = WorkerPool(self.assembler, self.num_workers, self.pin_memory)
+            yield from self._pool.batches(recipes, per_update)
+            return
+        for recipe in recipes:
+            batch = assemble_or_explain(self.assembler, recipe)
+            yield batch.pin_memory() if self.pin_memory else batch
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+# On CUDA the ranks learn of a request to stop one update after it was made, so it must be known two before.
+UPDATES_AHEAD = 2
+
+
+def _recipes(plan, schedule: UpdateSchedule, rank: int) -> Iterator[Any]:
     """The recipes of the non-empty micro-batches in order, made when they are asked for."""
-
-    def __init__(self, plan, schedule, rank):
-        self.plan, self.schedule, self.rank = plan, schedule, rank
-
-    def __iter__(self):
-        return (self.plan.recipe(range(lo, hi)) for _, _, lo, hi in self.schedule.steps(self.rank) if lo < hi)
+    for _, _, lo, hi in schedule.steps(rank):
+        if lo < hi:
+            yield plan.recipe(range(lo, hi))
 
 
-def _ignore_stop_signals(_):
-    """Signals to the process group are for the main process: it saves first and ends its workers later."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
-def make_loader(assembler, plan, schedule, rank=0, num_workers=0, pin_memory=False):
-    """Yields (update, micro-batch within it, batch) for one rank from `schedule.start_row` on; None for an empty slice.
-
-    assembler[plan.recipe(rows)] is the batch of some rows of the plan, made here or in a worker process. The batches do
-    not depend on num_workers, and torch's global random numbers are left alone. Worker processes end with the iterator.
-    """
-    batches = iter(
-        DataLoader(
-            assembler,
-            sampler=_Recipes(plan, schedule, rank),
-            batch_size=None,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            prefetch_factor=4 if num_workers else None,
-            worker_init_fn=_ignore_stop_signals,
-            generator=torch.Generator(),
-        )
-    )
-    # The workers ignore SIGTERM, so at exit an iterator that a traceback keeps alive would be waited for in vain.
-    holder = [batches]
-    del batches
-    atexit.register(holder.clear)
+def make_loader(assembler, plan, schedule: UpdateSchedule, rank: int = 0, num_workers: int = 0, pin_memory=False):
+    """Yields what a Loader gives in one epoch. Worker processes end with the iterator."""
+    loader = Loader(assembler, rank, num_workers, pin_memory)
     try:
-        for update, micro, lo, hi in schedule.steps(rank):
-            yield update, micro, next(holder[0]) if lo < hi else None
+        yield from loader.epoch(plan, schedule)
     finally:
-        atexit.unregister(holder.clear)
-        holder.clear()
+        loader.close()

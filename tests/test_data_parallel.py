@@ -16,7 +16,8 @@ from trainer import loop, session, train_pretrain
 from trainer.engine import Engine, Reducer
 from trainer.evaluation import evaluate
 from trainer.optim import build_optimizer
-from trainer.runtime import Ranks, StopSignals, UserError, init_distributed_mode
+from trainer.runtime import Ranks, UserError, init_distributed_mode
+from trainer.signals import StopSignals
 
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
 RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}

@@ -17,7 +17,8 @@ from trainer import train_pretrain
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, sample, samples
 from trainer.optim import build_optimizer
-from trainer.runtime import Ranks, StopSignals
+from trainer.runtime import Ranks
+from trainer.signals import StopSignals
 
 
 @pytest.fixture(scope="module")

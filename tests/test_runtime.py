@@ -13,7 +13,6 @@ from dataset.documents import DataError
 from trainer import runtime
 from trainer.runtime import (
     Ranks,
-    StopSignals,
     UserError,
     compile_blocks,
     init_distributed_mode,
@@ -25,6 +24,7 @@ from trainer.runtime import (
     set_rng_state,
     user_errors,
 )
+from trainer.signals import StopSignals
 
 CPU = torch.device("cpu")
 

@@ -185,9 +185,12 @@ class Engine:
 
     def collect(self):
         """The sums of all ranks since the last call, as floats (on rank 0; the other ranks get their own)."""
+        sums = self.sums
         if self.ranks.world_size > 1:
-            dist.reduce(self.sums, dst=0)
-        values = self.sums.tolist()
+            if dist.get_backend() == "gloo":
+                sums = sums.cpu()  # of a GPU's tensors Gloo broadcasts and adds up over all ranks, no more
+            dist.reduce(sums, dst=0)
+        values = sums.tolist()
         self.sums.zero_()
         return values
 

@@ -3,11 +3,13 @@
 What differs between trainers comes in as the functions of a `Run`; what makes an update is in engine.py.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataset.loader import UpdateSchedule, make_loader
+from dataset.loader import Loader, UpdateSchedule
+from dataset.loader_workers import LoaderError
 from dataset.store_check import TokenCheck
 from dataset.wording import counted
 from trainer.machine import peak_memory
@@ -16,6 +18,9 @@ from trainer.resume import finish_saving, save
 from trainer.runtime import UserError
 
 CHECK_BEFORE_SAVE_S = 5.0  # a stop signal must not wait for longer
+# Asks the other ranks to stop in the place of a signal's number. With some ranks' signals the mean stays above them.
+LOADER_FAILED = 1 << 16
+LARGEST_SIGNAL = 64
 
 
 @dataclass
@@ -67,6 +72,7 @@ class Run:
     tracker_ids: dict = field(default_factory=dict)  # {tracker: id of the run in it}
     all_updates: int = 0  # of the whole run, as the epoch that is under way expects
     saved_update: int = -1
+    loader: Loader | None = None  # made for the first epoch and kept for the next ones
     watch: Stopwatch | None = None
     seconds_before: float = 0.0  # of the log interval in which the resumed run was stopped
 
@@ -79,12 +85,15 @@ class Run:
 
 
 def train_epoch(run, epoch):
-    """Train from row `run.progress.row` to the end of `epoch`. Returns the number of the stop signal that ended it, or 0."""
+    """Train from row `run.progress.row` to the end of `epoch`. Returns the number of the stop signal that ended it, or 0.
+
+    Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
+    """
     args, engine, progress, ranks = run.args, run.engine, run.progress, run.ranks
     plan = run.plan(epoch)
     schedule = UpdateSchedule(plan.n_rows, args.batch_size, args.accumulation_steps, ranks.world_size, progress.row)
-    pin = engine.device.type == "cuda"
-    loader = make_loader(run.assembler, plan, schedule, ranks.rank, args.num_workers, pin)
+    if run.loader is None:
+        run.loader = Loader(run.assembler, ranks.rank, args.num_workers, pin_memory=engine.device.type == "cuda")
     later_epochs = UpdateSchedule(plan.n_rows, *schedule[1:4]).n_updates * (run.epochs - epoch - 1)
     run.all_updates = progress.update + schedule.n_updates - schedule.first_update + later_epochs
     if run.max_updates < float("inf"):
@@ -93,7 +102,7 @@ def train_epoch(run, epoch):
     run.watch = Stopwatch(schedule.first_update * args.accumulation_steps, run.seconds_before)
     run.seconds_before = 0.0
     run.signals.arm()
-    for update, micro, batch in loader:
+    for update, micro, batch in run.loader.epoch(plan, schedule):
         step = update * args.accumulation_steps + micro
         if micro == 0:  # of a new update: the global rows [first_row, end_row)
             steps_before = progress.step + 1
@@ -109,7 +118,8 @@ def train_epoch(run, epoch):
                 log_step(run, epoch, step, schedule.n_steps, lr)
             continue
 
-        engine.update(lr, run.signals.signum, run.signals.take_save_request())
+        stop_request = run.signals.signum or (LOADER_FAILED if run.loader.failure else 0)
+        engine.update(lr, stop_request, run.signals.take_save_request())
         if run.token_check:
             run.token_check.raise_if_damaged()
         progress.update, progress.tokens = progress.update + 1, progress.tokens + totals.targets
@@ -154,9 +164,44 @@ def crosses(interval, first_step, last_step):
 
 
 def fit(run):
-    """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code."""
-    progress, say = run.progress, run.reporter.say
-    stop_signal = 0
+    """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code.
+
+    Errors: LoaderError where the batches could not go on; the updates before are saved. UserError("") where that
+    happened to another rank, which says it.
+    """
+    stop_signal, failure = 0, None
+    try:
+        stop_signal = train(run)
+        failure = run.loader and run.loader.failure
+    except LoaderError as error:
+        failure = error
+        stop_signal = LOADER_FAILED
+        if run.ranks.world_size > 1:
+            # A save needs all ranks, and the others are in an update, where they wait for this one.
+            with contextlib.suppress(OSError):
+                run.checkpoints.wait()
+            raise
+        if run.progress.update:
+            save(run)
+    finally:
+        if run.loader is not None:
+            run.loader.close()
+    finish_saving(run)
+    if not stop_signal:
+        return 0
+    because = f"by signal {stop_signal}" if stop_signal <= LARGEST_SIGNAL else "for want of batches"
+    run.reporter.say(
+        f"stopped {because} after update {run.progress.update}; everything is saved, and the same "
+        "command with --from_resume 1 goes on from here"
+    )
+    if stop_signal > LARGEST_SIGNAL:
+        raise failure or UserError("")  # another rank's, which says it
+    return 128 + stop_signal
+
+
+def train(run):
+    """Epoch after epoch. Returns the number of the stop signal that ended it or LOADER_FAILED, 0 at the end."""
+    progress, stop_signal = run.progress, 0
     if progress.evaluation_due:  # a signal broke it off
         stop_signal = validate(run)
         if run.finished and not stop_signal:
@@ -164,13 +209,7 @@ def fit(run):
             save(run)
     while not run.finished and not stop_signal:
         stop_signal = train_epoch(run, progress.epoch)
-    finish_saving(run)
-    if stop_signal:
-        say(
-            f"stopped by signal {stop_signal} after update {progress.update}; everything is saved, and the same "
-            "command with --from_resume 1 goes on from here"
-        )
-    return 128 + stop_signal if stop_signal else 0
+    return stop_signal
 
 
 def log_step(run, epoch, step, steps, lr):

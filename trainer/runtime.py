@@ -1,4 +1,4 @@
-"""The process and its surroundings: ranks, device, precision, seeds, stop signals, and errors a user can mend."""
+"""The process and its surroundings: ranks, device, precision, seeds, and errors a user can mend."""
 
 import contextlib
 import ctypes
@@ -8,20 +8,22 @@ import platform
 import random
 import shlex
 import shutil
-import signal
 import sys
-import time
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from dataset.faults import DataError
+from dataset.loader_workers import LoaderError
+from dataset.parent import watch_parent
 from dataset.wording import one_line
 from trainer.errors import UserError
+from trainer.limits import what_the_machine_lacks
 
 
 @contextlib.contextmanager
@@ -46,7 +48,10 @@ def plain_warning(message, category, filename, lineno, line=None) -> str:
 
 
 def run_cli(main):
-    """Run `main()`; print what the user can mend as one line on stderr and exit with 2."""
+    """Run `main()`; print what the user can mend, or what the machine lacks, as one line on stderr and exit with 2.
+
+    Exit code 1 where nothing is to be mended: a worker process died.
+    """
     warnings.formatwarning = plain_warning
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a sample's characters must not end a run
@@ -56,17 +61,28 @@ def run_cli(main):
         sys.stdout.flush()
         sys.exit(code)
     except (UserError, DataError) as error:
-        if str(error):  # otherwise rank 0 says it
-            print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
-        # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
-        if dist.is_initialized():
-            os._exit(2)
-        sys.exit(2)
+        end_with_line(str(error), 2)
+    except LoaderError as error:
+        end_with_line(str(error), 2 if error.is_fault_of_data else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # whoever read the output has left
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         sys.exit(1)
+    except (MemoryError, RuntimeError, OSError) as error:
+        lack = what_the_machine_lacks(error)
+        if lack is None:
+            raise
+        end_with_line(lack, 2)
+
+
+def end_with_line(message: str, code: int) -> NoReturn:
+    if message:  # otherwise another rank says it
+        print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
+    # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
+    if dist.is_initialized():
+        os._exit(code)
+    sys.exit(code)
 
 
 def launch_line(script, arguments):
@@ -125,6 +141,7 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
         if device.type == "cuda":
             torch.cuda.set_device(device)  # events and streams are of the current one
         return Ranks(), device
+    end_with_launcher()
     ranks = Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
     device = pick_device(device)
     if device.type == "cuda":
@@ -136,7 +153,7 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
         torch.cuda.set_device(device)
     elif device.type == "mps":
         raise UserError("data parallel does not work on mps: launch with python instead of torchrun, or --device cpu")
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = pick_backend(device, ranks)
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
@@ -144,9 +161,37 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if backend == "nccl" else None,
     )
     return ranks, device
+
+
+def pick_backend(device, ranks: Ranks) -> str:
+    """The library that carries tensors between ranks: NCCL between GPUs where this PyTorch has it, Gloo elsewhere."""
+    if device.type != "cuda":
+        return "gloo"
+    if dist.is_nccl_available():
+        return "nccl"
+    if ranks.is_main:
+        print("this PyTorch has no NCCL (on Windows it never has): the ranks use Gloo, which is slower", flush=True)
+    return "gloo"
+
+
+def end_with_launcher() -> None:
+    """Under torchrun: end this rank soon after the launcher is gone, even if that was killed.
+
+    Ranks that went on alone would write over what the next launch trains. Only torchrun's ranks: a process that somebody
+    started in the background by hand is to go on when the shell is closed.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+
+    def leave():
+        with contextlib.suppress(OSError):  # the launcher may have read what is printed
+            print("error: the launcher is gone, so this rank ends", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    watch_parent(os.getppid(), leave)
 
 
 def rendezvous_store(timeout):
@@ -161,7 +206,10 @@ def rendezvous_store(timeout):
 
 
 def pick_device(name=None):
-    """torch.device for the user's choice, or CUDA, MPS, CPU in this order. Errors: UserError if it is not there."""
+    """torch.device for the user's choice, or CUDA, MPS, CPU in this order. Errors: UserError if it is not there.
+
+    A CUDA device has its number: torch.cuda.set_device wants one.
+    """
     has_mps = torch.backends.mps.is_available()
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
@@ -177,6 +225,8 @@ def pick_device(name=None):
         raise UserError("--device mps: not available on this machine; try --device cpu")
     if device.type not in ("cuda", "mps", "cpu"):
         raise UserError(f"--device {name}: unknown; use cuda, cuda:N, mps or cpu")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", 0)
     return device
 
 
@@ -282,51 +332,3 @@ def compiler_missing(device):
     ):
         return "no C++ compiler (g++ or clang++) is found"
     return None
-
-
-# --------------------------------------------------------------------------------------------------- signals
-
-
-class StopSignals:
-    """SIGTERM, SIGINT and SIGHUP ask for a stop after the current update, SIGUSR1 for a save.
-
-    Until `arm()` is called there is nothing to save, and a stop signal ends the process at once. A second stop signal
-    ends it at once too; the launcher repeats a Ctrl-C within milliseconds, so that repeats inside a second count as
-    one. A context manager: the handlers that were there before come back.
-    """
-
-    STOP = ("SIGTERM", "SIGINT", "SIGHUP")
-    SAME_SIGNAL_S = 1.0
-
-    def __init__(self):
-        self.signum = 0  # the stop signal that came, 0: none
-        self._save_requested = self._armed = False
-        self._first = 0.0
-        self._before = {}
-
-    def __enter__(self):
-        for name, handler in [*((name, self._stop) for name in self.STOP), ("SIGUSR1", self._save)]:
-            if hasattr(signal, name):  # Windows has no SIGHUP and no SIGUSR1
-                self._before[name] = signal.signal(getattr(signal, name), handler)
-        return self
-
-    def __exit__(self, *exception):
-        for name, handler in self._before.items():
-            signal.signal(getattr(signal, name), handler)
-
-    def arm(self):
-        self._armed = True
-
-    def take_save_request(self):
-        requested, self._save_requested = self._save_requested, False
-        return requested
-
-    def _stop(self, signum, frame):
-        now = time.monotonic()
-        if not self._armed or (self.signum and now - self._first > self.SAME_SIGNAL_S):
-            os._exit(128 + signum)
-        if not self.signum:
-            self.signum, self._first = signum, now
-
-    def _save(self, signum, frame):
-        self._save_requested = True

@@ -1,5 +1,6 @@
 """What every trainer does around its training loop: join the ranks, go on or begin, and end with a report."""
 
+import contextlib
 from pathlib import Path
 
 import torch.distributed as dist
@@ -9,13 +10,16 @@ from trainer.checkpoint import Checkpoints, remove_temporaries
 from trainer.loop import Run, fit
 from trainer.report import Reporter
 from trainer.resume import is_past, resume
-from trainer.runtime import StopSignals, UserError, init_distributed_mode, launch_line, on_main
+from trainer.run_lock import hold, release_all
+from trainer.runtime import UserError, init_distributed_mode, launch_line, on_main
+from trainer.signals import StopSignals
 from trainer.trackers import open_tracker
 
 
 def launch(train, script, args, argv, ddp=False):
     """train(args, ranks, device, signals, command) -> exit code, with the ranks joined and stop signals caught."""
-    with StopSignals() as signals:
+    with StopSignals() as signals, contextlib.ExitStack() as at_end:
+        at_end.callback(release_all)
         ranks, device = init_distributed_mode(args.device, args.dist_timeout, ddp)
         exit_code = train(args, ranks, device, signals, launch_line(script, argv))
         if dist.is_initialized():  # not after an error: the other ranks are not where they could take part
@@ -97,6 +101,20 @@ def write_own_report(stem, say):
         say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
     except Exception as error:  # the run itself is complete
         say(f"warning: no report was written ({error}); python scripts/report.py {stem}.metrics.jsonl makes it")
+
+
+def claim(ranks, *stems):
+    """Make the folders of the runs' files, and keep other runs from writing them until this command ends.
+
+    stems: paths of the files without their endings. Errors: UserError that names the run that is writing them.
+    """
+
+    def claim_all():
+        for stem in stems:
+            make_folder(stem.parent)
+            hold(stem)
+
+    on_main(ranks, claim_all)
 
 
 def make_folder(folder, flag="--out_dir"):

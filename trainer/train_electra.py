@@ -52,7 +52,7 @@ from trainer.optim import build_optimizer
 from trainer.report import describe
 from trainer.runtime import UserError, compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
 from trainer.schedules import ENCODER_SCHEDULES
-from trainer.session import carry_out, launch, make_folder, new_run
+from trainer.session import carry_out, claim, launch, new_run
 from trainer.train_tokenizer import Source, draw_sample
 
 OWN_ENTRIES = 8192  # of a vocabulary that is trained on the data
@@ -71,8 +71,9 @@ def train(args, ranks, device, signals, command=""):
     dtype, precision_notice = pick_dtype(args.dtype, device)
     seed_everything(args.seed)  # the same on all ranks, so that all begin with the same weights
     folder = Path(args.out_dir) / f"electra_{args.size}"
+    stem = folder / folder.name
     with user_errors():
-        make_folder(folder)
+        claim(ranks, stem)
         data_path = args.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
         tokenizer = open_vocabulary(args, data_path, folder, ranks)
         encoder = LineEncoder(tokenizer)
@@ -97,7 +98,6 @@ def train(args, ranks, device, signals, command=""):
     options = {"grad_clip": args.grad_clip, "n_sums": N_SUMS}
     engine = Engine(model, optimizer, objective(model), device=device, dtype=dtype, ranks=ranks, **options)
 
-    stem = folder / folder.name
     run = new_run(
         stem,
         args,

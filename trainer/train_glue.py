@@ -58,7 +58,7 @@ from trainer.optim import build_adamw
 from trainer.report import Reporter, describe
 from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
 from trainer.schedules import ENCODER_SCHEDULES
-from trainer.session import carry_out, launch, make_folder, new_run
+from trainer.session import carry_out, claim, launch, make_folder, new_run
 
 
 def main(argv=None):
@@ -99,6 +99,7 @@ def train(args, ranks, device, signals, command=""):
         found = [d.task for d in tasks]
         checked = on_main(ranks, lambda: check_models(args, found, folder, job.encoder.vocab_size, dtype))
         job = job._replace(dtype=checked.dtype)
+        claim(ranks, *(out / name for name in folders))
         on_main(ranks, lambda: make_room(args, out, folders))
     for line in filter(None, (precision_notice, *checked.lines, *notices(args, ranks))):
         say(line)

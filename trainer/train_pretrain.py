@@ -53,7 +53,7 @@ from trainer.runtime import (
     user_errors,
 )
 from trainer.schedules import get_lr, learning_rate
-from trainer.session import carry_out, launch, make_folder, new_run
+from trainer.session import carry_out, claim, launch, new_run
 
 BYTES_PER_PARAMETER = 16  # weight, gradient and AdamW's two moments in fp32
 
@@ -81,7 +81,7 @@ def train(args, ranks, device, signals, command=""):
         config = model.config
         stem = Path(args.out_dir) / weight_name(args.save_weight, config)
         check_length(args, config)
-        make_folder(stem.parent)
+        claim(ranks, stem)
         corpus = open_corpus(args, encoder, ranks)
         what = f"--tokenizer_path {args.tokenizer_path}"
         check_size(encoder.vocab_size, config.vocab_size, what)

@@ -8,7 +8,8 @@ import time
 
 import torch
 
-from trainer import checkpoint, engine, loop
+from dataset import loader
+from trainer import checkpoint, engine
 
 
 def ledger(path):
@@ -16,12 +17,12 @@ def ledger(path):
     from trainer import session
 
     seen, losses = [], []
-    make_loader, resume = loop.make_loader, session.resume
+    epoch, resume = loader.Loader.epoch, session.resume
     start, update = engine.Engine.__init__, engine.Engine.update
     count = 0
 
-    def recording_loader(*arguments, **named):
-        for number, micro, batch in make_loader(*arguments, **named):
+    def recording_epoch(*arguments, **named):
+        for number, micro, batch in epoch(*arguments, **named):
             if batch is not None:
                 seen.extend(pieces(batch))
             yield number, micro, batch
@@ -50,7 +51,7 @@ def ledger(path):
         count = run.progress.update
         return resumed
 
-    loop.make_loader, session.resume = recording_loader, counting_resume
+    loader.Loader.epoch, session.resume = recording_epoch, counting_resume
     engine.Engine.__init__, engine.Engine.update = recording_start, recording_update
 
 
@@ -249,3 +250,46 @@ def any_cpu_has_bfloat16():
     from trainer import runtime
 
     runtime.cpu_has_bfloat16 = lambda: True
+
+
+def kill_worker_at(updates, name="SIGKILL", rank=0):
+    """Send a signal to a loader process of this rank before each of the updates."""
+    import multiprocessing
+
+    def kill():
+        os.kill(multiprocessing.active_children()[0].pid, getattr(signal, name))
+
+    at_update(updates, kill, rank)
+
+
+def bad_batch(at, rank=0):
+    """The `at`-th batch of a process (from 1) finds a document where no token is."""
+    get = loader.Assembler.__getitem__
+    count = 0
+
+    def failing(self, what):
+        nonlocal count
+        count += 1
+        if count == at and int(os.environ.get("RANK", 0)) == rank:
+            what.begin[:] = 1 << 40
+        return get(self, what)
+
+    loader.Assembler.__getitem__ = failing
+
+
+def shared_memory_is_full():
+    """No tensor can go to another process through /dev/shm."""
+
+    def full(*arguments, **named):
+        raise RuntimeError("unable to write to file </torch_1_2_3>: No space left on device (28)")
+
+    for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+        setattr(torch.UntypedStorage, name, full)
+
+
+def limit(name, value):
+    """A limit of the shell: RLIMIT_NOFILE (open files); RLIMIT_AS (memory) beyond what the process has already."""
+    if name == "RLIMIT_AS":
+        with open("/proc/self/statm") as file:
+            value += int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(getattr(resource, name), (value, value))

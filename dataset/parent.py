@@ -1,0 +1,50 @@
+"""Processes that must not outlive the one that they work for, however that one ends."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+POLL_S = 0.2
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def id_for_children() -> int:
+    """What a process hands to those that it starts, for their `end_with`."""
+    # The kernel takes the end of the thread that started a process for the end of its parent.
+    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
+
+
+def end_with(parent: int) -> None:
+    """Let this process be killed as soon as its parent is gone, in the middle of whatever it does.
+
+    parent: the parent's `id_for_children`. On Linux the kernel does it. Elsewhere a thread looks every 0.2 s. 0: nothing
+    is done; such a process has to notice by itself that its pipe has no other end.
+    """
+    if not parent:
+        return
+    if sys.platform == "linux" and os.getppid() == parent:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    elif os.name == "posix" and os.getppid() == parent:
+        watch_parent(parent, leave)
+    # A server that forks for others (multiprocessing's) is a parent of its own: the pipe tells there too.
+    if os.getppid() == 1 != parent:  # gone before this line
+        leave()
+
+
+def watch_parent(parent: int, gone: Callable[[], None]) -> None:
+    """Call `gone()` in a thread when this process has another parent than `parent`. Windows keeps a dead one's number."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_S)
+        gone()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def leave() -> None:
+    os._exit(1)

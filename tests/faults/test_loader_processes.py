@@ -1,0 +1,96 @@
+"""Row 23: loader processes that die, find damaged data or meet a full machine. The reference is an undisturbed run."""
+
+import os
+import time
+
+import psutil
+import pytest
+
+from trainer.checkpoint import verified
+
+OUT_WITHIN_S = 20
+
+
+def only_line(process):
+    """What a run wrote to stderr: one line, no traceback."""
+    lines = process.err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), process.err
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_row_23_a_loader_process_is_killed(lab, whole, name):
+    """The trainer saves what is trained, says who died, and ends with 1; the resume ends where it would have."""
+    process = lab.start("run", {"kill_worker_at": {"updates": [3], "name": name}}, num_workers=1)
+    assert process.wait(OUT_WITHIN_S) == 1
+    assert f"was killed by {name}" in only_line(process)
+    update = lab.state("run")["progress"]["update"]
+    assert update >= 3 and verified(lab.checkpoints("run")[0])
+    assert f"after update {update}; everything is saved" in process.out
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch, update", [(13, 6), (14, 6), (1, 0)])
+def test_row_23_a_batch_cannot_be_assembled(lab, whole, workers, batch, update):
+    """In the trainer's process and in a worker: the updates before it are saved, none is left half done."""
+    process = lab.start("run", {"bad_batch": {"at": batch}}, num_workers=workers)
+    assert process.wait(OUT_WITHIN_S) == 2
+    line = only_line(process)
+    assert "a batch cannot be assembled (IndexError" in line and "may be damaged" in line
+    if update:
+        assert lab.state("run")["progress"]["update"] == update
+    else:
+        assert lab.checkpoints("run") == []
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == whole.result("whole")
+
+
+@pytest.mark.parametrize("hooks", [{"kill_worker_at": {"updates": [2], "rank": 1}}, {"bad_batch": {"at": 9, "rank": 1}}])
+def test_row_23_two_ranks_stop_together(lab, hooks):
+    """One rank gets no more batches: both save and end after the same update, and go on from there."""
+    lab.run_ranks("whole", num_workers=1, accumulation_steps=1)
+    processes = lab.start_ranks("run", hooks=hooks, num_workers=1, accumulation_steps=1, save_interval=100)
+    codes = [process.wait(OUT_WITHIN_S) for process in processes]
+    assert codes == [2, 2 if "bad_batch" in hooks else 1]
+    assert only_line(processes[1]) and processes[0].err == ""
+    update = lab.state("run")["progress"]["update"]
+    assert 2 <= update <= 8 and f"after update {update}; everything is saved" in processes[0].out
+    lab.run_ranks("run", from_resume=1, num_workers=1, accumulation_steps=1)
+    assert lab.result("run")["state"] == lab.result("whole")["state"]
+
+
+def test_row_23_loader_processes_end_with_a_killed_trainer(lab):
+    process = lab.start("run", {"slow_updates": {"seconds": 0.2}}, num_workers=2)
+    assert process.until(lambda: lab.log_lines("run") > 1)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) == 2
+    process.kill()
+    start = time.monotonic()
+    while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
+        assert time.monotonic() - start < 1, "a loader process outlives its trainer"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "hooks", [{"shared_memory_is_full": {}}, {"limit": {"name": "RLIMIT_NOFILE", "value": 40}}], ids=str
+)
+def test_row_23_small_machines_train_all_the_same(lab, whole, hooks):
+    """Batches need neither /dev/shm nor an open file each."""
+    process = lab.start("run", hooks, num_workers=2)
+    assert process.wait(30) == 0, process.err
+    assert lab.result("run") == whole.result("whole")
+
+
+@pytest.mark.parametrize("extra_mb", [0, 8, 32, 64])
+def test_row_23_too_little_memory_is_told_in_a_line(lab, extra_mb):
+    """Wherever it runs out (the model, the store, a process, a thread): exit code 2 or 1 and one line, or it is enough."""
+    hooks = {"limit": {"name": "RLIMIT_AS", "value": extra_mb << 20}}
+    process = lab.start("run", hooks, num_workers=1, hidden_size=256, num_hidden_layers=4)
+    code = process.wait(60)
+    if code:
+        assert code in (1, 2) and "Traceback" not in process.err
+        assert process.err.splitlines()[-1].startswith("error: ")
+    else:
+        assert os.path.exists(f"{lab.folder}/run/pretrain_256.pth")
