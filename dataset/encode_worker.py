@@ -25,8 +25,8 @@ if __name__ == "__main__":  # started by path: this folder must not shadow packa
 
 from dataset.documents import Block
 from dataset.faults import BadLines, DataError, Fault
-from dataset.safe_cuts import PART_CHARACTERS, TooLongToEncode
 from dataset.parent import end_with, id_for_children
+from dataset.safe_cuts import PART_CHARACTERS, TooLongToEncode
 
 BATCH_CHARACTERS = PART_CHARACTERS  # the tokenizer holds about 100 bytes a token until a batch is done
 

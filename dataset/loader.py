@@ -14,6 +14,8 @@ from torch.utils.data import Dataset
 from dataset.loader_workers import LoaderError, WorkerPool, assemble_or_explain
 
 IGNORE = -100  # the target of a position that has none
+# On CUDA the ranks learn of a request to stop one update after it was made, so it must be known two before.
+UPDATES_AHEAD = 2
 
 
 def to_device(batch, device):
@@ -210,10 +212,6 @@ class Loader:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-# On CUDA the ranks learn of a request to stop one update after it was made, so it must be known two before.
-UPDATES_AHEAD = 2
 
 
 def _recipes(plan, schedule: UpdateSchedule, rank: int) -> Iterator[Any]:

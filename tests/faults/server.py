@@ -4,6 +4,7 @@ It reads one JSON request a line from standard input and ends with it. A run get
 (tests/faults/hooks.py) from the request, writes to `{log}.out` and `{log}.err`, and its wait status appears in `{log}.status`.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -44,8 +45,9 @@ def main():
             if pid == 0:
                 break
             path = running.pop(pid)
-            path.with_suffix(".part").write_text(str(os.waitstatus_to_exitcode(status)))
-            path.with_suffix(".part").rename(path)
+            with contextlib.suppress(FileNotFoundError):  # its test is over, and the folder gone
+                path.with_suffix(".part").write_text(str(os.waitstatus_to_exitcode(status)))
+                path.with_suffix(".part").rename(path)
 
 
 def run(request, hooks, train_pretrain):

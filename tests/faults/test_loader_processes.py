@@ -47,7 +47,9 @@ def test_row_23_a_batch_cannot_be_assembled(lab, whole, workers, batch, update):
     assert lab.result("run") == whole.result("whole")
 
 
-@pytest.mark.parametrize("hooks", [{"kill_worker_at": {"updates": [2], "rank": 1}}, {"bad_batch": {"at": 9, "rank": 1}}])
+@pytest.mark.parametrize(
+    "hooks", [{"kill_worker_at": {"updates": [2], "rank": 1}}, {"bad_batch": {"at": 9, "rank": 1}}]
+)
 def test_row_23_two_ranks_stop_together(lab, hooks):
     """One rank gets no more batches: both save and end after the same update, and go on from there."""
     lab.run_ranks("whole", num_workers=1, accumulation_steps=1)

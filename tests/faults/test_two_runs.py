@@ -27,6 +27,7 @@ def test_row_24_the_lock_of_a_killed_run_is_free_at_once(lab, whole):
     first = lab.start("run", {"slow_updates": {"seconds": 0.05}}, num_workers=2)
     assert first.until(lambda: len(lab.checkpoints("run")) > 0)
     first.kill()
+    first.wait()
     lab.run("run", from_resume=1)
     assert lab.result("run") == whole.result("whole")
 
@@ -47,6 +48,7 @@ def test_row_24_two_ranks_have_one_lock_and_both_are_refused(lab):
     assert [process.wait(30) for process in processes] == [2, 2]
     assert f"process {first.pid}" in processes[0].err and processes[1].err == ""
     first.kill()
+    first.wait()
 
 
 @pytest.mark.slow
