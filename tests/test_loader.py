@@ -1,5 +1,6 @@
 """Batches, update schedule, loader, mixture and validation split against naive loops and a token ledger."""
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -13,10 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from dataset.loader import IGNORE, Assembler, UpdateSchedule, assemble, gather, make_loader
+from dataset import loader_workers
+from dataset.encoder import DocumentEncoder
+from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule, assemble, gather, make_loader
 from dataset.packing import EpochPlan
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
+from dataset.token_store import open_or_build
 from tests.helpers import ROOT
+from tests.test_encoder import small_tokenizer
 from tests.test_packing import make_store, random_lengths
 
 
@@ -396,3 +401,34 @@ def test_joined_stores_travel_to_workers_without_their_arrays():
     assert joined.__reduce__() == (ConcatStore, (joined.stores,))
     copy = pickle.loads(pickle.dumps(joined))
     assert np.array_equal(copy.tokens[650:900], joined.tokens[650:900]) and copy.fingerprint == joined.fingerprint
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
+    """Under every way to start a process: macOS and Windows have spawn alone, Linux begins with forkserver from 3.14 on.
+
+    Reference: the batches that are made in this process.
+    """
+    context = multiprocessing.get_context(method)
+    started = []
+
+    def start(*arguments, **named):
+        started.append(arguments)
+        return context.Process(*arguments, **named)
+
+    monkeypatch.setattr(loader_workers.multiprocessing, "Process", start)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"the cat {i} sat on a mat"}) + "\n" for i in range(40)))
+    store = open_or_build(str(path), DocumentEncoder(small_tokenizer()), progress=False)
+    batches = {}
+    for num_workers in (0, 1):
+        loader = Loader(Assembler(store), num_workers=num_workers)
+        for epoch in range(3):
+            plan = EpochPlan(store, 16, 0, epoch)
+            batches[num_workers, epoch] = list(loader.epoch(plan, UpdateSchedule(plan.n_rows, 2, 2)))
+        loader.close()
+    assert len(started) == 1
+    for epoch in range(3):
+        assert len(batches[0, epoch]) == len(batches[1, epoch]) > 1
+        for one, other in zip(batches[0, epoch], batches[1, epoch], strict=True):
+            assert one[:2] == other[:2] and equal(one[2], other[2])

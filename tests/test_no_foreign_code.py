@@ -223,7 +223,7 @@ def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, caps
     (line,) = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
     assert line.startswith("error: --chat: the chat template of this tokenizer")
-    assert peak_of_children() <= max(before, 1.1 * chat_template.MEMORY)
+    assert peak_of_children() <= max(before, 1.3 * chat_template.MEMORY)
 
 
 def peak_of_children():

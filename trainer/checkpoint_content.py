@@ -217,7 +217,8 @@ def check_rank(state: Any, name: str, n_sums: int, device_type: str) -> None:
             continue
         _check_tensor(state, f"{name}: the random state of {kind}", None, torch.uint8)
         if kind == device_type:
-            wanted = torch.Generator(kind).get_state().shape
+            backend = torch.cuda if kind == "cuda" else torch.mps
+            wanted = backend.get_rng_state().shape
             _check_tensor(state, f"{name}: the random state of {kind}", wanted, torch.uint8)
 
 

@@ -1,0 +1,97 @@
+"""A machine with NVIDIA GPUs, as far as a machine without one can play it.
+
+`torch.cuda` answers as it does where GPUs are: `set_device` keeps the rule of the real one, that a device has a number.
+Tensors that should go to a GPU stay on the CPU: a mode of torch rewrites the device in every call. So a start is walked
+from the flags to the updates through all code that asks for the kind of the device.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+REAL_SET_DEVICE = torch.cuda.set_device
+
+
+class Event:
+    """Of a stream; nothing is ever under way here."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        self.recorded = False
+
+    def record(self, *arguments: Any) -> None:
+        self.recorded = True
+
+    def synchronize(self) -> None:
+        assert self.recorded, "waited for an event that nobody recorded"
+
+
+class OnTheCpu(TorchFunctionMode):
+    """Rewrites "cuda" devices to the CPU in every torch call, and counts how often one was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function is torch.device:  # the trainer's own idea of where it runs stays
+            return function(*args, **kwargs)
+        if function is torch.Tensor.pin_memory:
+            return args[0]
+        kwargs.pop("pin_memory", None)
+        args = tuple(self._moved(value) for value in args)
+        kwargs = {name: self._moved(value) for name, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+    def _moved(self, value: Any) -> Any:
+        is_device = isinstance(value, torch.device) and value.type == "cuda"
+        is_name = isinstance(value, str) and value.split(":")[0] == "cuda"
+        if is_device or is_name:
+            self.asked += 1
+            return torch.device("cpu")
+        return value
+
+
+def set_device(device: Any, chosen: list[int]) -> None:
+    """As the real one, which raises ValueError for a device without a number, up to the call of the driver."""
+    index = torch.cuda._utils._get_device_index(device)
+    if index >= 0:
+        chosen.append(index)
+
+
+@contextlib.contextmanager
+def simulated_cuda(gpus: int = 1) -> Iterator[SimpleNamespace]:
+    """Gives an object with `chosen`, the numbers that set_device was called with, and `mode`."""
+    chosen: list[int] = []
+    properties = SimpleNamespace(
+        total_memory=24 << 30, name="Simulated GPU", major=8, minor=9, multi_processor_count=80
+    )
+    answers = {
+        "is_available": lambda: True,
+        "device_count": lambda: gpus,
+        "current_device": lambda: chosen[-1] if chosen else 0,
+        "set_device": lambda device: set_device(device, chosen),
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "max_memory_allocated": lambda device=None: 1 << 20,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_properties": lambda device=None: properties,
+        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": lambda state, device=None: None,
+        "manual_seed_all": lambda seed: None,
+        "synchronize": lambda device=None: None,
+        "Event": Event,
+    }
+    precision = torch.get_float32_matmul_precision()
+    with contextlib.ExitStack() as patches:
+        for name, answer in answers.items():
+            patches.enter_context(mock.patch.object(torch.cuda, name, answer))
+        mode = patches.enter_context(OnTheCpu())
+        try:
+            yield SimpleNamespace(chosen=chosen, mode=mode)
+        finally:
+            torch.set_float32_matmul_precision(precision)
