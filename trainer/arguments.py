@@ -37,6 +37,13 @@ def layers(text: str) -> int:
     return value
 
 
+def file_prefix(text: str) -> str:
+    """What file names begin with. --out_dir says which folder they are in."""
+    if not text.strip() or "/" in text or "\\" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} must be the beginning of a file name, not a path: see --out_dir")
+    return text
+
+
 def new_parser(prog, description):
     return Parser(
         prog=prog,
@@ -109,7 +116,12 @@ def parser():
     p.may_be_empty = ("sample_prompts",)  # the model begins by itself
 
     g = output_flags(p, str(ROOT / "out"), "MiniMind-Pretrain")
-    g.add_argument("--save_weight", default="pretrain", help="prefix of the weight file: {prefix}_{hidden}[_moe].pth")
+    g.add_argument(
+        "--save_weight",
+        type=file_prefix,
+        default="pretrain",
+        help="prefix of the weight file: {prefix}_{hidden}[_moe].pth",
+    )
     g.add_argument(
         "--sample_prompts", nargs="+", default=[], help="continue these at every evaluation and at the end; or a file"
     )

@@ -14,11 +14,12 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from dataset.notices import announce
 from model.weight_files import DIGEST_FIELD, check_kind
@@ -64,8 +65,29 @@ def remove_temporaries(stem, folder):
 
     Other names in the same place are left alone; they may belong to a run that is writing them now.
     """
-    for path in [*stem.parent.glob(f"{glob.escape(stem.name)}.*.tmp"), *folder.glob("update_*.tmp")]:
+    name = glob.escape(stem.name)
+    beside = [*stem.parent.glob(f"{name}.*.tmp"), *stem.parent.glob(f".{name}.*.tmp")]
+    for path in [*beside, *folder.glob("update_*.tmp")]:
         remove(path)
+
+
+@contextlib.contextmanager
+def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
+    """Fill the folder `temporary` so that it takes the place of `folder` complete or not at all; it is removed on failure.
+
+    Errors: OSError that names `folder` for what safetensors cannot write.
+    """
+    remove(temporary)  # of a killed run
+    try:
+        yield temporary
+        replace(temporary, folder)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, SafetensorError):
+            reason = " ".join(str(error).split())
+            number = errno.ENOSPC if "os error 28" in reason else errno.EIO
+            raise OSError(number, reason, str(folder)) from error
+        raise
 
 
 # ------------------------------------------------------------------------------------------------- weights
@@ -296,11 +318,12 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
                 Path(f"{path}.sha256").unlink(missing_ok=True)
 
-    def set_aside(self, files, weights=(), notice=print):
+    def set_aside(self, files, weights=(), notice=print, unsaved=()):
         """Keep an earlier run when a fresh one takes its place: its checkpoints and other `files` move to a folder.
 
         One rename moves them, so that a kill at any moment leaves them together, here or there. `weights` (files or
-        folders) stay here too until the new ones replace them.
+        folders) stay here too until the new ones replace them. `unsaved`: files that are deleted if there is nothing
+        else, since their run ended before it had saved anything.
         """
         files, weights = list(map(Path, files)), list(map(Path, weights))
         if any((self.folder / path.name).exists() for path in files + weights):  # brought back and not resumed
@@ -308,7 +331,9 @@ class Checkpoints:
         before = self._asides()[-1:]
         kept = [path for path in files + weights if path.exists()]
         kept = [path for path in kept if not any(is_link_of(folder / path.name, path) for folder in before)]
-        if not (self.paths() or kept):
+        if not self.paths() and set(kept) <= set(map(Path, unsaved)):
+            for path in kept:
+                remove(path)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in kept:

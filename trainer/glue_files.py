@@ -9,6 +9,7 @@ from dataset.glue_dataset import Features, GlueAssembler, cached_features, read_
 from dataset.glue_tasks import TASKS
 from dataset.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from dataset.wording import counted
+from trainer.places import check_kinds, check_writable
 from trainer.runtime import UserError, on_main
 from trainer.session import make_folder
 
@@ -113,3 +114,5 @@ def make_room(args, out, names):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name in names:
         make_folder(out / name)
+        check_writable(out / name / name)
+        check_kinds(out / name / name, folders=[out / name / f"seed_{seed}" for seed in seeds(args)])

@@ -4,7 +4,6 @@ import argparse
 import hashlib
 import math
 import re
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from dataset.tokenizer_files import save_tokenizer
 from dataset.vocabulary import check_size
 from model.compiled_encoder import compile_layers, eager_if
 from model.model_electra import init_position_embeddings
-from trainer.checkpoint import replace
+from trainer.checkpoint import atomic_folder
 from trainer.glue_padding import choose_way, computes_in, has_segments, is_known, notice, way_of
 from trainer.optim import parameter_groups
 from trainer.runtime import UserError, user_errors
@@ -239,11 +238,9 @@ def metrics(task, sums):
 
 def save_model(folder, model, tokenizer, weights):
     """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write."""
-    temporary = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a killed run
-    model.save_pretrained(temporary, state_dict=weights)
-    save_tokenizer(tokenizer, temporary)
-    replace(temporary, folder)
+    with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:
+        model.save_pretrained(temporary, state_dict=weights)
+        save_tokenizer(tokenizer, temporary)
 
 
 def weights_digest(model):

@@ -1,5 +1,7 @@
 """Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
 
+import errno
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ def save(run):
             run.checkpoints.wait()
         except OSError as error:
             run.reporter.say(
-                f"warning: the save before this one failed ({error}); the checkpoint before it is intact, training goes on"
+                f"warning: the save before this one failed ({failure(error)}); {what_is_left(run)}, training goes on"
             )
         # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
         run.checkpoints.save(
@@ -66,11 +68,22 @@ def finish_saving(run):
         try:
             run.checkpoints.wait()
         except OSError as error:
-            raise UserError(
-                f"the last save failed ({error}): free some space; the checkpoint before it is intact"
-            ) from error
+            advice = "free some space" if error.errno in DISK_IS_FULL else "mend that"
+            raise UserError(f"the last save failed ({failure(error)}): {advice}; {what_is_left(run)}") from error
 
     on_main(run.ranks, wait)
+
+
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def failure(error: OSError) -> str:
+    """Of a save, without the number that str() begins with."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def what_is_left(run: Any) -> str:
+    return "the checkpoint before it is intact" if run.checkpoints.paths() else "there is no checkpoint before it"
 
 
 def resume(run):
@@ -141,6 +154,23 @@ def is_past(run):
     step, due = run.progress.step, run.progress.evaluation_due
     again = {"val_loss", "text"} if due else set()  # an evaluation and its samples
     return lambda record: record["step"] < step or record["step"] == step and not again & record.keys()
+
+
+def never_saved(metrics: Path) -> bool:
+    """Whether a metrics file is of a run that ended before its first save, or of none: nobody can go on from that."""
+    starts, last_step, updates_left = [], -1, True
+    try:
+        for line in metrics.read_bytes().splitlines():
+            record = json.loads(line)
+            if "settings" in record:
+                starts.append(record["settings"]["save_interval"])
+            elif "eta" in record:
+                last_step, updates_left = record["step"], record["eta"] > 0
+        return len(starts) <= 1 and updates_left and last_step + 1 < min(starts, default=1)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, TypeError, KeyError):  # no file of ours, or cut off: it is kept
+        return False
 
 
 SCHEDULE_FLAGS = (

@@ -8,8 +8,9 @@ import torch.distributed as dist
 from dataset.wording import counted
 from trainer.checkpoint import Checkpoints, remove_temporaries
 from trainer.loop import Run, fit
+from trainer.places import check_space, check_writable
 from trainer.report import Reporter
-from trainer.resume import is_past, resume
+from trainer.resume import is_past, never_saved, resume
 from trainer.run_lock import hold, release_all
 from trainer.runtime import UserError, init_distributed_mode, launch_line, on_main
 from trainer.signals import StopSignals
@@ -40,11 +41,12 @@ def new_run(stem, args, ranks, signals, engine, command, **fields):
     return Run(**common, checkpoints=checkpoints, reporter=Reporter(ranks.is_main), **fields)
 
 
-def carry_out(run, stem, outputs, prepare, replaced=()):
+def carry_out(run, stem, outputs, prepare, replaced=(), begun=()):
     """Train a Run to its end or to a stop signal; returns the exit code.
 
     stem: path of the run's files without their endings. outputs: {what: path} that `run.save_weights` leaves there.
-    replaced: what else an earlier run may have left there; a fresh one moves it away with that run.
+    replaced: what else an earlier run may have left there; a fresh one moves it away with that run. begun: that of it
+    which a run leaves before it has saved anything.
     prepare(): says what the run will do and makes it fast; called when it is certain that there is something to do.
     """
     args, say = run.args, run.reporter.say
@@ -62,7 +64,7 @@ def carry_out(run, stem, outputs, prepare, replaced=()):
             on_main(run.ranks, lambda: run.save_weights(run.engine.model.state_dict(), run.progress.update))
         say(written)
         return 0
-    start_reporting(run, stem, outputs.values(), replaced, resumed)
+    start_reporting(run, stem, outputs.values(), replaced, begun, resumed)
     prepare()
     exit_code = fit(run)
     if exit_code == 0:
@@ -73,22 +75,25 @@ def carry_out(run, stem, outputs, prepare, replaced=()):
     return exit_code
 
 
-def start_reporting(run, stem, outputs, replaced, resumed):
+def start_reporting(run, stem, outputs, replaced, begun, resumed):
     """Begin or continue the tracker's run and the metrics file. A fresh run first moves an earlier one out of its way."""
     args, reporter = run.args, run.reporter
 
     def begin():
+        check_space(stem.parent, run.engine)
         if args.tracker != "none":  # first: if it refuses, nothing has been moved
             ids, step = run.tracker_ids, run.progress.step
             options = (args.wandb_project, stem.name, vars(args), stem.parent, ids.get(args.tracker), step)
             reporter.tracker = open_tracker(args.tracker, *options)
             ids[args.tracker] = reporter.tracker.id
-        files = [*(f"{stem}.{kind}" for kind in ("metrics.jsonl", "report.html", "loss.png")), *replaced]
+        metrics = f"{stem}.metrics.jsonl"
+        files = [metrics, f"{stem}.report.html", f"{stem}.loss.png", *replaced, *begun]
         if resumed:
             run.checkpoints.bring_back()
         else:
-            run.checkpoints.set_aside(files, outputs, reporter.say)
-        reporter.open(f"{stem}.metrics.jsonl", is_past(run) if resumed else None)
+            unsaved = [metrics, *begun] if never_saved(Path(metrics)) else []
+            run.checkpoints.set_aside(files, outputs, reporter.say, unsaved)
+        reporter.open(metrics, is_past(run) if resumed else None)
 
     on_main(run.ranks, begin)
 
@@ -106,12 +111,14 @@ def write_own_report(stem, say):
 def claim(ranks, *stems):
     """Make the folders of the runs' files, and keep other runs from writing them until this command ends.
 
-    stems: paths of the files without their endings. Errors: UserError that names the run that is writing them.
+    stems: paths of the files without their endings. Errors: UserError that names the run that is writing them, or says
+    why none can.
     """
 
     def claim_all():
         for stem in stems:
             make_folder(stem.parent)
+            check_writable(stem)
             hold(stem)
 
     on_main(ranks, claim_all)

@@ -11,7 +11,6 @@ data, masking and what comes out.
 
 import argparse
 import math
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -43,12 +42,13 @@ from dataset.wordpiece import entries, load_wordpiece, save_wordpiece, train_wor
 from model.electra_sizes import SIZES
 from model.model_electra import ElectraPretrainer, configs, flops_per_token
 from trainer.arguments import common_warnings, warnings_of
-from trainer.checkpoint import replace
+from trainer.checkpoint import atomic_folder
 from trainer.electra_arguments import WARM_UP, parse_args, parser
 from trainer.electra_loss import N_SUMS, metrics, objective
 from trainer.engine import Engine
 from trainer.machine import product_rate
 from trainer.optim import build_optimizer
+from trainer.places import check_kinds
 from trainer.report import describe
 from trainer.runtime import UserError, compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
 from trainer.schedules import ENCODER_SCHEDULES
@@ -74,6 +74,7 @@ def train(args, ranks, device, signals, command=""):
     stem = folder / folder.name
     with user_errors():
         claim(ranks, stem)
+        on_main(ranks, lambda: check_kinds(stem, folders=[folder / name for name in NETWORKS]))
         data_path = args.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
         tokenizer = open_vocabulary(args, data_path, folder, ranks)
         encoder = LineEncoder(tokenizer)
@@ -130,8 +131,8 @@ def train(args, ranks, device, signals, command=""):
         prepare(run, store, examples, dtype, precision_notice)
 
     outputs = {name: folder / name for name in NETWORKS}
-    replaced = [folder / OWN, *sorted(folder.glob("percent_*"))]
-    return carry_out(run, stem, outputs, begin, replaced)
+    replaced = sorted(folder.glob("percent_*"))
+    return carry_out(run, stem, outputs, begin, replaced, begun=[folder / OWN])
 
 
 NETWORKS = ("discriminator", "generator")
@@ -250,13 +251,11 @@ def save_at_percent(args, folder, model, tokenizer, weights, update):
     target = folder if percent == 100 else folder / f"percent_{percent:g}"
     target.mkdir(exist_ok=True)
     for name in NETWORKS:
-        temporary = target / f"{folder.name}.{name}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)  # of a killed run
         disable_progress_bar()
         own = {key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")}
-        getattr(model, name).save_pretrained(temporary, state_dict=own)
-        save_wordpiece(tokenizer, temporary)
-        replace(temporary, target / name)
+        with atomic_folder(target / name, target / f"{folder.name}.{name}.tmp") as temporary:
+            getattr(model, name).save_pretrained(temporary, state_dict=own)
+            save_wordpiece(tokenizer, temporary)
 
 
 def prepare(run, store, examples, dtype, precision_notice):

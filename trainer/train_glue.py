@@ -55,6 +55,7 @@ from trainer.glue_model import (
 from trainer.glue_padding import is_known
 from trainer.glue_scores import Evaluation, line_of, look_back, read_json, show_table, summary, write_json
 from trainer.optim import build_adamw
+from trainer.places import check_kinds
 from trainer.report import Reporter, describe
 from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
 from trainer.schedules import ENCODER_SCHEDULES
@@ -136,6 +137,7 @@ def one_run(job, data, folder, seed):
     with user_errors():
         model, new = init_model(args, data.task, job.model_folder, job.encoder.vocab_size)
         make_folder(folder)
+        on_main(ranks, lambda: check_kinds(stem, folders=[folder / "model"]))
     start = weights_digest(model)
     if trained:
         model.load_state_dict(load_file(folder / WEIGHTS))

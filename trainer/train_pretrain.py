@@ -42,11 +42,13 @@ from trainer.evaluation import evaluate, read_prompts, samples
 from trainer.loop import train_epoch
 from trainer.machine import product_rate, total_memory
 from trainer.optim import build_optimizer
+from trainer.places import check_kinds
 from trainer.report import describe, flops_per_token, mean_context
 from trainer.runtime import (
     UserError,
     compile_blocks,
     init_distributed_mode,
+    on_main,
     pick_dtype,
     run_cli,
     seed_everything,
@@ -82,6 +84,8 @@ def train(args, ranks, device, signals, command=""):
         stem = Path(args.out_dir) / weight_name(args.save_weight, config)
         check_length(args, config)
         claim(ranks, stem)
+        outputs = {"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")}
+        on_main(ranks, lambda: check_kinds(stem, files=outputs.values()))
         corpus = open_corpus(args, encoder, ranks)
         what = f"--tokenizer_path {args.tokenizer_path}"
         check_size(encoder.vocab_size, config.vocab_size, what)
@@ -126,7 +130,6 @@ def train(args, ranks, device, signals, command=""):
             "optimizer": args.optimizer,
         },
     )
-    outputs = {"weights": f"{stem}.pth", "config": f"{stem}.json"}
     return carry_out(run, stem, outputs, lambda: prepare(run, corpus, dtype, precision_notice))
 
 
