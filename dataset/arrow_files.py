@@ -18,25 +18,42 @@ ARROW_FILE_MAGIC = b"ARROW1"
 
 
 class TableReader:
-    """Reads one file. done: which share of it was read, from 0 to 1."""
+    """Reads one file, or one row group of a .parquet. done: which share of it was read, from 0 to 1."""
 
-    def __init__(self, path: Path, text_field: str):
+    def __init__(self, path: Path, text_field: str, row_group: int | None = None):
         self.path = path
         self.text_field = text_field
+        self.row_group = row_group
         self.kind = path.suffix.lower()
         self.arrow = optional_package("pyarrow", f"to read {self.kind}")
         self.done = 0.0
 
     def rows(self) -> Iterator[Item]:
-        """(row from 1, text or (kind, reason) of a fault) of each row; empty texts are left out. Errors: DataError."""
+        """(row of the file from 1, text or (kind, reason) of a fault) of each row; empty texts are left out.
+
+        Errors: DataError.
+        """
         batches = self._parquet_columns() if self.kind == ".parquet" else self._ipc_columns()
         row = 0
+        if self.row_group is not None:
+            row = sum(rows for rows, _ in self.row_groups()[: self.row_group])
         with self._told():
             for column in batches:
                 for value in self._values(column):
                     row += 1
                     if value:
                         yield row, value
+
+    def row_groups(self) -> list[tuple[int, int]]:
+        """(rows, compressed bytes) of each row group of a .parquet, by its footer alone. Errors: DataError."""
+        parquet = optional_package("pyarrow.parquet", "to read .parquet")
+        groups = []
+        with self._told(), parquet.ParquetFile(self.path) as file:
+            for i in range(file.metadata.num_row_groups):
+                group = file.metadata.row_group(i)
+                size = sum(group.column(j).total_compressed_size for j in range(group.num_columns))
+                groups.append((group.num_rows, size))
+        return groups
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -56,9 +73,11 @@ class TableReader:
         # With a dictionary, equal texts are held once; a buffer, so that a row group is not read whole.
         options = {"read_dictionary": [self.text_field], "buffer_size": 1 << 20}
         with parquet.ParquetFile(self.path, **options) as file:
-            total = max(file.metadata.num_rows, 1)
+            groups = None if self.row_group is None else [self.row_group]
+            total = max(file.metadata.num_rows if groups is None else file.metadata.row_group(groups[0]).num_rows, 1)
             rows = 0
-            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=[self.text_field]):
+            wanted = {"columns": [self.text_field], "row_groups": groups}
+            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), **wanted):
                 rows += len(batch)
                 self.done = rows / total
                 yield batch.column(0)

@@ -1,12 +1,13 @@
 """The data of a run: which documents are trained and which are held out, and the plan of every epoch."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dataset.documents import find_files
 from dataset.faults import DataError
+from dataset.file_kinds import find_files
 from dataset.loader import gather
 from dataset.packing import EpochPlan, chunks
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
@@ -51,9 +52,9 @@ def name_of(paths: list[str]) -> str:
     return f"{paths[0]} and {len(paths) - 1} more"
 
 
-def repeated_sources(paths: list[str]) -> list[str]:
+def repeated_sources(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
     """A line for each file that two paths name, by itself or within a folder: its documents would be trained twice."""
-    times = Counter(str(file.resolve()) for path in paths for file in find_files(path))
+    times = Counter(str(file.resolve()) for path in paths for file in find_files(path, text_suffixes))
     lines = []
     for file, count in times.items():
         if count > 1:
@@ -97,7 +98,8 @@ class Corpus:
         self.val_fraction, self._last_plan = val_fraction, (None, None)
         self.fingerprint, self.max_token_id = self.store.fingerprint, max(store.max_token_id for store in stores)
         self.documents = self.val_documents = self.val_store = None
-        self.notices = repeated_sources([path for paths, _ in groups for path in paths])
+        all_paths = [path for paths, _ in groups for path in paths]
+        self.notices = repeated_sources(all_paths, store_options.get("text_suffixes"))
         if val_path:
             self.val_store = open_or_build(val_path, encoder, **store_options)
             self.val_documents = np.arange(len(self.val_store), dtype=np.uint32)

@@ -137,20 +137,37 @@ def _text_of_file(raw: bytes, text_field: str) -> str:
         raise BadLine("bad UTF-8", f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
 
 
+def sizes_of_sections(path: Path, text_field: str, block_bytes: int, split_text: bool = False) -> list[int] | None:
+    """Bytes of the sections that a file has where each can be read without the ones before it; None where it has none.
+
+    A section is a block of a plain .jsonl, a row group of a .parquet, or a plain text file.
+    """
+    kind = kind_of(path)
+    size = path.stat().st_size
+    if kind.suffix == ".parquet":
+        return [group_bytes for _, group_bytes in TableReader(path, text_field).row_groups()]
+    if not kind.compression and kind.suffix == ".jsonl":
+        return [min(block_bytes, size - start) for start in range(0, size, block_bytes)]
+    if not kind.compression and kind.is_text and not split_text:
+        return [size]
+    return None
+
+
 def split_into_blocks(
-    path: Path, text_field: str, block_bytes: int | None, split_text: bool = False
+    path: Path, text_field: str, block_bytes: int | None, split_text: bool = False, section: int | None = None
 ) -> Iterator[Block]:
     """The blocks of a file in order, cut by the file and block_bytes alone. None: a plain file in one. split_text: in a
-    text file a blank line ends a document."""
+    text file a blank line ends a document. section: only this one of `sizes_of_sections`."""
     kind = kind_of(path)
     size = path.stat().st_size
     if kind.suffix in (".parquet", ".arrow"):
-        table = TableReader(path, text_field)
+        table = TableReader(path, text_field, section)
         yield from _item_blocks(path, table.rows(), lambda: int(table.done * size), block_bytes)
         return
     if not kind.compression and kind.suffix == ".jsonl":
         step = block_bytes or max(size, 1)
-        for start in range(0, size, step):
+        starts = range(0, size, step)
+        for start in starts if section is None else starts[section : section + 1]:
             end = min(start + step, size)
             yield Block(path, start, end, lines_before=None if start else 0, source_bytes=end - start)
         return

@@ -102,6 +102,24 @@ class BadLines:
         places = {kind: [asdict(fault) for fault in self.places[kind]] for kind in sorted(self.places)}
         return {"counts": dict(sorted(self.counts.items())), "places": places}
 
+    @staticmethod
+    def can_be_read_from(data: object) -> bool:
+        """Whether `from_dict` takes it: what is read from a file may be anything."""
+        if not isinstance(data, dict):
+            return False
+        counts = data.get("counts")
+        places = data.get("places")
+        if not isinstance(counts, dict) or not isinstance(places, dict) or counts.keys() != places.keys():
+            return False
+        fields = set(Fault.__dataclass_fields__)
+        for kind, count in counts.items():
+            if type(count) is not int or not isinstance(places[kind], list):
+                return False
+            for place in places[kind]:
+                if not isinstance(place, dict) or set(place) != fields or type(place["line"]) is not int:
+                    return False
+        return True
+
     @classmethod
     def from_dict(cls, data: dict) -> "BadLines":
         bad = cls()

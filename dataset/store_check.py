@@ -1,13 +1,10 @@
 """Looks at the tokens of a store once, beside the training that reads them."""
 
 import contextlib
-import hashlib
 import threading
 
 from dataset.faults import DataError
-from dataset.store_format import CHECKED_AT_ONCE, TokenStore
-
-CHUNK_BYTES = 4 << 20
+from dataset.store_format import CHECKED_AT_ONCE, TokenStore, sha256_of
 
 
 class TokenCheck:
@@ -48,17 +45,9 @@ class TokenCheck:
     def _look(self) -> None:
         for store in self.stores:
             try:
-                digest = _sha256_of_tokens(store)
+                digest = sha256_of(store.folder / "tokens.bin")
             except OSError:  # a disk that fails now fails the training itself, which says so
                 return
             if digest != store.meta["sha256"]["tokens.bin"]:
                 self.damaged = store
                 return
-
-
-def _sha256_of_tokens(store: TokenStore) -> str:
-    digest = hashlib.sha256()
-    with open(store.folder / "tokens.bin", "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -9,6 +9,7 @@ import numpy as np
 from dataset.faults import BadLines
 
 CHECKED_AT_ONCE = 64 << 20  # bytes of tokens whose SHA-256 takes a few hundredths of a second
+MOST_META_BYTES = 16 << 20
 
 
 class DamagedStore(ValueError):
@@ -41,7 +42,8 @@ class TokenStore:
         for name, array in arrays.items():
             if hashlib.sha256(array).hexdigest() != meta["sha256"].get(name):
                 raise DamagedStore(f"the content of {name} is not what was written")
-        assert self.offsets[0] == 0 and self.offsets[-1] == meta["tokens"]
+        if not _are_offsets(self.offsets, meta["tokens"]):
+            raise DamagedStore("offsets.bin does not tell where documents begin")
         self.max_token_id: int = meta["max_token_id"]
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
@@ -61,6 +63,16 @@ class TokenStore:
     def __reduce__(self):  # a worker process maps the files itself
         return TokenStore, (self.folder,)
 
+    def check_all_files(self) -> None:
+        """Reads every file once, tokens of any size included. Errors: DamagedStore."""
+        for name, expected in self.meta["sha256"].items():
+            try:
+                found = sha256_of(self.folder / name)
+            except OSError as error:
+                raise DamagedStore(f"{name}: {error.strerror}") from None
+            if found != expected:
+                raise DamagedStore(f"the content of {name} is not what was written")
+
     def _map(self, name: str, dtype: np.dtype, count: int) -> np.ndarray:
         path = self.folder / name
         size = path.stat().st_size if path.exists() else 0
@@ -70,22 +82,56 @@ class TokenStore:
         return np.memmap(path, dtype, "r").view(np.ndarray) if size else np.empty(0, dtype)
 
 
+def _are_offsets(offsets: np.ndarray, tokens: int) -> bool:
+    """Whether the documents lie one after the other and take all tokens."""
+    if offsets[0] != 0 or offsets[-1] != tokens:
+        return False
+    return bool((offsets[:-1] <= offsets[1:]).all())
+
+
 def _read_meta(folder: Path) -> dict:
     """The content of meta.json, of which its own digest says that it is what was written."""
-    try:
-        text = (folder / "meta.json").read_text(encoding="utf-8")
-        meta = json.loads(text)
-    except (OSError, ValueError, RecursionError):
-        raise DamagedStore("meta.json is missing or damaged") from None
+    meta = read_small_json(folder / "meta.json", MOST_META_BYTES)
+    if meta is None:
+        raise DamagedStore("meta.json is missing or damaged")
     if not isinstance(meta, dict):
         raise DamagedStore("meta.json is damaged")
     if "sha256" not in meta and "meta_sha256" not in meta:
         raise DamagedStore("an earlier version made it, without digests of its files")
     digest = meta.pop("meta_sha256", None)
-    if digest != digest_of_json(meta):
+    if digest != digest_of_json(meta) or not _is_meta(meta):
         raise DamagedStore("meta.json is damaged")
     return meta
 
 
-def digest_of_json(meta: dict) -> str:
-    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+def _is_meta(meta: dict) -> bool:
+    """Whether the fields that are read are there and can be: a digest that holds does not say who made the file."""
+    texts = [meta.get("key"), meta.get("source_name")]
+    if not all(isinstance(text, str) for text in texts):
+        return False
+    numbers = [meta.get("documents"), meta.get("tokens")]
+    if not all(type(number) is int and number >= 0 for number in numbers) or type(meta.get("max_token_id")) is not int:
+        return False
+    if meta.get("dtype") not in ("uint16", "uint32") or not isinstance(meta["sha256"], dict):
+        return False
+    return BadLines.can_be_read_from(meta.get("bad_lines"))
+
+
+def read_small_json(path: Path, most_bytes: int) -> object:
+    """What a JSON file of our own holds; None where it is missing, larger than such a file can be, or no JSON."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(most_bytes + 1)
+        return None if len(raw) > most_bytes else json.loads(raw)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_json(content: object) -> str:
+    """The SHA-256 of what can be written as JSON, whatever the order of its keys and the white space of a file."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

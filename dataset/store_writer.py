@@ -11,9 +11,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from dataset.dealing import Place
 from dataset.encode_worker import EncodedBlock
 from dataset.faults import BadLines
-from dataset.store_format import digest_of_json
+from dataset.store_format import MOST_META_BYTES, digest_of_json, read_small_json
 
 CHECKPOINT_S = 10.0  # a build that is killed loses at most so much
 FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
@@ -26,7 +27,8 @@ class StoreWriter:
     that finds such a folder of the same `identity` cuts the files there, compares their SHA-256 and goes on; whatever
     does not agree is thrown away, and the build begins anew.
 
-    Attributes: blocks, documents, tokens: how many are written; bad_lines: the faults of these blocks.
+    Attributes: blocks, documents, tokens: how many are written; bad_lines: the faults of these blocks; last: the place
+    in the corpus of the last one, None before the first.
     """
 
     def __init__(self, place: Path, name: str, identity: dict, keep_blocks: bool = False):
@@ -43,6 +45,7 @@ class StoreWriter:
         self.tokens = 0
         self.max_token_id = -1
         self.bad_lines = BadLines()
+        self.last: Place | None = None
         if not self._go_on():
             self._begin()
         self._last_checkpoint = time.monotonic()
@@ -58,7 +61,7 @@ class StoreWriter:
     def _go_on(self) -> bool:
         """Take over what an interrupted build of the same identity left; False where there is nothing sound."""
         progress = read_progress(self.temp)
-        if progress is None or progress["identity"] != self.identity:
+        if progress is None or progress["identity"] != self.identity or set(progress["files"]) != set(self.file_names):
             return False
         digests = {}
         for file_name in self.file_names:
@@ -79,17 +82,19 @@ class StoreWriter:
         self.tokens = progress["tokens"]
         self.max_token_id = progress["max_token_id"]
         self.bad_lines = BadLines.from_dict(progress["bad_lines"])
+        self.last = None if progress["last"] is None else Place(*progress["last"])
         return True
 
-    def add(self, block: EncodedBlock) -> None:
-        """Appends a block."""
+    def add(self, block: EncodedBlock, place: Place) -> None:
+        """Appends the block that stands at that place of the corpus."""
         ends = self.tokens + np.cumsum(block.lengths, dtype=np.int64)
         self._write("tokens.bin", block.tokens)
         self._write("offsets.bin", ends)
         self._write("text_bytes.bin", block.text_bytes)
         self._write("doc_hash.bin", block.hashes)
         if "blocks.bin" in self.files:  # what a part needs to be put together with the others
-            self._write("blocks.bin", np.array([len(block.lengths), len(block.tokens)], np.int64))
+            self._write("blocks.bin", np.array([*place, len(block.lengths), len(block.tokens)], np.int64))
+        self.last = place
         self.blocks += 1
         self.documents += len(block.lengths)
         self.tokens += len(block.tokens)
@@ -118,6 +123,7 @@ class StoreWriter:
             "tokens": self.tokens,
             "max_token_id": self.max_token_id,
             "bad_lines": self.bad_lines.to_dict(),
+            "last": self.last,
         }
         _write_json(self.temp / "progress.new", {**progress, "sha256": digest_of_json(progress)})
         os.replace(self.temp / "progress.new", self.temp / "progress.json")
@@ -167,14 +173,32 @@ class StoreWriter:
 
 def read_progress(temp: Path) -> dict | None:
     """What a build says it has made durable in the folder; None where it says nothing sound."""
-    try:
-        progress = json.loads((temp / "progress.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
+    progress = read_small_json(temp / "progress.json", MOST_META_BYTES)
     if not isinstance(progress, dict):
         return None
     digest = progress.pop("sha256", None)
-    return progress if digest == digest_of_json(progress) else None
+    if digest != digest_of_json(progress) or not _is_progress(progress):
+        return None
+    return progress
+
+
+def _is_progress(progress: dict) -> bool:
+    """Whether the fields are those of this version."""
+    for name in ("blocks", "documents", "tokens", "max_token_id"):
+        if type(progress.get(name)) is not int:
+            return False
+    files = progress.get("files")
+    if not isinstance(files, dict):
+        return False
+    for entry in files.values():
+        if not (isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and entry[0] >= 0):
+            return False
+    last = progress.get("last", "")
+    if last is not None:
+        is_place = isinstance(last, list) and len(last) == len(Place._fields)
+        if not is_place or not all(type(number) is int for number in last):
+            return False
+    return isinstance(progress.get("identity"), dict) and BadLines.can_be_read_from(progress.get("bad_lines"))
 
 
 def _digest_of_beginning(path: Path, size: int) -> "hashlib._Hash | None":

@@ -14,7 +14,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -24,7 +25,9 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from dataset.documents import BLOCK_BYTES, LineCounter, split_into_blocks
+from dataset import dealing
+from dataset.dealing import Dealing, Place
+from dataset.documents import BLOCK_BYTES, BLOCK_ROWS, Block, LineCounter
 from dataset.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.faults import BadLines, DataError
 from dataset.file_digests import content_stats, hash_files, remember_hashes, settled_stats, stats_of
@@ -98,7 +101,9 @@ def open_or_build(
 def _source_name(path: Path) -> str:
     """The name of the data as the first part of a folder's name."""
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name).strip("._")
-    return re.sub(r"\.jsonl.*$|\.parquet$|\.txt$", "", name)[:80] or "data"
+    name = re.sub(r"\.jsonl.*$|\.parquet$|\.txt$", "", name)[:80]
+    # Systems limit names in bytes (255), of which a character may take four; what is added takes about fifty.
+    return name.encode()[:160].decode(errors="ignore") or "data"
 
 
 @dataclass
@@ -123,7 +128,7 @@ class _Builder:
             raise DataError(f"shard {k}/{n}: the first number runs from 1 to the second")
         part = self._part(k, n)
         with _lock(self.place, part):
-            if self._open(part) is None:
+            if self._open_part(k, n) is None:
                 self._build(part, k, n)
         with _lock(self.place, self.name):  # of two last parts that finish together, one assembles
             return self._open(self.name) or self._assemble()
@@ -134,52 +139,91 @@ class _Builder:
     def _part(self, k: int, n: int) -> str:
         return f"{self.name}.part-{k}-of-{n}"
 
+    def _open_part(self, k: int, n: int) -> TokenStore | None:
+        """A finished part, read whole: what is put together out of it gets digests of its own."""
+        folder = self.place / self._part(k, n)
+        if not folder.is_dir():
+            return None
+        try:
+            part = TokenStore(folder)
+            if part.fingerprint != self.meta["key"] or part.meta.get("dealing") != self._division():
+                raise DamagedStore("it was made by another version")
+            part.check_all_files()
+            return part
+        except (DamagedStore, OSError) as error:
+            announce(f"{folder} cannot be used ({error}); --shard {k}/{n} makes it anew")
+            return None
+
+    def _division(self) -> list[int]:
+        """What decides, beside the data and the tokenizer, which document is in which block of which part."""
+        return [dealing.VERSION, BLOCK_BYTES, BLOCK_ROWS]
+
     def _build(self, target: str, k: int = 1, n: int = 1) -> TokenStore:
         """Tokenises every n-th block, beginning with the k-th, into the folder `target`."""
         options = (self.encode.text_field, BLOCK_BYTES, self.encode.encoder.blank_line_ends_document)
-        blocks = (block for path in self.files for block in split_into_blocks(path, *options))
-        source_bytes = sum(size for _, size, *_ in self.stats) // n
+        dealt = Dealing(self.files, [size for _, size, *_ in self.stats], options, k, n)
+        source_bytes = dealt.source_bytes()
         num_procs = self.num_procs or min(_cores(), max(1, source_bytes // BYTES_PER_PROCESS))
         if not self.encode.encoder.portable:
             num_procs = 1
-        counter = LineCounter()
-        name = self.meta["source_name"]
-        if len(self.files) > 1:
-            name = f"{name} ({len(self.files):,} files)"
-        progress = _Progress(name, source_bytes, num_procs, self.progress)
+        progress = _Progress(self._title(), source_bytes, num_procs, self.progress)
         with (
             StoreWriter(self.place, target, self._identity(), keep_blocks=n > 1) as writer,
             closing(progress),
         ):
             progress.go_on(writer)
             # What an earlier start made durable is not tokenised again.
-            own_blocks = islice(blocks, k - 1 + writer.blocks * n, None, n)
-            with closing(encode_blocks(own_blocks, self.encode, num_procs)) as results:
-                for block, encoded in results:
-                    if encoded.bad.total:
-                        writer.bad_lines.merge(encoded.bad, counter.lines_before(block))
-                        if not self.encode.skip_bad_lines:
-                            writer.discard()
-                            raise writer.bad_lines.first().error()
-                    writer.add(encoded)
-                    progress.advance(block.source_bytes, writer)
+            self._encode_into(writer, dealt.blocks(after=writer.last), num_procs, progress)
             if content_stats(stats_of(self.files)) != content_stats(self.stats):
                 writer.discard()
                 raise DataError(f"{self.files[0].parent}: the data changed while it was being tokenised; start again")
             self._want_documents(writer, n)
             progress.complete = True
-            return TokenStore(writer.commit(self.meta))
+            part = {"dealing": self._division()} if n > 1 else {}
+            return TokenStore(writer.commit({**self.meta, **part}))
+
+    def _encode_into(
+        self,
+        writer: StoreWriter,
+        placed_blocks: Iterator[tuple[Place, Block]],
+        num_procs: int,
+        progress: "_Progress",
+    ) -> None:
+        """Tokenises the blocks and appends them. Errors: DataError for the first faulty line."""
+        places: deque[Place] = deque()  # of the blocks that are being encoded
+
+        def blocks() -> Iterator[Block]:
+            for place, block in placed_blocks:
+                places.append(place)
+                yield block
+
+        counter = LineCounter()
+        with closing(encode_blocks(blocks(), self.encode, num_procs)) as results:
+            for block, encoded in results:
+                if encoded.bad.total:
+                    writer.bad_lines.merge(encoded.bad, counter.lines_before(block))
+                    if not self.encode.skip_bad_lines:
+                        writer.discard()
+                        raise writer.bad_lines.first().error()
+                writer.add(encoded, places.popleft())
+                progress.advance(block.source_bytes, writer)
+
+    def _title(self) -> str:
+        name = self.meta["source_name"]
+        return f"{name} ({len(self.files):,} files)" if len(self.files) > 1 else name
 
     def _identity(self) -> dict:
         """What an interrupted build must agree in to be gone on with."""
-        return {"key": self.meta["key"], "block_bytes": BLOCK_BYTES}
+        return {"key": self.meta["key"], "dealing": self._division()}
 
     def _assemble(self) -> TokenStore | None:
         """The whole store out of its parts, if some number n of parts is complete."""
         for n in {
             int(path.name.rsplit("-", 1)[1]) for path in self.place.glob(f"{glob.escape(self.name)}.part-*-of-*")
         }:
-            parts = [self._open(self._part(k, n)) for k in range(1, n + 1)]
+            if not all((self.place / self._part(k, n)).is_dir() for k in range(1, n + 1)):
+                continue
+            parts = [self._open_part(k, n) for k in range(1, n + 1)]
             if None not in parts:
                 break
         else:
@@ -188,8 +232,8 @@ class _Builder:
         with StoreWriter(self.place, self.name, {**self._identity(), "parts": len(parts)}) as writer:
             writer.bad_lines = BadLines.in_document_order([part.bad_lines for part in parts], self.files)
             block = None
-            for block in islice(_interleave(parts), writer.blocks, None):
-                writer.add(block)
+            for place, block in islice(_in_document_order(parts), writer.blocks, None):
+                writer.add(block, place)
             self._want_documents(writer, 1)
             # Windows removes no file that is mapped: let go of the parts, and of the block that views one
             del parts, block
@@ -206,23 +250,33 @@ class _Builder:
             raise DataError(f"{self.files[0]}: no document in there; {skipped}")
 
 
-def _interleave(parts: list[TokenStore]):
-    """The blocks of all parts in the order of the data: block j is the (j // n)-th of part j % n."""
-    counts = [np.fromfile(part.folder / "blocks.bin", np.int64).reshape(-1, 2) for part in parts]
-    at = np.zeros((len(parts), 2), np.int64)  # documents and tokens taken from each part
-    for j in range(sum(len(count) for count in counts)):
-        i, part = j % len(parts), parts[j % len(parts)]
-        (document, token), (documents, tokens) = at[i], counts[i][j // len(parts)]
+def _in_document_order(parts: list[TokenStore]) -> Iterator[tuple[Place, EncodedBlock]]:
+    """The blocks of all parts, sorted by their places in the corpus."""
+    width = len(Place._fields)
+    rows = []  # part, place, documents before it in its part, tokens before, documents, tokens
+    for number, part in enumerate(parts):
+        table = np.fromfile(part.folder / "blocks.bin", np.int64).reshape(-1, width + 2)
+        places = table[:, :width]
+        counts = table[:, width:]
+        before = np.cumsum(counts, axis=0) - counts
+        rows.append(np.column_stack([np.full(len(table), number), places, before, counts]))
+    table = np.concatenate(rows)
+    place_columns = [table[:, column] for column in range(width, 0, -1)]  # lexsort sorts by the last one first
+    for row in table[np.lexsort(place_columns)]:
+        number, *place, document, token, documents, tokens = row.tolist()
+        part = parts[number]
         chosen = slice(document, document + documents)
-        yield EncodedBlock(
-            tokens=part.tokens[token : token + tokens],
-            lengths=np.diff(part.offsets[document : document + documents + 1]),
-            text_bytes=part.text_bytes[chosen],
-            hashes=part.doc_hash[chosen],
-            bad=BadLines(),
-            max_token_id=part.max_token_id,
+        yield (
+            Place(*place),
+            EncodedBlock(
+                tokens=part.tokens[token : token + tokens],
+                lengths=np.diff(part.offsets[document : document + documents + 1]),
+                text_bytes=part.text_bytes[chosen],
+                hashes=part.doc_hash[chosen],
+                bad=BadLines(),
+                max_token_id=part.max_token_id,
+            ),
         )
-        at[i] += documents, tokens
 
 
 def _open(folder: Path, key: str, tell: bool = False) -> TokenStore | None:

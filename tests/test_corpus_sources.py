@@ -104,3 +104,13 @@ def test_a_file_that_is_named_twice_is_said(tmp_path, encoder):
         assert corpus.notices == [
             f"warning: --data_path names {path} 2 times: its documents are trained as often in an epoch"
         ]
+
+
+def test_files_that_only_text_suffixes_make_data_are_found_by_every_look_at_them(tmp_path, encoder):
+    (tmp_path / "logs").mkdir()
+    for i in range(3):
+        (tmp_path / "logs" / f"{i}.log").write_text(f"line {i}")
+    options = {"max_seq_len": 16, "seed": 0, "progress": False, "text_suffixes": [".log"]}
+    folder = str(tmp_path / "logs")
+    assert len(Corpus([folder], encoder, **options).store) == 3
+    assert len(Corpus([folder, f"{folder}/0.log"], encoder, **options).notices) == 1

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,70 @@ def test_broken_remembered_digests_are_ignored(tmp_path, encoder, broken):
     check(open_or_build(path, encoder), TEXTS, encoder)
 
 
+def test_a_flipped_bit_in_remembered_digests_changes_nothing(tmp_path, encoder, monkeypatch):
+    """A wrong digest would give the data another identity: a resume would be refused, and the store made again."""
+    path = write(tmp_path / "a.jsonl", TEXTS[:5])
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    store = open_or_build(path, encoder, progress=False)
+    remembered = tmp_path / ".token_store" / "hashes.json"
+    sound = remembered.read_bytes()
+    assert len(sound) > 100
+    monkeypatch.setattr(token_store, "encode_blocks", None)
+    for bit in np.random.default_rng(0).choice(8 * len(sound), 100, replace=False).tolist():
+        flipped = bytearray(sound)
+        flipped[bit // 8] ^= 1 << bit % 8
+        remembered.write_bytes(flipped)
+        assert open_or_build(path, encoder, progress=False).fingerprint == store.fingerprint
+
+
+def test_an_edit_within_one_tick_of_the_file_system_is_found(tmp_path, encoder, monkeypatch):
+    """Times of files in whole ticks of two seconds, as on FAT: the edit leaves size and all times as they were."""
+
+    def coarse(files):
+        tick = 2 * 10**9
+        stats = []
+        for path, size, modified, changed, inode in real(files):
+            stats.append((path, size, modified // tick * tick, changed // tick * tick, inode))
+        return stats
+
+    real = file_digests.stats_of
+    monkeypatch.setattr(file_digests, "stats_of", coarse)
+    monkeypatch.setattr(token_store, "stats_of", coarse)
+    path = write(tmp_path / "a.jsonl", ["the cat sat"])
+    while True:
+        write(tmp_path / "a.jsonl", ["the cat sat"])
+        before = coarse([tmp_path / "a.jsonl"])
+        open_or_build(path, encoder, progress=False)
+        write(tmp_path / "a.jsonl", ["the dog sat"])
+        if coarse([tmp_path / "a.jsonl"]) == before:
+            break
+    assert "dog" in small_tokenizer().decode(open_or_build(path, encoder, progress=False).document(0))
+
+
+def test_a_large_file_is_read_for_its_digest_by_one_shard_alone(tmp_path, encoder, monkeypatch):
+    """Two shards that start together on one file, here in two threads; the file is old enough to be remembered."""
+    monkeypatch.setattr(file_digests, "WAIT_FROM_BYTES", 1)
+    monkeypatch.setattr(file_digests, "SETTLED_S", -60.0)
+    path = write(tmp_path / "a.jsonl")
+    real, read = file_digests.sha256_of_file, []
+
+    def slowly(file):
+        read.append(file)
+        time.sleep(0.3)
+        return real(file)
+
+    monkeypatch.setattr(file_digests, "sha256_of_file", slowly)
+
+    def shard(k):
+        return open_or_build(path, encoder, shard=(k, 2), num_procs=1, progress=False)
+
+    with ThreadPoolExecutor(2) as pool:
+        stores = list(pool.map(shard, (1, 2)))
+    assert len(read) == 1
+    (store,) = [store for store in stores if store is not None]
+    check(store, TEXTS, encoder)
+
+
 def test_a_shard_reads_no_file_for_its_digest_that_another_has_read(tmp_path, encoder, monkeypatch):
     """Two processes that start together, here one after the other's first file: each reads every second file."""
     monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
@@ -293,6 +358,52 @@ def test_run_without_shard_puts_finished_parts_together(tmp_path, encoder, small
     check(open_or_build(path, encoder), TEXTS, encoder)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_shard_reads_its_own_part_of_many_compressed_files(tmp_path, encoder, monkeypatch):
+    """Reference: the bytes that the system has counted for this process. Texts of random letters, which stay large."""
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    generator = np.random.default_rng(0)
+    (tmp_path / "corpus").mkdir()
+    for i in range(40):
+        letters = generator.integers(97, 123, 100_000, dtype=np.uint8).tobytes().decode()
+        data = json.dumps({"text": letters}).encode()
+        (tmp_path / "corpus" / f"{i:02}.jsonl.gz").write_bytes(gzip.compress(data))
+    files = sorted((tmp_path / "corpus").iterdir())
+    size = sum(file.stat().st_size for file in files)
+    place = tmp_path / "corpus" / ".token_store"
+    place.mkdir()
+    data = [(".gz", file_digests.sha256_of_file(file)) for file in files]
+    file_digests.remember_hashes(file_digests.stats_of(files), data, place, file_digests.time.time())
+
+    def bytes_read():
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=1, progress=False)  # imports what is needed
+    before = bytes_read()
+    open_or_build(str(tmp_path / "corpus"), encoder, shard=(2, 4), num_procs=1, progress=False)
+    assert bytes_read() - before < size / 2
+
+
+@pytest.mark.parametrize("file", ["tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin", "blocks.bin"])
+def test_damage_to_a_part_is_found_before_the_parts_are_put_together(
+    tmp_path, encoder, small_blocks, monkeypatch, capsys, file
+):
+    """The whole store gets digests of its own, which would vouch for the damage. As for parts too large to be checked
+    whenever they are opened."""
+    monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
+    path = write(tmp_path / "a.jsonl")
+    reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", progress=False)
+    open_or_build(path, encoder, shard=(1, 2), num_procs=1, progress=False)
+    (part,) = (tmp_path / ".token_store").glob("*.part-1-of-2")
+    content_of_part = bytearray((part / file).read_bytes())
+    content_of_part[40] ^= 1
+    (part / file).write_bytes(content_of_part)
+    assert open_or_build(path, encoder, shard=(2, 2), num_procs=1, progress=False) is None
+    assert "--shard 1/2 makes it anew" in capsys.readouterr().out
+    store = open_or_build(path, encoder, shard=(1, 2), num_procs=1, progress=False)
+    assert content(store) == content(reference)
+
+
 @pytest.mark.parametrize("file", ["tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin", "meta.json"])
 def test_truncated_store_is_made_anew(tmp_path, encoder, capsys, file):
     path = write(tmp_path / "a.jsonl")
@@ -332,6 +443,51 @@ def test_a_broken_description_of_a_store_is_noticed(tmp_path, encoder, capsys, c
     (folder / "meta.json").write_text(content)
     check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
     assert capsys.readouterr().out.count("it is made anew") == 1
+
+
+FORGED = {
+    "key": [None, 3, []],
+    "source_name": [None, 3],
+    "dtype": [None, "O", "float64", ["uint16"], "uint32"],
+    "documents": [None, -1, 1.5, "300", True, 10**19, 301, 0],
+    "tokens": [None, -1, 10**19, 5],
+    "max_token_id": [None, "9", [], float("nan")],
+    "bad_lines": [
+        None,
+        [],
+        {"counts": {"a": 1}},
+        {"counts": {"a": "1"}, "places": {"a": []}},
+        {"counts": {"a": 1}, "places": {"a": [{}]}},
+    ],
+    "sha256": [None, [], {}, {"tokens.bin": None}],
+}
+
+
+@pytest.mark.parametrize("field", FORGED)
+def test_a_description_with_a_right_digest_and_wrong_content_is_noticed(tmp_path, encoder, capsys, field):
+    path = write(tmp_path / "a.jsonl", TEXTS[:9])
+    folder = open_or_build(path, encoder, progress=False).folder
+    sound = json.loads((folder / "meta.json").read_text())
+    sound.pop("meta_sha256")
+    for value in FORGED[field]:
+        forged = {**sound, field: value}
+        (folder / "meta.json").write_text(json.dumps({**forged, "meta_sha256": store_format.digest_of_json(forged)}))
+        check(open_or_build(path, encoder, progress=False), TEXTS[:9], encoder)
+        assert capsys.readouterr().out.count("it is made anew") == 1, value
+
+
+def test_offsets_that_go_back_are_noticed_whatever_their_digest(tmp_path, encoder, capsys):
+    path = write(tmp_path / "a.jsonl", TEXTS[:9])
+    folder = open_or_build(path, encoder, progress=False).folder
+    offsets = np.fromfile(folder / "offsets.bin", np.int64)
+    offsets[4] = -5
+    offsets.tofile(folder / "offsets.bin")
+    meta = json.loads((folder / "meta.json").read_text())
+    meta.pop("meta_sha256")
+    meta["sha256"]["offsets.bin"] = hashlib.sha256(offsets.tobytes()).hexdigest()
+    (folder / "meta.json").write_text(json.dumps({**meta, "meta_sha256": store_format.digest_of_json(meta)}))
+    check(open_or_build(path, encoder, progress=False), TEXTS[:9], encoder)
+    assert "does not tell where documents begin" in capsys.readouterr().out
 
 
 def test_damaged_tokens_of_a_large_store_are_noticed_beside_the_training(tmp_path, encoder, monkeypatch):
@@ -511,7 +667,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path, encoder, small_
     assert found == expected
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "progress", "nothing there"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "progress", "forged", "nothing there"])
 def test_a_damaged_interrupted_build_begins_anew(tmp_path, encoder, small_blocks, monkeypatch, damage):
     monkeypatch.setattr(store_writer, "CHECKPOINT_S", 0)
     path = write(tmp_path / "a.jsonl")
@@ -536,6 +692,10 @@ def test_a_damaged_interrupted_build_begins_anew(tmp_path, encoder, small_blocks
         os.truncate(tokens, 5)
     elif damage == "progress":
         (temp / "progress.json").write_text('{"identity": {}, "files": 3}')
+    elif damage == "forged":  # its digest holds
+        progress = {"identity": {}, "files": [], "last": [1, "2", 3]}
+        digest = store_format.digest_of_json(progress)
+        (temp / "progress.json").write_text(json.dumps({**progress, "sha256": digest}))
     else:
         tokens.unlink()
     check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
@@ -570,6 +730,27 @@ def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
     _, errors = run.communicate(timeout=60)
     assert "DataError" in errors and "--cache_dir names another folder" in errors
     assert not list((tmp_path / ".token_store").glob("*a-*/"))
+
+
+def test_a_build_on_a_full_disk_goes_on_when_there_is_room(tmp_path, encoder):
+    """Reference: a build in one go. The limit stops the first start in the middle, as a full disk would."""
+    path = write(tmp_path / "a.jsonl", TEXTS * 20)
+    reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", num_procs=1, progress=False)
+    limit = len(reference.tokens)  # half of the tokens' bytes
+    often = "checkpoint_s = 0\n"
+    full = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+    _, errors = start(path, encoder, before=often + full).communicate(timeout=60)
+    assert "DataError" in errors and "--cache_dir names another folder" in errors
+    output, errors = start(path, encoder, before=often).communicate(timeout=60)
+    assert "of an interrupted start" in output, errors
+    built = TokenStore(next((tmp_path / ".token_store").glob("a-*")))
+    assert built.meta["sha256"] == reference.meta["sha256"]
+
+
+def test_a_file_name_of_many_bytes_is_no_obstacle(tmp_path, encoder):
+    path = write(tmp_path / ("数据" * 40 + ".jsonl"), ["the cat"])
+    assert open_or_build(path, encoder, shard=(1, 2), num_procs=1, progress=False) is None
+    assert len(open_or_build(path, encoder, shard=(2, 2), num_procs=1, progress=False)) == 1
 
 
 def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):

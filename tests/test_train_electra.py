@@ -282,6 +282,13 @@ def test_notices(data, tmp_path, capsys):
     assert "--warmup_steps 2 has no effect" in out and "--muon_lr 0.1 has no effect" in out
 
 
+def test_a_file_that_is_named_twice_is_said(data, tmp_path, capsys):
+    argv = flags(**data, out_dir=tmp_path, max_steps=1)
+    argv.insert(argv.index("--data_path") + 2, str(data["data_path"]))
+    assert train_electra.main(argv) == 0
+    assert f"--data_path names {data['data_path']} 2 times" in capsys.readouterr().out
+
+
 # ------------------------------------------------------------------------------------------- one update
 
 

@@ -29,6 +29,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from dataset.corpus import repeated_sources
 from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.encoder import LineEncoder
@@ -269,6 +270,7 @@ def prepare(run, store, examples, dtype, precision_notice):
     run.epochs = math.ceil(args.max_steps / updates_per_epoch)
     parameters = sum(p.numel() for p in model.parameters())
     lines = [
+        *repeated_sources(args.data_path or [], args.text_suffixes),
         *store.bad_lines.report(),
         f"model: ELECTRA {args.size}, {parameters / 1e6:.2f} M parameters, {counted(pair[1].num_hidden_layers, 'layer')} of width "
         f"{pair[1].hidden_size} (generator {pair[0].hidden_size}), {pair[0].vocab_size:,} entries, "
