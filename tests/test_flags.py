@@ -44,7 +44,7 @@ def options(command: str) -> list[argparse.Action]:
 def test_no_numeric_flag_takes_nan_infinity_a_negative_or_an_absurd_number(command):
     tried = 0
     for action in options(command):
-        takes_text = action.type is None or action.dest in ("text_suffixes", "local_rank", "shard")
+        takes_text = action.type is None or action.dest in ("text_suffixes", "local_rank", "shard", "save_weight")
         if takes_text or action.nargs == "?":
             continue
         for value in NOT_A_NUMBER:

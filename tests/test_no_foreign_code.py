@@ -223,7 +223,8 @@ def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, caps
     (line,) = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
     assert line.startswith("error: --chat: the chat template of this tokenizer")
-    assert peak_of_children() <= max(before, 1.3 * chat_template.MEMORY)
+    # Linux counts the memory that a child shares with this process between its fork and its exec as the child's.
+    assert peak_of_children() <= max(before, own_peak(), 1.3 * chat_template.MEMORY)
 
 
 def peak_of_children():
@@ -233,6 +234,15 @@ def peak_of_children():
     import resource
 
     return 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+
+
+def own_peak():
+    """The most memory that this process has had, in bytes; 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    import resource
+
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def test_a_chat_template_without_end_is_ended(tmp_path, monkeypatch):

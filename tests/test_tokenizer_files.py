@@ -192,8 +192,9 @@ def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):
         "learning_rate": 0.0005,
     }  # fmt: skip
     command = f"python {home}/trainer/train_pretrain.py"
+    start = {"started": "2026-01-01 00:00:00", "model": {}, "data": {}, "machine": {}, "versions": {}}
     lines = [
-        {"update": 1, "tokens": 9, "settings": settings, "command": command},
+        {"update": 1, "tokens": 9, "settings": settings, "command": command, **start},
         {"update": 1, "tokens": 9, "loss": 3.0},
     ]
     weight = write(home)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from dataset.notices import announce
 from trainer.checkpoint import atomic_file
 from trainer.runtime import UserError
 
@@ -38,7 +39,7 @@ def hold(stem: Path) -> None:
     except (OSError, NotImplementedError) as error:
         if isinstance(error, PermissionError):
             raise
-        print(f"note: {stem.parent} takes no lock ({error}): see to it that no second run writes there", flush=True)
+        announce(f"note: {stem.parent} takes no lock ({error}): see to it that no second run writes there")
         return
     _held.append((lock, running))
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}

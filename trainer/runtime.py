@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from dataset.faults import DataError
 from dataset.loader_workers import LoaderError
+from dataset.notices import announce
 from dataset.parent import watch_parent
 from dataset.wording import one_line
 from trainer.errors import UserError
@@ -173,7 +174,7 @@ def pick_backend(device, ranks: Ranks) -> str:
     if dist.is_nccl_available():
         return "nccl"
     if ranks.is_main:
-        print("this PyTorch has no NCCL (on Windows it never has): the ranks use Gloo, which is slower", flush=True)
+        announce("this PyTorch has no NCCL (on Windows it never has): the ranks use Gloo, which is slower")
     return "gloo"
 
 
@@ -187,8 +188,7 @@ def end_with_launcher() -> None:
         return
 
     def leave():
-        with contextlib.suppress(OSError):  # the launcher may have read what is printed
-            print("error: the launcher is gone, so this rank ends", file=sys.stderr, flush=True)
+        announce("error: the launcher is gone, so this rank ends", to_stderr=True)
         os._exit(1)
 
     watch_parent(os.getppid(), leave)
