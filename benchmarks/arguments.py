@@ -6,7 +6,7 @@ What only torch knows, the number of threads and the device, is None here and fi
 import argparse
 from pathlib import Path
 
-from dataset.flags import HelpWithDefaults, Parser, not_negative, positive, seed
+from common.flags import HelpWithDefaults, Parser, not_negative, positive, seed
 
 ROOT = Path(__file__).resolve().parents[1]
 # Shapes of the model by name: what differs from MiniMindConfig's defaults

@@ -45,10 +45,10 @@ import torch
 from benchmarks.arguments import SIDES, SIZES, bench_parser
 from benchmarks.sides import train_side
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
-from trainer.machine import product_rate
-from trainer.report import flops_per_token
+from trainer.machine.measure import product_rate
+from trainer.reporting.reporter import flops_per_token
 
 CORPORA = ROOT.parent / "shared" / "corpora"  # reference material beside the checkout; optional
 LENGTHS, LONGEST = (64, 600), 512  # tokens of a document, BOS and EOS included: drawn from this range, then cut

@@ -37,10 +37,10 @@ import torch
 from benchmarks.arguments import DATA_SECTIONS, data_parser
 from benchmarks.bench import CORPORA, corpus_files
 from dataset.corpus import Corpus
-from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.loader import Assembler, UpdateSchedule, make_loader
 from dataset.packing import EpochPlan
-from dataset.token_store import open_or_build
+from dataset.store.token_store import open_or_build
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 CORES = len(os.sched_getaffinity(0))
 T = 512

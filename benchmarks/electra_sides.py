@@ -11,17 +11,19 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.plain_loop import step_context
-from dataset.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples
-from dataset.encoder import LineEncoder
+from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples
 from dataset.loader import UpdateSchedule, make_loader
-from dataset.token_store import open_or_build
-from dataset.wordpiece import train_wordpiece
-from model.electra_sizes import SIZES
-from model.model_electra import IGNORE, ElectraPretrainer, configs, flops_per_token, sample
-from trainer.electra_loss import DISC_WEIGHT, N_SUMS, objective
+from dataset.store.token_store import open_or_build
+from dataset.tokenizing.encoder import LineEncoder
+from dataset.tokenizing.wordpiece import train_wordpiece
+from model.electra.model_electra import IGNORE, ElectraPretrainer, configs, flops_per_token, sample
+from model.electra.sizes import SIZES
+from trainer.electra.loss import DISC_WEIGHT, N_SUMS, objective
 from trainer.engine import Engine
-from trainer.optim import build_adamw, parameter_groups
-from trainer.runtime import Ranks, compile_blocks, pick_dtype
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype
+from trainer.machine.ranks import Ranks
+from trainer.optim.build import build_adamw, parameter_groups
 from trainer.train_tokenizer import Source
 
 T, ENTRIES, SHARE = SIZES["small"].max_seq_len, 30_522, SIZES["small"].mask_share

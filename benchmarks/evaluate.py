@@ -27,7 +27,7 @@ from pydoc_data import topics
 import torch
 
 from benchmarks.arguments import evaluate_parser
-from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from scripts.common import load_model
 from scripts.evaluate import precision

@@ -24,7 +24,7 @@ import time
 import torch
 
 from benchmarks.arguments import generate_parser
-from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from scripts.arguments import generate_parser as script_parser
 from scripts.common import load_model

@@ -29,10 +29,12 @@ from benchmarks.arguments import guards_parser
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from trainer.checkpoint import Checkpoints, save_weights, snapshot
 from trainer.engine import Engine
-from trainer.optim import build_optimizer
-from trainer.runtime import Ranks, pick_device, pick_dtype
+from trainer.machine.devices import pick_device, pick_dtype
+from trainer.machine.ranks import Ranks
+from trainer.optim.build import build_optimizer
+from trainer.saving.checkpoint import Checkpoints, snapshot
+from trainer.saving.weights import save_weights
 from trainer.train_pretrain import objective
 
 

@@ -28,7 +28,7 @@ from statistics import mean
 
 from benchmarks.arguments import optimizers_parser
 from benchmarks.bench import sources
-from dataset.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 VALIDATION = 60  # documents of each source, the first ones; training begins after them
 

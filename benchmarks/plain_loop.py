@@ -27,12 +27,12 @@ from torch.utils.data import DataLoader
 
 from benchmarks.arguments import plain_loop_parser
 from dataset.corpus import Corpus
-from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.lm_dataset import PretrainDataset
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.evaluation import evaluate
-from trainer.runtime import Ranks
-from trainer.schedules import get_lr
+from trainer.machine.ranks import Ranks
+from trainer.optim.schedules import get_lr
 
 
 def step_context(device: torch.device) -> contextlib.AbstractContextManager:

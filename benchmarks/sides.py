@@ -17,15 +17,17 @@ import torch
 
 from benchmarks.plain_loop import plain_steps, step_context
 from dataset.corpus import Corpus
-from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.lm_dataset import PretrainDataset
 from dataset.loader import Assembler, UpdateSchedule, make_loader
 from dataset.packing import Totals
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
-from trainer.machine import peak_memory
-from trainer.optim import build_optimizer
-from trainer.runtime import Ranks, compile_blocks, pick_dtype
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype
+from trainer.machine.measure import peak_memory
+from trainer.machine.ranks import Ranks
+from trainer.optim.build import build_optimizer
 from trainer.train_pretrain import n_sums, objective
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"

@@ -29,10 +29,11 @@ from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
-from trainer.machine import peak_memory, product_rate, seconds
-from trainer.optim import build_optimizer
-from trainer.report import flops_per_token
-from trainer.runtime import Ranks, compile_blocks
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.measure import peak_memory, product_rate, seconds
+from trainer.machine.ranks import Ranks
+from trainer.optim.build import build_optimizer
+from trainer.reporting.reporter import flops_per_token
 from trainer.train_pretrain import n_sums, objective
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.faults import DataError
-from dataset.file_kinds import find_files
+from common.errors import DataError
+from common.wording import counted
 from dataset.loader import gather
 from dataset.packing import EpochPlan, chunks
+from dataset.reading.file_kinds import find_files
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
-from dataset.store_check import TokenCheck
-from dataset.store_format import TokenStore
-from dataset.token_store import open_or_build
-from dataset.wording import counted
+from dataset.store.check import TokenCheck
+from dataset.store.format import TokenStore
+from dataset.store.token_store import open_or_build
 
 EVAL_ROWS = 16  # rows of a validation batch: fixed, so that the figures do not depend on the training batch
 

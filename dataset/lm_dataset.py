@@ -1,6 +1,6 @@
 """PretrainDataset: `{"text": ...}` lines as padded (input, target, mask) triples, MiniMind's own interface to its data.
 
-The trainers read token stores (dataset/token_store.py); this class serves code that expects a plain map-style
+The trainers read token stores (dataset/store/token_store.py); this class serves code that expects a plain map-style
 dataset. It keeps the places of the lines, not their text.
 """
 
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from dataset import limits
-from dataset.documents import BOM, DataError, parse_line
-from dataset.encoder import DocumentEncoder
+from dataset.reading import limits
+from dataset.reading.documents import BOM, DataError, parse_line
+from dataset.tokenizing.encoder import DocumentEncoder
 
 SCAN_BYTES = 16 << 20
 BLANK = b" \t\r\n\v\f"

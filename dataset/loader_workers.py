@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataset.faults import DataError
-from dataset.parent import end_with, id_for_children
+from common.errors import DataError
+from common.processes import end_with, id_for_children
 
 BATCHES_AHEAD = 4  # of each worker, beside those that are taken at once
 SILENCE_S = 300  # a worker that gives no batch for so long is taken for stopped

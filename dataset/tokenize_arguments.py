@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from dataset.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
-from dataset.flags import Parser, positive
+from common.flags import Parser, positive
+from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 
 ROOT = Path(__file__).resolve().parents[1]
 DESCRIPTION = """Tokenise a corpus ahead of training, on one machine or in shards on many.

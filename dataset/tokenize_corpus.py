@@ -14,12 +14,12 @@ if __name__ == "__main__":  # --help and wrong flags are answered before the lib
 
     build_parser().parse_args()
 
+from common.notices import announce
+from common.wording import counted, one_line
 from dataset.corpus import group_sources, name_of
-from dataset.encoder import DocumentEncoder, load_tokenizer
-from dataset.notices import announce
-from dataset.token_store import open_or_build
+from dataset.store.token_store import open_or_build
 from dataset.tokenize_arguments import build_parser
-from dataset.wording import counted, one_line
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 
 def main(argv=None) -> int:

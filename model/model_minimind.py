@@ -22,7 +22,7 @@ from transformers.utils import can_return_tuple
 
 from model.attention import document_mask, visible_keys
 from model.config import MiniMindConfig
-from model.fast_path import FastPath
+from model.fast.fast_path import FastPath
 from model.loss import chunked_cross_entropy
 from model.moe import FeedForward, MoEFeedForward
 from model.products import projections

@@ -1,11 +1,12 @@
 """Reading the tensors of a `.pth` that may come from anywhere: no code is run, and nothing is believed unchecked."""
 
-import hashlib
 import re
 import zipfile
 from pathlib import Path
 
 import torch
+
+from common.files import file_digest
 
 # RoPE tables that some older files carry: no weights, so they are left out
 TABLES = re.compile(r"(^|\.)(freqs_cis|pos_cis|freqs_cos|freqs_sin|rotary_emb\.inv_freq)$")
@@ -24,7 +25,7 @@ def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, t
     was written.
     """
     check_kind(path)
-    if digests is not None and _file_digest(path) not in digests:
+    if digests is not None and file_digest(path) not in digests:
         raise ValueError(
             f"{path}: damaged or changed: its SHA-256 is not the one in the .json beside it; copy both files again, or "
             f"take {DIGEST_FIELD} out of the .json to load it unchecked"
@@ -110,11 +111,3 @@ def _check_tensor(path: Path, key: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{path}: {key} claims {list(tensor.shape)} numbers, more than the file holds")
     if not torch.isfinite(tensor).all():
         raise ValueError(f"{path}: {key} has numbers that are NaN or infinite: the file is damaged, or its run failed")
-
-
-def _file_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from dataset.flags import Parser, fraction, not_negative, positive, seed, share
+from common.flags import Parser, fraction, not_negative, positive, seed, share
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPE_NAMES = ("float32", "bfloat16", "float16")

@@ -16,7 +16,7 @@ import contextlib
 import json
 import subprocess
 
-from trainer.errors import UserError
+from common.errors import UserError
 
 SECONDS = 20  # for a template, the process's start included
 MEMORY = 1 << 30  # bytes of address space; Windows and macOS have no such bound, the seconds end it there

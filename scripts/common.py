@@ -6,15 +6,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from dataset import limits
-from dataset.encoder import DocumentEncoder, load_tokenizer
-from dataset.faults import BadLine, loader_reason
-from dataset.file_kinds import refuse_address
-from dataset.json_lines import BOM, record_of_line
-from dataset.line_reader import WHITE_SPACE, LineReader
+from common.errors import UserError
+from common.packages import loader_reason
+from dataset.reading import limits
+from dataset.reading.faults import BadLine
+from dataset.reading.file_kinds import refuse_address
+from dataset.reading.json_lines import BOM, record_of_line
+from dataset.reading.line_reader import WHITE_SPACE, LineReader
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import DTYPE_NAMES
-from trainer.runtime import UserError, pick_device, pick_dtype
+from trainer.machine.devices import pick_device, pick_dtype
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}

@@ -32,15 +32,16 @@ import time
 
 import torch
 
-from dataset.documents import BadLines
-from dataset.notices import announce
-from dataset.wording import counted, one_line, printable
+from common.errors import UserError, user_errors
+from common.files import atomic_file
+from common.notices import announce
+from common.wording import counted, one_line, printable
+from dataset.reading.documents import BadLines
 from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
 from scripts.common import compute_dtype, load
 from scripts.scoring import Score, batches, score_groups
 from scripts.tasks import TASKS, Limits
-from trainer.checkpoint import atomic_file
-from trainer.runtime import UserError, run_cli, user_errors
+from trainer.machine.command_line import run_cli
 
 
 def main(argv=None):

@@ -29,16 +29,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PretrainedConfig
 
-from dataset.encoder import DocumentEncoder, load_tokenizer
-from dataset.notices import announce
-from dataset.tokenizer_files import add_bos, save_tokenizer
+from common.errors import UserError, user_errors
+from common.notices import announce
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
 from scripts.common import DTYPES, load_model, tokenizer_folder, utf8_folder
 from scripts.hf_format import from_hf, hf_config, to_hf
 from scripts.model_card import model_card
-from trainer.checkpoint import save_weights
-from trainer.runtime import UserError, run_cli, user_errors
+from trainer.machine.command_line import run_cli
+from trainer.saving.weights import save_weights
 
 TEXTS = (
     "The harbour lies on the eastern side of the island, and most of the 4,200 people who live there fish, build boats "

@@ -25,12 +25,13 @@ import time
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from dataset.notices import announce
-from dataset.wording import counted, one_line, printable
+from common.errors import UserError
+from common.notices import announce
+from common.wording import counted, one_line, printable
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text
 from scripts.common import compute_dtype, load
-from trainer.runtime import UserError, run_cli
+from trainer.machine.command_line import run_cli
 
 __all__ = ["TextStream", "generate", "main"]
 

@@ -4,9 +4,9 @@ import contextlib
 import re
 from pathlib import Path
 
-from dataset.tokenizer_files import starts_with_bos
-from trainer.records import FIGURES, RunRecords
-from trainer.runtime import UserError
+from common.errors import UserError
+from dataset.tokenizing.tokenizer_files import starts_with_bos
+from trainer.reporting.records import FIGURES, RunRecords
 
 SIZES = (
     ("layers", "num_hidden_layers"),

@@ -18,11 +18,12 @@ if __name__ == "__main__":  # --help and wrong flags are answered before torch i
 
     report_parser().parse_args()
 
-from dataset.notices import announce
+from common.errors import UserError
+from common.notices import announce
 from scripts.arguments import report_parser
-from trainer.html_report import write_report
-from trainer.records import find_metrics
-from trainer.runtime import UserError, run_cli
+from trainer.machine.command_line import run_cli
+from trainer.reporting.html_report import write_report
+from trainer.reporting.records import find_metrics
 
 __all__ = ["main"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
-from dataset.documents import BadLines, find_files, read_documents
+from common.errors import UserError
+from dataset.reading.documents import BadLines, find_files, read_documents
 from scripts.common import read_records
 from scripts.scoring import Group
-from trainer.runtime import UserError
 
 Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
 

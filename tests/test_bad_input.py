@@ -8,7 +8,7 @@ import torch
 
 from tests.helpers import command_line, flags, train
 from trainer import train_pretrain
-from trainer.runtime import run_cli
+from trainer.machine.command_line import run_cli
 
 
 def complaint(capsys, **changes):

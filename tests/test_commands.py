@@ -1,6 +1,6 @@
 """Every command line of the documents names a script that exists and flags that it takes.
 
-tests/test_export.py runs those with scripts/ in docs/scripts.md and the README on a tiny model.
+tests/scripts/test_export.py runs those with scripts/ in docs/scripts.md and the README on a tiny model.
 """
 
 import os
@@ -16,7 +16,9 @@ from dataset import tokenize_corpus
 from scripts import arguments as script_arguments
 from scripts import tasks
 from tests.helpers import ROOT
-from trainer import arguments, electra_arguments, glue_arguments, train_tokenizer
+from trainer import arguments, train_tokenizer
+from trainer.electra import arguments as electra_arguments
+from trainer.glue import arguments as glue_arguments
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "dataset" / "README.md"]
 PARSERS = {

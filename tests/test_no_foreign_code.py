@@ -9,15 +9,16 @@ import time
 
 import pytest
 
-from dataset.encoder import load_tokenizer
+from common.errors import UserError
+from dataset.tokenizing.encoder import load_tokenizer
 from scripts import chat_template, evaluate, export_hf, generate
-from tests.glue_helpers import arguments as glue_arguments
-from tests.glue_helpers import make_place
+from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, flags, write_corpus
-from tests.test_electra_data import write_lines, write_vocab
-from tests.test_train_electra import flags as electra_flags
+from tests.trainer.glue.glue_helpers import arguments as glue_arguments
+from tests.trainer.glue.glue_helpers import make_place
+from tests.trainer.test_train_electra import flags as electra_flags
 from trainer import train_electra, train_glue, train_pretrain
-from trainer.runtime import UserError, run_cli
+from trainer.machine.command_line import run_cli
 
 FOLDERS = ("benchmarks", "dataset", "model", "scripts", "trainer")
 LOADERS = ("from_pretrained", "from_config")
@@ -92,7 +93,7 @@ def stranger(tmp_path, monkeypatch):
 
 
 def write_weight(folder):
-    from tests.test_export import write
+    from tests.scripts.test_export import write
 
     return write(folder)
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import BertTokenizer, ElectraConfig, ElectraForSequenceClassification
 
-from dataset.encoder import load_tokenizer
+from dataset.tokenizing.encoder import load_tokenizer
 from scripts import export_hf
 from scripts.common import load_model
+from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import ROOT
-from tests.test_export import CLASSES, KINDS, write
-from tests.test_glue import WORDS
-from trainer.glue_model import save_model
+from tests.scripts.test_export import CLASSES, KINDS, write
+from trainer.glue.model import save_model
 
 PINNED = ("transformers==4.57.3", "tokenizers==0.22.1", "huggingface_hub==0.36.0")
 # Loads what is named on its standard input and answers with what came of it; knows nothing of this repository.

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.helpers import ROOT, tiny_model
-from trainer.checkpoint import save_weights
+from trainer.saving.weights import save_weights
 
 READMES = ("README.md", "README_zh.md")
 

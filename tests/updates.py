@@ -7,7 +7,7 @@ from dataset.loader import Assembler, UpdateSchedule, make_loader
 from dataset.packing import EpochPlan, Totals
 from tests.helpers import tiny_model, token_store
 from trainer.engine import Engine
-from trainer.runtime import Ranks
+from trainer.machine.ranks import Ranks
 from trainer.train_pretrain import n_sums, objective
 
 T = 16

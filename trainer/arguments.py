@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from dataset.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
-from dataset.flags import HelpWithDefaults, Parser, fraction, not_negative, positive, seed
-from dataset.wording import counted
-from trainer.schedules import SCHEDULES
-from trainer.trackers import TRACKERS
+from common.flags import HelpWithDefaults, Parser, fraction, not_negative, positive, seed
+from common.wording import counted
+from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
+from trainer.optim.schedules import SCHEDULES
+from trainer.reporting.trackers import TRACKERS
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_WORKERS = 64

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trainer.runtime import UserError, rng_state, set_rng_state
+from common.errors import UserError
+from trainer.machine.random_state import rng_state, set_rng_state
 
 
 @torch.no_grad()

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.errors import UserError
+from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
-from dataset.store_check import TokenCheck
-from dataset.wording import counted
-from trainer.machine import peak_memory
-from trainer.report import Stopwatch, log_line, position
-from trainer.resume import finish_saving, save
-from trainer.runtime import UserError
+from dataset.store.check import TokenCheck
+from trainer.machine.measure import peak_memory
+from trainer.reporting.reporter import Stopwatch, log_line, position
+from trainer.saving.resume import finish_saving, save
 
 CHECK_BEFORE_SAVE_S = 5.0  # a stop signal must not wait for longer
 # Asks the other ranks to stop in the place of a signal's number. With some ranks' signals the mean stays above them.

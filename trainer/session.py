@@ -5,16 +5,18 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from dataset.wording import counted
-from trainer.checkpoint import Checkpoints, remove_temporaries
+from common.errors import UserError
+from common.wording import counted
 from trainer.loop import Run, fit
-from trainer.places import check_space, check_writable
-from trainer.report import Reporter
-from trainer.resume import is_past, never_saved, resume
-from trainer.run_lock import hold, release_all
-from trainer.runtime import UserError, init_distributed_mode, launch_line, on_main
-from trainer.signals import StopSignals
-from trainer.trackers import open_tracker
+from trainer.machine.command_line import launch_line
+from trainer.machine.ranks import init_distributed_mode, on_main
+from trainer.machine.signals import StopSignals
+from trainer.reporting.reporter import Reporter
+from trainer.reporting.trackers import open_tracker
+from trainer.saving.checkpoint import Checkpoints, remove_temporaries
+from trainer.saving.places import check_space, check_writable
+from trainer.saving.resume import is_past, never_saved, resume
+from trainer.saving.run_lock import hold, release_all
 
 
 def launch(train, script, args, argv, ddp=False):
@@ -100,7 +102,7 @@ def start_reporting(run, stem, outputs, replaced, begun, resumed):
 
 def write_own_report(stem, say):
     try:
-        from trainer.html_report import write_report  # matplotlib takes a second to import
+        from trainer.reporting.html_report import write_report  # matplotlib takes a second to import
 
         write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
         say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 if __package__ in (None, ""):  # run by path: trainer/ would come first and could shadow a dependency
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
-    from trainer.electra_arguments import parse_args
+    from trainer.electra.arguments import parse_args
 
     parse_args()
 
@@ -29,30 +29,35 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from common.errors import UserError, user_errors
+from common.files import atomic_folder
+from common.notices import announce
+from common.packages import loader_reason
+from common.wording import counted
 from dataset.corpus import repeated_sources
-from dataset.electra_dataset import ElectraAssembler, ElectraPlan, Examples
+from dataset.electra.electra_dataset import ElectraAssembler, ElectraPlan, Examples
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.encoder import LineEncoder
-from dataset.faults import loader_reason
-from dataset.notices import announce
-from dataset.store_check import TokenCheck
-from dataset.token_store import open_or_build
-from dataset.vocabulary import check_known, check_size
-from dataset.wording import counted
-from dataset.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
-from model.electra_sizes import SIZES
-from model.model_electra import ElectraPretrainer, configs, flops_per_token
+from dataset.store.check import TokenCheck
+from dataset.store.token_store import open_or_build
+from dataset.tokenizing.encoder import LineEncoder
+from dataset.tokenizing.vocabulary import check_known, check_size
+from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
+from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token
+from model.electra.sizes import SIZES
 from trainer.arguments import common_warnings, warnings_of
-from trainer.checkpoint import atomic_folder
-from trainer.electra_arguments import WARM_UP, parse_args, parser
-from trainer.electra_loss import N_SUMS, metrics, objective
+from trainer.electra.arguments import WARM_UP, parse_args, parser
+from trainer.electra.loss import N_SUMS, metrics, objective
 from trainer.engine import Engine
-from trainer.machine import product_rate
-from trainer.optim import build_optimizer
-from trainer.places import check_kinds
-from trainer.report import describe
-from trainer.runtime import UserError, compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
-from trainer.schedules import ENCODER_SCHEDULES
+from trainer.machine.command_line import run_cli
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype
+from trainer.machine.measure import product_rate
+from trainer.machine.random_state import seed_everything
+from trainer.machine.ranks import on_main
+from trainer.optim.build import build_optimizer
+from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.reporting.reporter import describe
+from trainer.saving.places import check_kinds
 from trainer.session import carry_out, claim, launch, new_run
 from trainer.train_tokenizer import Source, draw_sample
 

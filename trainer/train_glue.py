@@ -23,23 +23,24 @@ if __name__ == "__main__":
 if __package__ in (None, ""):  # run by path: trainer/ would come first and could shadow a dependency
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
-    from trainer.glue_arguments import parse_args
+    from trainer.glue.arguments import parse_args
 
     parse_args()
 
 from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from dataset.encoder import load_tokenizer
-from dataset.glue_dataset import GlueAssembler, GluePlan
+from common.errors import user_errors
+from common.wording import counted
+from dataset.glue.glue_dataset import GlueAssembler, GluePlan
 from dataset.loader import UpdateSchedule
-from dataset.sentence_encoder import SentenceEncoder
-from dataset.wording import counted
+from dataset.tokenizing.encoder import load_tokenizer
+from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from model.checkpointing import recompute_layers
 from trainer.engine import Engine
-from trainer.glue_arguments import notices, parse_args
-from trainer.glue_files import check_place, earlier_results, make_room, read_task, seeds, task_folders
-from trainer.glue_model import (
+from trainer.glue.arguments import notices, parse_args
+from trainer.glue.files import check_place, earlier_results, make_room, read_task, seeds, task_folders
+from trainer.glue.model import (
     Layers,
     check_models,
     compiled_shape,
@@ -52,13 +53,17 @@ from trainer.glue_model import (
     save_model,
     weights_digest,
 )
-from trainer.glue_padding import is_known
-from trainer.glue_scores import Evaluation, line_of, look_back, read_json, show_table, summary, write_json
-from trainer.optim import build_adamw
-from trainer.places import check_kinds
-from trainer.report import Reporter, describe
-from trainer.runtime import compile_blocks, on_main, pick_dtype, run_cli, seed_everything, user_errors
-from trainer.schedules import ENCODER_SCHEDULES
+from trainer.glue.padding import is_known
+from trainer.glue.scores import Evaluation, line_of, look_back, read_json, show_table, summary, write_json
+from trainer.machine.command_line import run_cli
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype
+from trainer.machine.random_state import seed_everything
+from trainer.machine.ranks import on_main
+from trainer.optim.build import build_adamw
+from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.reporting.reporter import Reporter, describe
+from trainer.saving.places import check_kinds
 from trainer.session import carry_out, claim, launch, make_folder, new_run
 
 

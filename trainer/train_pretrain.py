@@ -25,36 +25,32 @@ if __name__ == "__main__":  # --help and wrong flags are answered before torch i
 
 import torch
 
+from common.errors import UserError, user_errors
+from common.notices import announce
+from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.encoder import DocumentEncoder, load_tokenizer
 from dataset.loader import Assembler
-from dataset.notices import announce
-from dataset.vocabulary import check_known, check_size
-from dataset.wording import counted
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.vocabulary import check_known, check_size
 from model.checkpointing import recompute_layers
 from model.config import parameter_count
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.arguments import ignored_settings, parse_args
-from trainer.checkpoint import save_weights
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
 from trainer.loop import train_epoch
-from trainer.machine import product_rate, total_memory
-from trainer.optim import build_optimizer
-from trainer.places import check_kinds
-from trainer.report import describe, flops_per_token, mean_context
-from trainer.runtime import (
-    UserError,
-    compile_blocks,
-    init_distributed_mode,
-    on_main,
-    pick_dtype,
-    run_cli,
-    seed_everything,
-    user_errors,
-)
-from trainer.schedules import get_lr, learning_rate
+from trainer.machine.command_line import run_cli
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype
+from trainer.machine.measure import product_rate, total_memory
+from trainer.machine.random_state import seed_everything
+from trainer.machine.ranks import init_distributed_mode, on_main
+from trainer.optim.build import build_optimizer
+from trainer.optim.schedules import get_lr, learning_rate
+from trainer.reporting.reporter import describe, flops_per_token, mean_context
+from trainer.saving.places import check_kinds
+from trainer.saving.weights import save_weights
 from trainer.session import carry_out, claim, launch, new_run
 
 BYTES_PER_PARAMETER = 16  # weight, gradient and AdamW's two moments in fp32

@@ -29,13 +29,13 @@ if __package__ in (None, ""):
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dataset.documents import BadLines, DataError, find_files, read_documents
-from dataset.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
-from dataset.flags import Parser, positive
-from dataset.notices import announce
-from dataset.tokenizer_files import bos_template
-from dataset.wording import one_line
-from dataset.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
+from common.flags import Parser, positive
+from common.notices import announce
+from common.wording import one_line
+from dataset.reading.documents import BadLines, DataError, find_files, read_documents
+from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
+from dataset.tokenizing.tokenizer_files import bos_template
+from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 # Ids are the places in this list; the first three are those of the public tokenizers.
 # All are "special": then encode_special_tokens (split_special_tokens=True in transformers), which the data path uses,

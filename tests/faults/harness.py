@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint import load_checkpoint, verified
+from trainer.saving.checkpoint import load_checkpoint, verified
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -237,7 +237,7 @@ class Lab:
 
     def documents(self):
         """What a ledger of one epoch must hold: the inputs of every document, in order."""
-        from dataset.encoder import DocumentEncoder, load_tokenizer
+        from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
         encoder = DocumentEncoder(load_tokenizer(self.tokenizer))
         texts = [json.loads(line)["text"] for line in self.corpus.read_text().splitlines()]

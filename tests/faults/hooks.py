@@ -8,8 +8,10 @@ import time
 
 import torch
 
+from common import files
 from dataset import loader
-from trainer import checkpoint, engine
+from trainer import engine
+from trainer.saving import checkpoint
 
 
 def ledger(path):
@@ -116,7 +118,7 @@ def pieces(batch):
 
 def slow_save(seconds=0.5):
     """Make the middle of each checkpoint file last."""
-    write = checkpoint.HashingWriter.write
+    write = files.HashingWriter.write
 
     def slow_write(self, data):
         if not hasattr(self, "slept") and ".pt." in str(self.file.name) and self.file.tell() > 20_000:
@@ -125,7 +127,7 @@ def slow_save(seconds=0.5):
             time.sleep(seconds)
         return write(self, data)
 
-    checkpoint.HashingWriter.write = slow_write
+    files.HashingWriter.write = slow_write
 
 
 def kill_in_prune():
@@ -144,7 +146,7 @@ def kill_at_call(name, at=1):
             os.kill(os.getpid(), signal.SIGKILL)
         return call(*arguments)
 
-    setattr(checkpoint.os, name, killing)
+    setattr(files.os, name, killing)
 
 
 def file_limit(n_bytes):
@@ -154,7 +156,7 @@ def file_limit(n_bytes):
 
 def full_disk(at_save, offset):
     """From the given save on the disk takes `offset` bytes of a checkpoint and no more; the save after it succeeds."""
-    count, enter = 0, checkpoint.HashingWriter.__init__
+    count, enter = 0, files.HashingWriter.__init__
 
     def start(self, file):
         nonlocal count
@@ -164,7 +166,7 @@ def full_disk(at_save, offset):
         limit = offset if is_checkpoint and count == at_save else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
-    checkpoint.HashingWriter.__init__ = start
+    files.HashingWriter.__init__ = start
 
 
 def poison(updates, kind="gradient", rank=0, value="nan"):
@@ -247,9 +249,9 @@ def slow_evaluation(seconds):
 
 def any_cpu_has_bfloat16():
     """bfloat16 on a CPU that only emulates it."""
-    from trainer import runtime
+    from trainer.machine import devices
 
-    runtime.cpu_has_bfloat16 = lambda: True
+    devices.cpu_has_bfloat16 = lambda: True
 
 
 def kill_worker_at(updates, name="SIGKILL", rank=0):

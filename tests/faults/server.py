@@ -20,7 +20,7 @@ def main():
     import torch
     import torch._dynamo  # noqa: F401 - imported by the first optimiser otherwise
 
-    from dataset.encoder import load_tokenizer
+    from dataset.tokenizing.encoder import load_tokenizer
     from tests.faults import hooks
     from trainer import train_pretrain
 

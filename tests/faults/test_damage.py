@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.faults.harness import make_corpus, make_tokenizer, seeded_random
-from trainer.checkpoint import Checkpoints, verified
+from trainer.saving.checkpoint import Checkpoints, verified
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dataset.documents import BadLines, DataError, read_documents
+from dataset.reading.documents import BadLines, DataError, read_documents
 from tests.faults.harness import Lab
 
 GOOD = [b'{"text": "one"}', b'{"text": "two"}', b'{"text": "three"}']

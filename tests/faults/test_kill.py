@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.faults.harness import Lab, seeded_random
-from trainer.checkpoint import load_checkpoint, verified
+from trainer.saving.checkpoint import load_checkpoint, verified
 
 INTERVAL = 3  # updates between saves: --save_interval 6 micro-batches, two of them an update
 

@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from trainer.checkpoint import verified
+from trainer.saving.checkpoint import verified
 
 OUT_WITHIN_S = 20
 

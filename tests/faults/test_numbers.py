@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from trainer.checkpoint import verified
+from trainer.saving.checkpoint import verified
 
 
 @pytest.mark.parametrize("kind, value", list(itertools.product(("loss", "gradient"), ("nan", "inf"))))
@@ -38,7 +38,7 @@ def self_order(lab):
     """The inputs of the documents in the order of the file, in which the store numbers them."""
     import json
 
-    from dataset.encoder import DocumentEncoder, load_tokenizer
+    from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
     texts = [json.loads(line)["text"] for line in lab.corpus.read_text().splitlines()]
     return [tuple(ids[:-1]) for ids in DocumentEncoder(load_tokenizer(lab.tokenizer)).encode(texts)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.faults.harness import ROOT, Lab, make_corpus, start_torchrun
-from trainer.checkpoint import load_checkpoint
+from trainer.saving.checkpoint import load_checkpoint
 
 SCRIPT = ROOT / "trainer" / "train_pretrain.py"
 

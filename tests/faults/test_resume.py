@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import digest
-from trainer.checkpoint import verified
+from trainer.saving.checkpoint import verified
 
 
 def test_no_checkpoint_is_a_fresh_start_that_says_so(lab, whole):

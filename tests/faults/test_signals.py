@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.faults.harness import seeded_random, start_torchrun
-from trainer.checkpoint import verified
+from trainer.saving.checkpoint import verified
 
 STOP = ("SIGTERM", "SIGINT", "SIGHUP")
 OUT_WITHIN_S = 10

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import seeded_random
-from trainer.checkpoint import verified
+from trainer.saving.checkpoint import verified
 
 
 def kill(lab, ledger, world_size, generator):

@@ -1,0 +1,38 @@
+"""The errors that a person can act on. Each is shown as one line, with exit code 2 and without a traceback."""
+
+import contextlib
+from collections.abc import Iterator
+
+
+class UserError(ValueError):
+    """Something that the user can mend: a flag, a file, a machine that lacks something."""
+
+
+class DataError(ValueError):
+    """What the owner of the data can mend: one line that says where, what and how. `kind` groups faults of lines."""
+
+    def __init__(self, message: str, kind: str = ""):
+        super().__init__(message)
+        self.kind = kind
+
+
+class BadContentError(ValueError):
+    """What is wrong with a checkpoint whose digest holds; an older one is taken in its place."""
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn the ValueErrors and OSErrors of setting up (a config field, a file) into UserErrors.
+
+    Used around set-up code only: inside the training loop a ValueError is a defect of ours and keeps its traceback.
+    """
+    try:
+        yield
+    except (UserError, DataError):
+        raise
+    except OSError as error:
+        # str() would begin with [Errno 13].
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise UserError(message) from error
+    except ValueError as error:
+        raise UserError(str(error)) from error

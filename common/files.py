@@ -1,0 +1,120 @@
+"""Files that appear complete or not at all, their digests, and moving and removing them."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from safetensors import SafetensorError
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Open `path` for binary writing so that it appears complete or not at all; the temporary is removed on failure.
+
+    Errors: OSError that names `path` (a full disk does not name a file by itself).
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut (not possible on Windows)."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
+    """Fill the folder `temporary` so that it takes the place of `folder` complete or not at all; it is removed on failure.
+
+    Errors: OSError that names `folder` for what safetensors cannot write.
+    """
+    remove(temporary)  # of a killed run
+    try:
+        yield temporary
+        replace(temporary, folder)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, SafetensorError):
+            reason = " ".join(str(error).split())
+            number = errno.ENOSPC if "os error 28" in reason else errno.EIO
+            raise OSError(number, reason, str(folder)) from error
+        raise
+
+
+class HashingWriter:
+    """A file for torch.save that feeds what is written to SHA-256 as well."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            written = self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.digest.update(data)
+        return written
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def file_digest(path: str | Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_link_of(path: Path, original: Path) -> bool:
+    """Whether `path` is a hard link of the file `original`, or a folder of links of all files in the folder `original`."""
+    if original.is_dir():
+        return path.is_dir() and all(is_link_of(path / entry.name, entry) for entry in original.iterdir())
+    return path.exists() and path.samefile(original)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Keep the content of `source` as `target`: our files are replaced by renaming, so a link keeps the old content."""
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Move a file or folder to `target`, in the place of what is there."""
+    if target.is_dir():
+        remove(target)
+    os.replace(source, target)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder and what is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

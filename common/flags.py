@@ -1,0 +1,125 @@
+"""What the flags of all commands share: a parser that answers in one line, and types with clear errors."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
+
+from common.wording import one_line
+
+Number = TypeVar("Number", int, float)
+
+# No number that these commands take means anything beyond this; a slip of the keyboard ends here, and not in an
+# overflow, a count that never ends, or all of the memory.
+LARGEST = 10**9
+# Of an error line: a value that was pasted by mistake can be a whole file.
+LONGEST_MESSAGE = 300
+
+
+def boolean(text: str) -> bool:
+    """`--flag`, `--flag true`, `--flag 0` ...: bool("False") would be true."""
+    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return values[text.lower()]
+
+
+def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    """A converter of numbers above 0."""
+
+    def convert(text: str) -> Number:
+        value = kind(text)
+        if not 0 < value <= LARGEST:
+            raise argparse.ArgumentTypeError(f"{text} must be a number above 0 and at most {LARGEST:,}")
+        return value
+
+    convert.__name__ = f"positive {kind.__name__}"  # what argparse calls it in its message
+    return convert
+
+
+def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    """A converter of numbers from 0 on."""
+
+    def convert(text: str) -> Number:
+        value = kind(text)
+        if not 0 <= value <= LARGEST:
+            raise argparse.ArgumentTypeError(f"{text} must be a number from 0 to {LARGEST:,}")
+        return value
+
+    convert.__name__ = f"non-negative {kind.__name__}"
+    return convert
+
+
+def share(text: str) -> float:
+    """A part of a whole, above 0 and up to all of it."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0 and at most 1")
+    return value
+
+
+def fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 1")
+    return value
+
+
+def inner_share(text: str) -> float:
+    """A part of a whole that is neither none nor all of it."""
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0 and below 1")
+    return value
+
+
+def seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 2**32")
+    return value
+
+
+class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds each flag's default to its help, unless the help tells it in words or there is none."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        told_in_words = "default" in (action.help or "")
+        has_none = action.default is None or action.default == []
+        if told_in_words or has_none:
+            return action.help
+        return super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """One line for a wrong flag, and a bare form for booleans.
+
+    An empty text is refused, since it is what a shell makes of a variable that was never set. `may_be_empty` names the
+    arguments for which it means something.
+    """
+
+    may_be_empty: tuple[str, ...] = ()
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed = super().parse_args(args, namespace)
+        for action in self._actions:
+            if action.dest in self.may_be_empty:
+                continue
+            value = getattr(parsed, action.dest, None)
+            values = value if isinstance(value, list) else [value]
+            if "" in values:
+                name = "/".join(action.option_strings) or action.dest
+                self.error(f"argument {name}: an empty text; was a variable of the shell not set?")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        message = one_line(message)
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[:LONGEST_MESSAGE]} ..."
+        print(f"error: {message} (--help lists the flags)", file=sys.stderr)
+        sys.exit(2)
+
+    def switch(self, group: argparse._ArgumentGroup, name: str, default: bool, help: str) -> None:
+        group.add_argument(name, type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=help)

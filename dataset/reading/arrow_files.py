@@ -1,0 +1,171 @@
+"""`.parquet` and `.arrow` files (IPC files, and the streams that Hugging Face datasets saves): a document a row.
+
+pyarrow reads them batch by batch. Rows are taken out one by one: a dictionary may stand for far more than memory holds.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from common.errors import DataError
+from common.packages import optional_package
+from dataset.reading import limits
+
+Item = tuple[int, str | tuple[str, str]]
+
+MOST_ROWS = 1024
+BATCH_BYTES = 4 << 20
+ARROW_FILE_MAGIC = b"ARROW1"
+
+
+class TableReader:
+    """Reads one file, or one row group of a .parquet. done: which share of it was read, from 0 to 1."""
+
+    def __init__(self, path: Path, text_field: str, row_group: int | None = None):
+        self.path = path
+        self.text_field = text_field
+        self.row_group = row_group
+        self.kind = path.suffix.lower()
+        self.arrow = optional_package("pyarrow", f"to read {self.kind}")
+        self.done = 0.0
+
+    def rows(self) -> Iterator[Item]:
+        """(row of the file from 1, text or (kind, reason) of a fault) of each row; empty texts are left out.
+
+        Errors: DataError.
+        """
+        batches = self._parquet_columns() if self.kind == ".parquet" else self._ipc_columns()
+        row = 0
+        if self.row_group is not None:
+            row = sum(rows for rows, _ in self.row_groups()[: self.row_group])
+        with self._told():
+            for column in batches:
+                for value in self._values(column):
+                    row += 1
+                    if value:
+                        yield row, value
+
+    def row_groups(self) -> list[tuple[int, int]]:
+        """(rows, compressed bytes) of each row group of a .parquet, by its footer alone. Errors: DataError."""
+        parquet = optional_package("pyarrow.parquet", "to read .parquet")
+        groups = []
+        with self._told(), parquet.ParquetFile(self.path) as file:
+            for i in range(file.metadata.num_row_groups):
+                group = file.metadata.row_group(i)
+                size = sum(group.column(j).total_compressed_size for j in range(group.num_columns))
+                groups.append((group.num_rows, size))
+        return groups
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What pyarrow finds wrong becomes one line."""
+        try:
+            yield
+        except (self.arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())[:120]
+            name = "a parquet" if self.kind == ".parquet" else "an Arrow"
+            raise DataError(f"{self.path}: not {name} file that can be read ({reason}); fetch it again") from None
+
+    def _parquet_columns(self) -> Iterator:
+        """The text column, an array of some rows at a time."""
+        parquet = optional_package("pyarrow.parquet", "to read .parquet")
+        with parquet.ParquetFile(self.path) as file:
+            self._check_schema(file.schema_arrow)
+        # With a dictionary, equal texts are held once; a buffer, so that a row group is not read whole.
+        options = {"read_dictionary": [self.text_field], "buffer_size": 1 << 20}
+        with parquet.ParquetFile(self.path, **options) as file:
+            groups = None if self.row_group is None else [self.row_group]
+            total = max(file.metadata.num_rows if groups is None else file.metadata.row_group(groups[0]).num_rows, 1)
+            rows = 0
+            wanted = {"columns": [self.text_field], "row_groups": groups}
+            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), **wanted):
+                rows += len(batch)
+                self.done = rows / total
+                yield batch.column(0)
+
+    def _ipc_columns(self) -> Iterator:
+        ipc = optional_package("pyarrow.ipc", "to read .arrow")
+        size = max(self.path.stat().st_size, 1)
+        with self.arrow.memory_map(str(self.path)) as source:
+            if source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC:
+                file = ipc.open_file(source)
+                self._check_schema(file.schema)
+                for i in range(file.num_record_batches):
+                    self.done = (i + 1) / file.num_record_batches
+                    yield file.get_batch(i).column(self.text_field)
+                return
+            source.seek(0)
+            stream = ipc.open_stream(source)
+            self._check_schema(stream.schema)
+            for batch in stream:
+                self.done = source.tell() / size
+                yield batch.column(self.text_field)
+
+    def _check_schema(self, schema) -> None:
+        names = schema.names
+        if names.count(self.text_field) != 1:
+            what = "no column" if self.text_field not in names else "more than one column"
+            columns = ", ".join(name[:40] for name in names[:8])
+            raise DataError(
+                f"{self.path}: {what} {self.text_field!r} (its columns: {columns}; --text_field names another one)"
+            )
+        kind = schema.field(self.text_field).type
+        if not self._is_text(kind):
+            raise DataError(
+                f"{self.path}: column {self.text_field!r} is of type {str(kind)[:80]}, not text "
+                "(--text_field names another one)"
+            )
+
+    def _is_text(self, kind) -> bool:
+        types = self.arrow.types
+        if types.is_dictionary(kind):
+            return self._is_text(kind.value_type)
+        tests = [types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null]
+        return any(test(kind) for test in tests)
+
+    def _values(self, column) -> Iterator[str | tuple[str, str]]:
+        """The text or fault of each row of an array."""
+        if self.arrow.types.is_dictionary(column.type):
+            # The indices are checked against the dictionary; the texts in it when they are used.
+            entries = self._as_bytes(column.dictionary)
+            indices = column.indices
+            indices.validate(full=True)
+            for index in indices.to_pylist():
+                if index is not None and not 0 <= index < len(entries):
+                    raise self.arrow.ArrowInvalid(f"index {index} into a dictionary of {len(entries)} entries")
+                yield self._text(None if index is None else entries[index])
+            return
+        values = self._as_bytes(column)
+        for i in range(len(values)):
+            yield self._text(values[i])
+
+    def _as_bytes(self, array):
+        """The array with its texts as bytes, its offsets checked: pyarrow follows wrong ones out of its memory."""
+        types = self.arrow.types
+        if types.is_string(array.type):
+            array = array.view(self.arrow.binary())
+        elif types.is_large_string(array.type):
+            array = array.view(self.arrow.large_binary())
+        array.validate(full=True)
+        return array
+
+    def _text(self, scalar) -> str | tuple[str, str]:
+        if scalar is None or not scalar.is_valid:
+            return "text is null", f"{self.text_field!r} is a null, not a string"
+        buffer = scalar.as_buffer()
+        if buffer.size > limits.MAX_DOCUMENT_BYTES:
+            return limits.too_long("value")
+        raw = buffer.to_pybytes()
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return "bad UTF-8", f"{self.text_field!r} is not UTF-8: byte 0x{raw[error.start]:02x} at {error.start + 1}"
+
+
+def _batch_rows(metadata) -> int:
+    """How many rows of a parquet file are read at a time, so that they take few megabytes by what the file says."""
+    largest = 1
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        largest = max(largest, group.total_byte_size // max(group.num_rows, 1))
+    return max(1, min(MOST_ROWS, BATCH_BYTES // largest))

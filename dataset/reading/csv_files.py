@@ -1,0 +1,116 @@
+"""A `.csv` or `.tsv` file: a header that names the columns, then a document a row. Python's csv module reads the rows,
+so that a quoted field may hold commas, quotes and line breaks; this file bounds them and tells their faults.
+"""
+
+import csv
+import io
+from collections.abc import Iterator
+
+from common.errors import DataError
+from dataset.reading import limits
+from dataset.reading.faults import BadLine
+from dataset.reading.line_reader import LineReader
+
+Item = tuple[int, str | tuple[str, str]]
+
+
+def read_csv(stream: io.BufferedReader, path: str, delimiter: str, text_field: str) -> Iterator[Item]:
+    """(line where the row begins, text or (kind, reason) of a fault) of each row; empty texts are left out.
+
+    Errors: DataError for a file without a header that has the column.
+    """
+    rows = _Rows(stream, delimiter)
+    columns, column = _header(rows, path, text_field)
+    while True:
+        try:
+            row = rows.next()
+            if row is None:
+                return
+            text = _text_of_row(row, columns, column)
+        except BadLine as bad:
+            yield rows.first_line, bad.args
+        else:
+            if text:
+                yield rows.first_line, text
+
+
+def _header(rows: "_Rows", path: str, text_field: str) -> tuple[int, int]:
+    """(number of columns, which of them is the text's)."""
+    try:
+        names = rows.next()
+    except BadLine as bad:
+        raise DataError(f"{path}:{rows.first_line}: {bad.args[1]}") from None
+    if names is None:
+        return 0, 0
+    names[0] = names[0].removeprefix("\ufeff")
+    if names.count(text_field) != 1:
+        what = "no column" if text_field not in names else "more than one column"
+        shown = ", ".join(name[:40] for name in names[:8])
+        shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
+        raise DataError(
+            f"{path}:{rows.first_line}: {what} {text_field!r} in the header (its columns: {shown}; "
+            "--text_field names another one)"
+        )
+    return len(names), names.index(text_field)
+
+
+def _text_of_row(row: list[str], columns: int, column: int) -> str:
+    if len(row) != columns:
+        raise BadLine("wrong number of fields", f"{len(row)} fields where the header has {columns}")
+    text = row[column]
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
+        byte = ord(text[error.start]) & 0xFF
+        raise BadLine("bad UTF-8", f"the text is not UTF-8: byte 0x{byte:02x}") from None
+    return text
+
+
+class _Rows:
+    """The rows of a stream. first_line: where the row that was asked for last begins."""
+
+    def __init__(self, stream: io.BufferedReader, delimiter: str):
+        self.lines = LineReader(stream, most=limits.MAX_CSV_ROW_BYTES)
+        self.delimiter = delimiter
+        self.first_line = 1
+        self.row_bytes = 0
+        self.ended = False
+        self.reader = self._new_reader()
+
+    def _new_reader(self):
+        # A field has fewer characters than bytes: the bound on a row, below, is met first.
+        csv.field_size_limit(limits.MAX_CSV_ROW_BYTES)
+        return csv.reader(self._row_lines(), delimiter=self.delimiter)
+
+    def _row_lines(self) -> Iterator[str]:
+        """What the csv module asks for, line by line, until a row is complete."""
+        while line := self.lines.read_line():
+            self.row_bytes += len(line)
+            if self.row_bytes > limits.MAX_CSV_ROW_BYTES:
+                raise BadLine(*limits.too_long("row", limits.MAX_CSV_ROW_BYTES))
+            yield line.decode("utf-8", "surrogateescape")
+        if line is None:
+            raise BadLine(*limits.too_long("row", limits.MAX_CSV_ROW_BYTES))
+        self.ended = True
+
+    def next(self) -> list[str] | None:
+        """The next row that is not blank, None at the end. Errors: BadLine, after which the next row may be asked for."""
+        while not self.ended:
+            self.row_bytes = 0
+            self.first_line = self.lines.number + 1
+            try:
+                row = next(self.reader, None)
+            except BadLine:
+                self.reader = self._new_reader()
+                raise
+            except csv.Error as error:
+                self.reader = self._new_reader()
+                raise BadLine("not CSV", f"not a row of CSV: {error}") from None
+            if row and self.ended:
+                # The module asked for one more line and there was none: it stood within quotes.
+                raise BadLine("cut line", "the file ends within a quoted field")
+            if row:
+                return row
+            self.lines.skip_blank_lines()
+        return None

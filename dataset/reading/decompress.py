@@ -1,0 +1,147 @@
+"""Files as streams of their decompressed bytes, whatever they are compressed with, in bounded memory.
+
+A file may have several members (gzip, bzip2), streams (xz) or frames (zstd) one after the other. One that is damaged or
+cut off raises DataError.
+"""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from common.errors import DataError
+from common.packages import optional_package
+from dataset.reading.line_reader import BUFFER_BYTES
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+READ_BYTES = 1 << 17
+# `xz -9` asks for 65 MB; a file may claim gigabytes.
+XZ_MEMORY_BYTES = 256 << 20
+# One compressed byte of zstd may stand for 32 kB, and its decoder gives all that its input stands for: 16 MB at most.
+ZSTD_INPUT_BYTES = 512
+
+
+class Decoder(Protocol):
+    """Decompresses one member, as bz2.BZ2Decompressor does."""
+
+    eof: bool
+    needs_input: bool
+    unused_data: bytes
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+@contextlib.contextmanager
+def open_stream(path: Path, compression: str) -> Iterator[tuple[io.BufferedReader, BinaryIO]]:
+    """(decompressed bytes, the file underneath, whose tell() is for progress). compression: of COMPRESSIONS, or none."""
+    with open(path, "rb", buffering=BUFFER_BYTES) as file:
+        if not compression:
+            yield file, file
+            return
+        try:
+            yield io.BufferedReader(_decompressed(file, compression), BUFFER_BYTES), file
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            raise DataError(f"{path}: the compressed file is damaged or cut off ({error}); fetch it again") from None
+
+
+def _decompressed(file: BinaryIO, compression: str) -> io.RawIOBase:
+    if compression == ".gz":
+        return gzip.GzipFile(fileobj=file)
+    return _Members(file, compression)
+
+
+class _Members(io.RawIOBase):
+    """The decompressed bytes of all members of a file."""
+
+    def __init__(self, file: BinaryIO, compression: str):
+        self.file = file
+        self.compression = compression
+        self.zstd = optional_package("zstandard", "to read .zst") if compression == ".zst" else None
+        self.decoder: Decoder | None = None
+        self.compressed = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while True:
+            if self.decoder is None and not self._next_member():
+                return 0
+            if self.decoder.needs_input and not self.compressed:
+                self.compressed = self.file.read(READ_BYTES)
+                if not self.compressed:
+                    raise EOFError("it ends before its end mark")
+            ready = self.decoder.decompress(self.compressed, len(buffer))
+            self.compressed = b""
+            if self.decoder.eof:
+                self.compressed = self.decoder.unused_data
+                self.decoder = None
+            if ready:
+                buffer[: len(ready)] = ready
+                return len(ready)
+
+    def _next_member(self) -> bool:
+        """Makes a decoder for what comes next; False at the end of the file."""
+        if not self.compressed:
+            self.compressed = self.file.read(READ_BYTES)
+        if self.compression == ".xz":
+            # Between streams of xz there may be zeros, which fill a block of a tape.
+            while self.compressed and not self.compressed.strip(b"\0"):
+                self.compressed = self.file.read(READ_BYTES)
+            self.compressed = self.compressed.lstrip(b"\0")
+        if not self.compressed:
+            return False
+        if self.compression == ".bz2":
+            self.decoder = bz2.BZ2Decompressor()
+        elif self.compression == ".xz":
+            self.decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
+        else:
+            self.decoder = _ZstdDecoder(self.zstd)
+        return True
+
+
+class _ZstdDecoder:
+    """One frame. The package's own reader takes a file that is cut off for a finished one, and its decoder knows no
+    limit for what it gives: this one feeds it in small pieces and keeps what is not wanted yet.
+    """
+
+    def __init__(self, zstd):
+        self.error = zstd.ZstdError
+        self.frame = zstd.ZstdDecompressor().decompressobj()
+        self.compressed = b""
+        self.fed = 0
+        self.ready = memoryview(b"")
+
+    @property
+    def eof(self) -> bool:
+        return self.frame.eof and not self.ready
+
+    @property
+    def needs_input(self) -> bool:
+        return not self.ready and self.fed == len(self.compressed)
+
+    @property
+    def unused_data(self) -> bytes:
+        return self.frame.unused_data + self.compressed[self.fed :]
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        if data:
+            assert self.fed == len(self.compressed), "data is given only where needs_input asks for it"
+            self.compressed = data
+            self.fed = 0
+        while not self.ready and not self.frame.eof and self.fed < len(self.compressed):
+            piece = self.compressed[self.fed : self.fed + ZSTD_INPUT_BYTES]
+            self.fed += len(piece)
+            try:
+                self.ready = memoryview(self.frame.decompress(piece))
+            except self.error as error:
+                raise OSError(str(error)) from None
+        given = bytes(self.ready[:max_length])
+        self.ready = self.ready[max_length:]
+        return given

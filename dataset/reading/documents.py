@@ -1,0 +1,306 @@
+"""Documents out of files of all kinds; file_kinds.py tells the kinds, and README.md what is a document in each.
+
+Every fault of a line is named with file and line. What cannot change a document is harmless and loads as if it were
+not there: blank lines, a byte-order mark before a line, CRLF, a missing newline at the end, an escaped NUL, a long
+line. An empty text has nothing to learn from and is passed over like a blank line. Memory is bounded by a block of 4 MB
+or the longest document, whichever is larger; limits.py says how long one may be.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from common.errors import DataError
+from dataset.reading import limits
+from dataset.reading.arrow_files import TableReader
+from dataset.reading.csv_files import read_csv
+from dataset.reading.decompress import open_stream
+from dataset.reading.faults import BadLine, BadLines, Fault
+from dataset.reading.file_kinds import find_files, kind_of
+from dataset.reading.json_files import read_json
+from dataset.reading.json_lines import BOM, parse_line, text_of_line
+from dataset.reading.line_reader import BUFFER_BYTES, LineReader
+
+BLOCK_BYTES = 4 << 20
+BLOCK_ROWS = 1024
+
+# (line or row from 1, text or (kind, reason) of a fault)
+Item = tuple[int, str | tuple[str, str]]
+
+BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
+
+__all__ = ["BOM", "BadLines", "DataError", "Fault", "find_files", "parse_line", "read_documents"]
+
+
+def read_documents(
+    path: Path | str, text_field: str = "text", bad_lines: BadLines | None = None
+) -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there."""
+    for block in split_into_blocks(Path(path), text_field, block_bytes=None):
+        for line, text in block.documents(text_field):
+            if isinstance(text, str):
+                yield block.lines_before + line, text
+                continue
+            fault = Fault(str(path), block.lines_before + line, *text)
+            if bad_lines is None:
+                raise fault.error()
+            bad_lines.add(fault)
+
+
+@dataclass
+class Block:
+    """Some documents of a file, small enough to be held and handed to another process. It is one of these:
+    items      what was read already, of a table or a .json file
+    raw        decompressed lines, or text
+    neither    a byte range of a plain jsonl (the lines that begin in it), or a whole plain text file
+    """
+
+    path: Path
+    start: int = 0
+    end: int = 0
+    raw: bytes | None = None
+    items: list[Item] | None = None
+    last_fault: Item | None = None  # of what follows `raw` and was too long to be held
+    paragraphs: bool = False  # a blank line in `raw` ends a document
+    lines_before: int | None = None  # None: not known, see LineCounter
+    source_bytes: int = 0  # its share of the file, for progress
+
+    def documents(self, text_field: str) -> Iterator[Item]:
+        """Yields (line from 1 in the block, text or (kind, reason) of a fault); not blank lines and empty texts."""
+        if self.items is not None:
+            yield from self.items
+            return
+        convert = _text_of_file if kind_of(self.path).is_text else text_of_line
+        for line, raw in self._numbered():
+            if raw is None:
+                yield line, limits.too_long("text file" if convert is _text_of_file else "line")
+                continue
+            try:
+                text = convert(raw, text_field)
+            except BadLine as bad:
+                yield line, bad.args
+            else:
+                if text:
+                    yield line, text
+        if self.last_fault:
+            yield self.last_fault
+
+    def _numbered(self) -> Iterator[tuple[int, bytes | None]]:
+        """(line in the block, bytes of a line or text, None for a longer one than is held)."""
+        is_text = kind_of(self.path).is_text
+        if self.raw is None:
+            return self._whole_file() if is_text else self._lines_of_range()
+        if is_text and not self.paragraphs:
+            return iter([(1, self.raw)])
+        lines = LineReader(io.BufferedReader(io.BytesIO(self.raw), BUFFER_BYTES)).lines()
+        return _paragraphs(lines) if self.paragraphs else lines
+
+    def _whole_file(self) -> Iterator[tuple[int, bytes | None]]:
+        with open(self.path, "rb") as file:
+            raw = file.read(limits.MAX_DOCUMENT_BYTES + 1)
+        yield 1, raw if len(raw) <= limits.MAX_DOCUMENT_BYTES else None
+
+    def _lines_of_range(self) -> Iterator[tuple[int, bytes | None]]:
+        with open(self.path, "rb", buffering=BUFFER_BYTES) as file:
+            reader = LineReader(file, self.start)
+            if self.start:
+                # The line that began before belongs to the block before. It may go on beyond this one.
+                file.seek(self.start - 1)
+                reader.position = self.start - 1
+                reader.skip_rest_of_line(self.end)
+            yield from reader.lines(self.end)
+
+
+def _paragraphs(numbered: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
+    """(number of its first line, text) of what stands between blank lines."""
+    lines = []
+    first = 0
+    for number, line in numbered:
+        if line.removeprefix(BOM).strip():
+            first = first if lines else number
+            lines.append(line)
+        elif lines:
+            yield first, b"".join(lines)
+            lines = []
+    if lines:
+        yield first, b"".join(lines)
+
+
+def _text_of_file(raw: bytes, text_field: str) -> str:
+    """A whole text file, its line ends made \\n whatever system wrote it."""
+    try:
+        return raw.removeprefix(BOM).decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise BadLine("bad UTF-8", f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
+
+
+def sizes_of_sections(path: Path, text_field: str, block_bytes: int, split_text: bool = False) -> list[int] | None:
+    """Bytes of the sections that a file has where each can be read without the ones before it; None where it has none.
+
+    A section is a block of a plain .jsonl, a row group of a .parquet, or a plain text file.
+    """
+    kind = kind_of(path)
+    size = path.stat().st_size
+    if kind.suffix == ".parquet":
+        return [group_bytes for _, group_bytes in TableReader(path, text_field).row_groups()]
+    if not kind.compression and kind.suffix == ".jsonl":
+        return [min(block_bytes, size - start) for start in range(0, size, block_bytes)]
+    if not kind.compression and kind.is_text and not split_text:
+        return [size]
+    return None
+
+
+def split_into_blocks(
+    path: Path, text_field: str, block_bytes: int | None, split_text: bool = False, section: int | None = None
+) -> Iterator[Block]:
+    """The blocks of a file in order, cut by the file and block_bytes alone. None: a plain file in one. split_text: in a
+    text file a blank line ends a document. section: only this one of `sizes_of_sections`."""
+    kind = kind_of(path)
+    size = path.stat().st_size
+    if kind.suffix in (".parquet", ".arrow"):
+        table = TableReader(path, text_field, section)
+        yield from _item_blocks(path, table.rows(), lambda: int(table.done * size), block_bytes)
+        return
+    if not kind.compression and kind.suffix == ".jsonl":
+        step = block_bytes or max(size, 1)
+        starts = range(0, size, step)
+        for start in starts if section is None else starts[section : section + 1]:
+            end = min(start + step, size)
+            yield Block(path, start, end, lines_before=None if start else 0, source_bytes=end - start)
+        return
+    if not kind.compression and kind.is_text and not split_text:
+        yield Block(path, lines_before=0, source_bytes=size)
+        return
+    with open_stream(path, kind.compression) as (stream, file):
+        if kind.is_text and split_text:
+            yield from _text_blocks(path, stream, file, block_bytes or BLOCK_BYTES)
+        elif kind.is_text:
+            raw = stream.read(limits.MAX_DOCUMENT_BYTES + 1)
+            fault = (1, limits.too_long("text")) if len(raw) > limits.MAX_DOCUMENT_BYTES else None
+            yield Block(path, raw=b"" if fault else raw, last_fault=fault, lines_before=0, source_bytes=size)
+        elif kind.suffix == ".jsonl":
+            yield from _line_blocks(path, stream, file, block_bytes or BLOCK_BYTES)
+        elif kind.suffix == ".json":
+            yield from _item_blocks(path, read_json(stream, text_field), file.tell, block_bytes)
+        else:
+            delimiter = "\t" if kind.suffix == ".tsv" else ","
+            yield from _item_blocks(path, read_csv(stream, str(path), delimiter, text_field), file.tell, block_bytes)
+
+
+class LineCounter:
+    """Line numbers for blocks of plain files, which are cut without looking inside. Blocks are asked for in order, so
+    that a file is read at most once, and only if some line is faulty.
+    """
+
+    def __init__(self):
+        self.path: Path | None = None
+        self.position = 0
+        self.newlines = 0
+
+    def lines_before(self, block: Block) -> int:
+        """How many lines of its file precede the first one that begins in the block."""
+        if block.lines_before is not None:
+            return block.lines_before
+        # Another file, or the same one again.
+        if block.path != self.path or block.start <= self.position:
+            self.path = block.path
+            self.position = 0
+            self.newlines = 0
+        with open(block.path, "rb") as file:
+            file.seek(self.position)
+            while self.position < block.start - 1:
+                chunk = file.read(min(BLOCK_BYTES, block.start - 1 - self.position))
+                self.newlines += chunk.count(b"\n")
+                self.position += len(chunk)
+        # The newline at start - 1 or later is the one after which the block's first line begins.
+        return self.newlines + 1
+
+
+def _item_blocks(
+    path: Path, items: Iterator[Item], position: Callable[[], int], block_bytes: int | None
+) -> Iterator[Block]:
+    """Blocks of what this process reads. position: how many bytes of the file have been read."""
+    block: list[Item] = []
+    characters = 0
+    done = 0
+    for item in items:
+        block.append(item)
+        characters += len(item[1])
+        if characters >= (block_bytes or BLOCK_BYTES) or len(block) >= BLOCK_ROWS:
+            yield Block(path, items=block, lines_before=0, source_bytes=position() - done)
+            block = []
+            characters = 0
+            done = position()
+    if block:
+        yield Block(path, items=block, lines_before=0, source_bytes=position() - done)
+
+
+def _line_blocks(path: Path, stream: io.BufferedReader, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+    """Whole lines of a compressed file. Blocks of blank lines alone are passed over."""
+    lines = 0
+    done = 0
+    while raw := stream.read(block_bytes):
+        # Bytes of a line that the block has begun and the next bytes of the stream go on with.
+        begun = len(raw) - (raw.rfind(b"\n") + 1)
+        rest = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - begun)
+        fault = None
+        if begun + len(rest) <= limits.MAX_DOCUMENT_BYTES:
+            raw += rest
+        else:
+            raw = raw[: len(raw) - begun]
+            fault = (raw.count(b"\n") + 1, limits.too_long("line"))
+            if not rest.endswith(b"\n"):
+                LineReader(stream).skip_rest_of_line()
+        if fault or not raw.isspace():
+            yield Block(path, raw=raw, last_fault=fault, lines_before=lines, source_bytes=file.tell() - done)
+            done = file.tell()
+        lines += raw.count(b"\n") + (fault is not None)
+
+
+def _text_blocks(path: Path, stream: io.BufferedReader, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+    """Paragraphs. Each block ends with a blank line or with the file; blocks of blank lines alone are passed over."""
+    lines = 0
+    done = 0
+    while raw := stream.read(block_bytes):
+        rest, lines_of_rest = _rest_of_paragraph(stream)
+        lines_of_block = raw.count(b"\n") + lines_of_rest
+        fault = None
+        if rest is None:
+            ends = [found.end() for found in BLANK_LINE.finditer(raw)]
+            raw = raw[: ends[-1]] if ends else b""
+            fault = (raw.count(b"\n") + 1, limits.too_long("text between blank lines"))
+        else:
+            raw += rest
+        if fault or not raw.isspace():
+            source_bytes = file.tell() - done
+            yield Block(path, raw=raw, last_fault=fault, paragraphs=True, lines_before=lines, source_bytes=source_bytes)
+            done = file.tell()
+        lines += lines_of_block
+
+
+def _rest_of_paragraph(stream: io.BufferedReader) -> tuple[bytes | None, int]:
+    """(the rest of a line and the lines up to a blank one, None where it is too long, which is passed; its newlines)."""
+    rest = [stream.readline(limits.MAX_DOCUMENT_BYTES + 1)]
+    size = len(rest[0])
+    while size <= limits.MAX_DOCUMENT_BYTES:
+        line = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - size)
+        size += len(line)
+        rest.append(line)
+        if not line.strip():
+            whole = b"".join(rest)
+            return whole, whole.count(b"\n")
+    newlines = sum(line.count(b"\n") for line in rest)
+    ended = rest[-1].endswith(b"\n")
+    rest.clear()
+    reader = LineReader(stream)
+    if not ended:
+        reader.skip_rest_of_line()
+        newlines += 1
+    for _, line in reader.lines():
+        if line is not None and not line.strip():
+            break
+    return None, newlines + reader.number

@@ -1,0 +1,156 @@
+"""Which files are data, and of what kind: by the end of their names alone."""
+
+import argparse
+import glob
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import DataError
+from dataset.reading.decompress import COMPRESSIONS
+
+# Files of one document a line, row or object. Those of CORPORA are surely meant as data; beside them a folder's .csv,
+# .json and text files are rather descriptions (README.md, dataset_info.json), and in a folder of source code .json and
+# .csv files are rather settings.
+CORPORA = (".jsonl", ".parquet", ".arrow")
+TABLES = (".csv", ".tsv", ".json")
+
+# Read as plain text, the whole file a document.
+TEXT_SUFFIXES = (
+    ".txt", ".md", ".markdown", ".rst", ".tex", ".html", ".htm", ".css", ".sql",
+    ".py", ".pyi", ".rb", ".pl", ".lua", ".php", ".sh", ".bash", ".r", ".jl",
+    ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".cu", ".cuh", ".cs", ".go", ".rs", ".swift",
+    ".java", ".kt", ".scala", ".js", ".jsx", ".mjs", ".ts", ".tsx", ".hs", ".ml",
+)  # fmt: skip
+UNCOMPRESSED = (".parquet", ".arrow")  # they compress by themselves
+
+READABLE = (
+    "files that are read: .jsonl, .json, .csv, .tsv and text such as .txt, .md, .py (--text_suffixes), each also as "
+    ".gz, .bz2, .xz or .zst; .parquet, .arrow"
+)
+TEXT_SUFFIXES_HELP = (
+    "files that are read as plain text, beside .txt: suffixes such as .py .md, read in every folder (default: those of "
+    "common programming and markup languages, in folders without .jsonl, .parquet and .arrow files)"
+)
+ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """suffix: of CORPORA or TABLES, or any other for plain text. compression: of COMPRESSIONS, or none."""
+
+    suffix: str
+    compression: str = ""
+
+    @property
+    def is_text(self) -> bool:
+        return self.suffix not in CORPORA + TABLES
+
+
+def kind_of(path: Path) -> FileKind:
+    """What the name of a file says. A suffix that is not known stands for plain text: the user named it as such."""
+    name = path.name.lower()
+    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
+    stem = name.removesuffix(compression)
+    return FileKind(Path(stem).suffix, compression)
+
+
+def identity_suffix(path: Path) -> str:
+    """What the name of a file adds to its content in the identity of a token store.
+
+    For the kinds that have always been read it is the last suffix alone, so that their stores stay.
+    """
+    kind = kind_of(path)
+    if not kind.compression or (kind.suffix == ".jsonl" and kind.compression in (".gz", ".zst")):
+        return path.suffix.lower()
+    return kind.suffix + kind.compression
+
+
+def text_suffix(value: str) -> str:
+    """A value of --text_suffixes: `.py`, or `py` for short."""
+    suffix = "." + value.lower().removeprefix(".")
+    if not re.fullmatch(r"\.[^./\\\s]+", suffix):
+        raise argparse.ArgumentTypeError(f"{value!r} is not the end of a file's name, such as .py")
+    if suffix in CORPORA + TABLES + COMPRESSIONS:
+        raise argparse.ArgumentTypeError(f"{suffix} files have a format of their own and are not read as plain text")
+    return suffix
+
+
+def refuse_address(path: str) -> None:
+    """Errors: DataError for the address of something that is not on this machine, with the command that fetches it."""
+    found = ADDRESS.match(path)
+    if not found:
+        return
+    scheme = found.group(1).lower()
+    place = path[found.end() :]
+    if scheme == "hf":
+        name = "/".join(place.removeprefix("datasets/").split("/")[:2])
+        command = f"hf download {name} --repo-type dataset --local-dir data"
+    elif scheme == "s3":
+        command = f"aws s3 cp --recursive {path} data"
+    elif scheme in ("gs", "gcs"):
+        command = f"gcloud storage cp --recursive gs://{place} data"
+    elif scheme in ("http", "https", "ftp"):
+        command = f"curl -L -O {path}"
+    elif scheme == "file":
+        command = ""
+    else:
+        command = "the tool of that service"
+    if scheme == "file":
+        raise DataError(f"{path}: name the file by its path alone, /{place.lstrip('/')}")
+    raise DataError(f"{path}: only files on this machine are read; download it first ({command}) and name the copy")
+
+
+def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> list[Path]:
+    """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
+
+    A folder or glob gives the first of these that it has: CORPORA and .txt; text of the default suffixes; TABLES.
+    text_suffixes, of the user, are read wherever they are found.
+    """
+    data_path = str(data_path)
+    if not data_path.strip():
+        raise DataError("--data_path is empty: name a file, a folder or a glob")
+    refuse_address(data_path)
+    path = Path(data_path).expanduser()
+    if path.is_file():
+        if not _is_readable(path, text_suffixes):
+            raise DataError(f"{path}: unknown kind of file; {READABLE}")
+        return [path]
+    if path.is_dir():
+        found = [p for p in path.rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+    else:
+        found = [Path(p) for p in glob.glob(str(path), recursive=True)]
+        if not found:
+            raise DataError(f"{path}: no such file or folder, and no file matches it as a pattern; {READABLE}")
+    readable = [file for file in found if _is_readable(file, text_suffixes) and file.is_file()]
+    files = _wanted(readable, text_suffixes)
+    if not files:
+        raise DataError(f"{path}: nothing to read there; {READABLE}")
+    return sorted(files, key=_posix)
+
+
+def _posix(path: Path) -> str:
+    return path.as_posix()
+
+
+def _is_readable(path: Path, text_suffixes: Sequence[str] | None) -> bool:
+    kind = kind_of(path)
+    if kind.compression and kind.suffix in UNCOMPRESSED:
+        return False
+    return kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + tuple(text_suffixes or ())
+
+
+def _wanted(files: list[Path], text_suffixes: Sequence[str] | None) -> list[Path]:
+    """Those of a folder's readable files that are its corpus."""
+    kinds = {file: kind_of(file) for file in files}
+    asked = [file for file in files if kinds[file].suffix in (".txt", *tuple(text_suffixes or ()))]
+    corpora = [file for file in files if kinds[file].suffix in CORPORA]
+    if corpora or text_suffixes:
+        return corpora + asked
+    # A README or a license beside tables does not make the folder one of texts.
+    texts = [file for file in files if kinds[file].is_text]
+    if any(not re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE) for file in texts):
+        return texts
+    tables = [file for file in files if kinds[file].suffix in TABLES]
+    return tables or texts

@@ -1,0 +1,97 @@
+"""A line of jsonl to its text, with a reason for each kind of line that is no document."""
+
+import json
+import re
+
+from common.errors import DataError
+from dataset.reading import limits
+from dataset.reading.faults import BadLine
+from dataset.reading.line_reader import WHITE_SPACE
+
+BOM = b"\xef\xbb\xbf"
+
+# A string, or a mark that comes before most values. What is possessive (++) keeps the memory of a match bounded.
+VALUE_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
+
+
+def parse_line(raw: bytes, place: str, text_field: str = "text") -> str | None:
+    """The text of a jsonl line, None for a blank one. A fault raises DataError; `place`, "file:line", begins it."""
+    try:
+        return text_of_line(raw, text_field)
+    except BadLine as bad:
+        raise DataError(f"{place}: {bad.args[1]}; mend the line, or pass --skip_bad_lines", bad.args[0]) from None
+
+
+def text_of_line(raw: bytes, text_field: str) -> str | None:
+    """The text of a jsonl line, None for a blank one. Errors: BadLine."""
+    raw = raw.removeprefix(BOM).strip(WHITE_SPACE)
+    if not raw:
+        return None
+    record = record_of_line(raw)
+    if not isinstance(record, dict):
+        raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
+    if text_field not in record:
+        keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
+        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; --text_field names another one)")
+    text = record[text_field]
+    if not isinstance(text, str):
+        kind = "text is null" if text is None else "text is not a string"
+        raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
+    if b"\\u" in raw:  # only an escape can spell half a surrogate pair
+        _check_surrogates(text)
+    return text
+
+
+def record_of_line(raw: bytes) -> object:
+    """The JSON value of a line without its byte-order mark. Errors: BadLine."""
+    _check_number_of_values(raw)
+    try:
+        return json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            raise BadLine("cut line", "the line ends in the middle of a character") from None
+        hint = " (the file looks like UTF-16)" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise BadLine(
+            "bad UTF-8", f"not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}{hint}"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise _explain(error, raw) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets nested thousands deep
+        raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
+
+
+def _check_number_of_values(raw: bytes) -> None:
+    """A few hundred megabytes of `[],[],[]` would become gigabytes of Python objects."""
+    if len(raw) <= limits.MANY_VALUES_BYTES:
+        return
+    for count, _ in enumerate(VALUE_MARK.finditer(raw), start=1):
+        if count > limits.MAX_JSON_VALUES:
+            raise BadLine("too many values", f"more than {limits.MAX_JSON_VALUES:,} JSON values on a line")
+
+
+def _explain(error: json.JSONDecodeError, raw: bytes) -> BadLine:
+    """The kind and words for a line that is not JSON."""
+    at = f"at column {error.pos + 1}"
+    if error.msg.startswith("Extra data"):
+        return BadLine("two values on a line", f"something follows the object {at}; one object a line")
+    if b"\0" in raw:
+        return BadLine("NUL byte", f"a NUL byte at column {raw.index(0) + 1}")
+    if error.msg.startswith("Invalid control character"):
+        return BadLine("raw control character", f"a raw control character {at}; JSON wants it escaped")
+    if error.msg.startswith("Unterminated string") or error.pos >= len(error.doc):
+        return BadLine("cut line", "the line ends before its JSON object does")
+    return BadLine("not JSON", f"not JSON: {error.msg} {at}")
+
+
+def _check_surrogates(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadLine(
+            "lone surrogate", f"half a surrogate pair (\\u{ord(text[error.start]):04x}) at character {error.start + 1}"
+        ) from None
+
+
+def json_type(value: object) -> str:
+    names = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
+    return names.get(type(value), "number")

@@ -1,0 +1,54 @@
+"""Looks at the tokens of a store once, beside the training that reads them."""
+
+import contextlib
+import threading
+
+from common.errors import DataError
+from common.files import file_digest
+from dataset.store.format import CHECKED_AT_ONCE, TokenStore
+
+
+class TokenCheck:
+    """Compares the SHA-256 of each store's tokens.bin with the one in its meta.json, in a thread of its own.
+
+    The other files, and the tokens of a small store, are checked when it is opened. The thread starts with the
+    first question, so that processes which are forked before have no part in it. Hashing leaves the interpreter to the
+    training.
+    """
+
+    def __init__(self, stores: list[TokenStore]):
+        self.stores = [store for store in stores if store.tokens.nbytes > CHECKED_AT_ONCE]
+        self.damaged: TokenStore | None = None
+        self._thread: threading.Thread | None = None
+
+    def raise_if_damaged(self, wait_s: float = 0.0) -> None:
+        """Ask what is known by now; wait for at most `wait_s` seconds until all is.
+
+        Errors: DataError once a store has turned out damaged; the next start will make it anew.
+        """
+        if not self.stores:  # all were checked when they were opened
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="token check", daemon=True)
+            self._thread.start()
+        if wait_s and self._thread.is_alive():
+            self._thread.join(wait_s)
+        if self.damaged is None:
+            return
+        with contextlib.suppress(OSError):  # without it the next start finds no store and makes one
+            (self.damaged.folder / "meta.json").unlink()
+        raise DataError(
+            f"{self.damaged.folder / 'tokens.bin'} is damaged: its content is not what was written. Nothing more is "
+            "saved, and the next start tokenises the data again; what this run has saved since it started may have "
+            "learned from damaged text"
+        )
+
+    def _look(self) -> None:
+        for store in self.stores:
+            try:
+                digest = file_digest(store.folder / "tokens.bin")
+            except OSError:  # a disk that fails now fails the training itself, which says so
+                return
+            if digest != store.meta["sha256"]["tokens.bin"]:
+                self.damaged = store
+                return

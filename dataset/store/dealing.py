@@ -1,0 +1,102 @@
+"""Which blocks of a corpus a shard makes, so that it reads little that is not its own.
+
+Reading may cost as much as tokenising: sixteen shards that each unpack everything would spend most of their time so.
+Files are dealt out in *sections*. Where a file has sections that can be read by themselves (blocks of a plain .jsonl,
+row groups of a .parquet), these are its sections; any other file is one. Each section goes to the shard that has the
+fewest bytes so far, so no shard gets more than the mean and one section. A section that is large against a shard's part
+is shared instead: every shard reads it and takes every n-th block.
+
+Everything follows from the content of the files and n, so shards on many machines agree without a word.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from dataset.reading.documents import Block, sizes_of_sections, split_into_blocks
+
+VERSION = 2  # raised when the same data would be dealt out in another way
+SHARED_FROM = 1 / 4  # of the mean part: larger sections are shared
+
+
+class Place(NamedTuple):
+    """Where a block stands in the corpus; places compare as the documents follow each other."""
+
+    file: int
+    section: int
+    block: int
+
+
+@dataclass(frozen=True)
+class Section:
+    """owner: from 0; None where all shards share it. turn: the shard that takes the first block of a shared section."""
+
+    file: int
+    number: int | None  # None: the file as a whole
+    source_bytes: int
+    owner: int | None
+    turn: int = 0
+
+
+class Dealing:
+    """The blocks of part k of n (from 1) of some files.
+
+    sizes: bytes of each file. block_options: text_field, block_bytes and split_text of `split_into_blocks`.
+    """
+
+    def __init__(self, files: list[Path], sizes: list[int], block_options: tuple[str, int, bool], k: int, n: int):
+        self.files = files
+        self.block_options = block_options
+        self.k = k
+        self.n = n
+        self.sections = list(_sections(files, sizes, block_options, n))
+
+    def blocks(self, after: Place | None = None) -> Iterator[tuple[Place, Block]]:
+        """Those of this part in the order of the corpus, beginning with the first one behind `after`."""
+        for section in self.sections:
+            if section.owner not in (None, self.k - 1):
+                continue
+            number = section.number or 0
+            if after is not None and (section.file, number) < after[:2]:
+                continue
+            path = self.files[section.file]
+            for i, block in enumerate(split_into_blocks(path, *self.block_options, section=section.number)):
+                place = Place(section.file, number, i)
+                if section.owner is None and (i + section.turn) % self.n != self.k - 1:
+                    continue
+                if after is None or place > after:
+                    yield place, block
+
+    def source_bytes(self) -> int:
+        """About how many bytes of the files are tokenised for this part."""
+        total = 0
+        for section in self.sections:
+            if section.owner is None:
+                total += section.source_bytes // self.n
+            elif section.owner == self.k - 1:
+                total += section.source_bytes
+        return total
+
+
+def _sections(files: list[Path], sizes: list[int], block_options: tuple[str, int, bool], n: int) -> Iterator[Section]:
+    """All sections in the order of the corpus."""
+    if n == 1:
+        for file, size in enumerate(sizes):
+            yield Section(file, None, size, 0)
+        return
+    shared_from = sum(sizes) / n * SHARED_FROM
+    shared = 0
+    load = [(0, part) for part in range(n)]  # a heap of (bytes so far, part)
+    for file, size in enumerate(sizes):
+        section_sizes = sizes_of_sections(files[file], *block_options)
+        numbered = [(None, size)] if section_sizes is None else enumerate(section_sizes)
+        for number, section_size in numbered:
+            if section_size > shared_from:
+                yield Section(file, number, section_size, None, shared % n)
+                shared += 1
+                continue
+            bytes_so_far, owner = heapq.heappop(load)
+            heapq.heappush(load, (bytes_so_far + section_size, owner))
+            yield Section(file, number, section_size, owner)

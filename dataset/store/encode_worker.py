@@ -1,0 +1,248 @@
+"""Blocks of documents to token ids, in this process or in several.
+
+The worker processes run this very file and speak over their pipes: they import neither the caller's script nor torch,
+end with the caller, however that ends (common/processes.py, or the end of file on standard input), and get no signal of
+the terminal.
+"""
+
+import contextlib
+import hashlib
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+if __name__ == "__main__":  # started by path: this folder must not shadow packages
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from common.errors import DataError
+from common.processes import end_with, id_for_children
+from dataset.reading.documents import Block
+from dataset.reading.faults import BadLines, Fault
+from dataset.tokenizing.safe_cuts import PART_CHARACTERS, TooLongToEncode
+
+BATCH_CHARACTERS = PART_CHARACTERS  # the tokenizer holds about 100 bytes a token until a batch is done
+
+
+@dataclass
+class EncodedBlock:
+    """The documents of a block, one after the other."""
+
+    tokens: array  # 'H' (uint16) or 'I' (uint32)
+    lengths: array  # 'q': tokens of each document
+    text_bytes: array  # 'I': UTF-8 bytes of each document
+    hashes: array  # 'Q': 64-bit hash of each document's text
+    bad: BadLines  # line numbers count from the start of the block
+    max_token_id: int = -1
+
+
+@dataclass
+class BlockEncoder:
+    """Turns blocks into EncodedBlocks; picklable."""
+
+    encoder: object  # a DocumentEncoder
+    text_field: str
+    skip_bad_lines: bool
+
+    def __call__(self, block: Block) -> EncodedBlock:
+        typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"
+        out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), BadLines())
+        texts: list[str] = []
+        characters = 0
+        for line, text in block.documents(self.text_field):
+            if not isinstance(text, str):
+                fault = Fault(str(block.path), line, *text)
+            elif len(text) > BATCH_CHARACTERS:
+                self._add_batch(texts, out)
+                texts = []
+                characters = 0
+                fault = self._add_long(text, str(block.path), line, out)
+            else:
+                fault = None
+                texts.append(text)
+                characters += len(text)
+            if fault is not None:
+                out.bad.add(fault)
+                if not self.skip_bad_lines:
+                    # The caller raises it: the rest of the block is not wanted.
+                    break
+            if characters >= BATCH_CHARACTERS:
+                self._add_batch(texts, out)
+                texts = []
+                characters = 0
+        self._add_batch(texts, out)
+        out.max_token_id = max(out.tokens, default=-1)
+        return out
+
+    def sample(self, block: Block) -> list[str]:
+        """The first texts of a block, cut to a batch."""
+        texts: list[str] = []
+        characters = 0
+        for _, text in block.documents(self.text_field):
+            if not isinstance(text, str):
+                continue
+            texts.append(text[: BATCH_CHARACTERS - characters])
+            characters += len(texts[-1])
+            if characters >= BATCH_CHARACTERS:
+                break
+        return texts
+
+    def _add_batch(self, texts: list[str], out: EncodedBlock) -> None:
+        if not texts:
+            return
+        for text, ids in zip(texts, self.encoder.encode(texts), strict=True):
+            out.tokens.extend(ids)
+            self._add_document(text, len(ids), out)
+
+    def _add_long(self, text: str, path: str, line: int, out: EncodedBlock) -> Fault | None:
+        """Adds a document part by part; returns what is wrong where it cannot be encoded in bounded memory."""
+        before = len(out.tokens)
+        try:
+            for ids in self.encoder.encode_in_parts(text):
+                out.tokens.extend(ids)
+        except TooLongToEncode as error:
+            del out.tokens[before:]
+            return Fault(path, line, "too long", str(error))
+        self._add_document(text, len(out.tokens) - before, out)
+        return None
+
+    def _add_document(self, text: str, tokens: int, out: EncodedBlock) -> None:
+        """Adds all but the tokens, which are there already."""
+        if not tokens:  # a tokenizer without BOS and EOS for which the text is nothing
+            return
+        body = self.encoder.body(text)
+        digest = hashlib.blake2b(digest_size=8)
+        text_bytes = 0
+        for begin in range(0, len(body), BATCH_CHARACTERS):
+            raw = body[begin : begin + BATCH_CHARACTERS].encode("utf-8")
+            digest.update(raw)
+            text_bytes += len(raw)
+        out.lengths.append(tokens)
+        out.text_bytes.append(text_bytes)
+        out.hashes.append(int.from_bytes(digest.digest(), "little"))
+
+
+def encode_blocks(
+    blocks: Iterable[Block], encode: BlockEncoder, num_procs: int
+) -> Iterator[tuple[Block, EncodedBlock]]:
+    """Yields (block, its tokens) in the order of the blocks. num_procs=1: no process is started."""
+    blocks = iter(blocks)
+    first = list(islice(blocks, 1))
+    blocks = chain(first, blocks)
+    if first:
+        encode.encoder.use_tiktoken_where_exact(encode.sample(first[0]))
+    if num_procs == 1:
+        with _one_thread():
+            for block in blocks:
+                yield block, encode(block)
+        return
+    setup = pickle.dumps(encode)
+    workers = [_Worker(setup) for _ in range(num_procs)]
+    idle = queue.SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def run(block):
+        worker = idle.get()
+        try:
+            return worker(block)
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(num_procs)
+    try:
+        waiting = deque((block, pool.submit(run, block)) for block in islice(blocks, 2 * num_procs))
+        while waiting:
+            block, future = waiting.popleft()
+            yield block, future.result()
+            waiting.extend((block, pool.submit(run, block)) for block in islice(blocks, 1))
+    finally:
+        for worker in workers:
+            worker.process.kill()
+        pool.shutdown(wait=True, cancel_futures=True)
+        for worker in workers:
+            worker.close()
+
+
+class _Worker:
+    """One process; a call sends a block and waits for its tokens."""
+
+    def __init__(self, setup: bytes):
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.abspath(__file__), str(id_for_children())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        self.setup = setup
+
+    def __call__(self, block: Block) -> EncodedBlock:
+        try:
+            if self.setup:
+                self.process.stdin.write(self.setup)
+                self.setup = b""
+            pickle.dump(block, self.process.stdin)
+            self.process.stdin.flush()
+            result = pickle.load(self.process.stdout)  # from our own process over a private pipe
+        except (EOFError, OSError, pickle.UnpicklingError):
+            code = self.process.wait()
+            raise DataError(
+                f"a tokenising process ended with code {code} (out of memory?); try fewer processes"
+            ) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what was not sent does not matter any more
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def _one_thread():
+    """Keeps the tokenizer to this thread: a later fork (of a data loader) would have to warn about its threads."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def _serve() -> None:
+    """The worker: blocks come on standard input, tokens go out on what was standard output."""
+    end_with(int(sys.argv[1]))
+    source = sys.stdin.buffer
+    sink = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print must not get into the stream
+    try:
+        encode = pickle.load(source)
+        while True:
+            block = pickle.load(source)
+            try:
+                result = encode(block)
+            except Exception as error:
+                result = error
+            pickle.dump(result, sink)
+            sink.flush()
+    except (EOFError, BrokenPipeError):  # the caller is done or gone
+        os._exit(0)  # at once: what is left in the buffer has no reader
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,133 @@
+"""The files of a token store and how they are read."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from common.files import file_digest
+from dataset.reading.faults import BadLines
+
+CHECKED_AT_ONCE = 64 << 20  # bytes of tokens whose SHA-256 takes a few hundredths of a second
+MOST_META_BYTES = 16 << 20
+
+
+class DamagedStore(ValueError):
+    """The folder is not a complete store."""
+
+
+class TokenStore:
+    """Memory-mapped documents.
+
+    tokens     uint16 or uint32 [all tokens], document after document, BOS and EOS included
+    offsets    int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
+    text_bytes uint32 [documents]: UTF-8 bytes of the text, for bits per byte
+    doc_hash   uint64 [documents]: hash of the text, for splits by content
+
+    Sizes and the SHA-256 of the files are checked here, against meta.json, which carries its own. Only the tokens of a
+    large store are left to `TokenCheck` (store_check.py), which reads them beside the training.
+    Errors: DamagedStore.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.meta = meta = _read_meta(self.folder)
+        self.tokens = self._map("tokens.bin", np.dtype(meta["dtype"]), meta["tokens"])
+        self.offsets = self._map("offsets.bin", np.dtype("int64"), meta["documents"] + 1)
+        self.text_bytes = self._map("text_bytes.bin", np.dtype("uint32"), meta["documents"])
+        self.doc_hash = self._map("doc_hash.bin", np.dtype("uint64"), meta["documents"])
+        arrays = {"offsets.bin": self.offsets, "text_bytes.bin": self.text_bytes, "doc_hash.bin": self.doc_hash}
+        if self.tokens.nbytes <= CHECKED_AT_ONCE:
+            arrays["tokens.bin"] = self.tokens
+        for name, array in arrays.items():
+            if hashlib.sha256(array).hexdigest() != meta["sha256"].get(name):
+                raise DamagedStore(f"the content of {name} is not what was written")
+        if not _are_offsets(self.offsets, meta["tokens"]):
+            raise DamagedStore("offsets.bin does not tell where documents begin")
+        self.max_token_id: int = meta["max_token_id"]
+        self.fingerprint: str = meta["key"]
+        self.source_name: str = meta["source_name"]
+        self.bad_lines = BadLines.from_dict(meta["bad_lines"])
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def document(self, i: int) -> np.ndarray:
+        """The ids of document i."""
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    def lengths(self) -> np.ndarray:
+        """int64 [documents]: tokens of each."""
+        return np.diff(self.offsets)
+
+    def __reduce__(self):  # a worker process maps the files itself
+        return TokenStore, (self.folder,)
+
+    def check_all_files(self) -> None:
+        """Reads every file once, tokens of any size included. Errors: DamagedStore."""
+        for name, expected in self.meta["sha256"].items():
+            try:
+                found = file_digest(self.folder / name)
+            except OSError as error:
+                raise DamagedStore(f"{name}: {error.strerror}") from None
+            if found != expected:
+                raise DamagedStore(f"the content of {name} is not what was written")
+
+    def _map(self, name: str, dtype: np.dtype, count: int) -> np.ndarray:
+        path = self.folder / name
+        size = path.stat().st_size if path.exists() else 0
+        if size != count * dtype.itemsize:
+            raise DamagedStore(f"{name} has {size:,} bytes where {count * dtype.itemsize:,} belong")
+        # As plain arrays: slicing np.memmap objects costs a microsecond each.
+        return np.memmap(path, dtype, "r").view(np.ndarray) if size else np.empty(0, dtype)
+
+
+def _are_offsets(offsets: np.ndarray, tokens: int) -> bool:
+    """Whether the documents lie one after the other and take all tokens."""
+    if offsets[0] != 0 or offsets[-1] != tokens:
+        return False
+    return bool((offsets[:-1] <= offsets[1:]).all())
+
+
+def _read_meta(folder: Path) -> dict:
+    """The content of meta.json, of which its own digest says that it is what was written."""
+    meta = read_small_json(folder / "meta.json", MOST_META_BYTES)
+    if meta is None:
+        raise DamagedStore("meta.json is missing or damaged")
+    if not isinstance(meta, dict):
+        raise DamagedStore("meta.json is damaged")
+    if "sha256" not in meta and "meta_sha256" not in meta:
+        raise DamagedStore("an earlier version made it, without digests of its files")
+    digest = meta.pop("meta_sha256", None)
+    if digest != digest_of_json(meta) or not _is_meta(meta):
+        raise DamagedStore("meta.json is damaged")
+    return meta
+
+
+def _is_meta(meta: dict) -> bool:
+    """Whether the fields that are read are there and can be: a digest that holds does not say who made the file."""
+    texts = [meta.get("key"), meta.get("source_name")]
+    if not all(isinstance(text, str) for text in texts):
+        return False
+    numbers = [meta.get("documents"), meta.get("tokens")]
+    if not all(type(number) is int and number >= 0 for number in numbers) or type(meta.get("max_token_id")) is not int:
+        return False
+    if meta.get("dtype") not in ("uint16", "uint32") or not isinstance(meta["sha256"], dict):
+        return False
+    return BadLines.can_be_read_from(meta.get("bad_lines"))
+
+
+def read_small_json(path: Path, most_bytes: int) -> object:
+    """What a JSON file of our own holds; None where it is missing, larger than such a file can be, or no JSON."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(most_bytes + 1)
+        return None if len(raw) > most_bytes else json.loads(raw)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def digest_of_json(content: object) -> str:
+    """The SHA-256 of what can be written as JSON, whatever the order of its keys and the white space of a file."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,224 @@
+"""How the files of a token store are written: in a folder of another name, which a kill at any moment leaves usable."""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from common.files import remove, sync_folder
+from dataset.reading.faults import BadLines
+from dataset.store.dealing import Place
+from dataset.store.encode_worker import EncodedBlock
+from dataset.store.format import MOST_META_BYTES, digest_of_json, read_small_json
+
+CHECKPOINT_S = 10.0  # a build that is killed loses at most so much
+FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
+
+
+class StoreWriter:
+    """Writes a store into `place/.tmp-name`, then renames it to `place/name`. For the holder of the name's lock.
+
+    Every CHECKPOINT_S seconds all that is written is made durable and `progress.json` says how much that is. A build
+    that finds such a folder of the same `identity` cuts the files there, compares their SHA-256 and goes on; whatever
+    does not agree is thrown away, and the build begins anew.
+
+    Attributes: blocks, documents, tokens: how many are written; bad_lines: the faults of these blocks; last: the place
+    in the corpus of the last one, None before the first.
+    """
+
+    def __init__(self, place: Path, name: str, identity: dict, keep_blocks: bool = False):
+        """identity: what the blocks depend on. keep_blocks: for a part that is to be put together with others."""
+        self.place = place
+        self.name = name
+        self.identity = identity
+        self.temp = place / f".tmp-{name}"
+        self.file_names = (*FILES, "blocks.bin") if keep_blocks else FILES
+        self.files: dict[str, BinaryIO] = {}
+        self.digests = {}
+        self.blocks = 0
+        self.documents = 0
+        self.tokens = 0
+        self.max_token_id = -1
+        self.bad_lines = BadLines()
+        self.last: Place | None = None
+        if not self._go_on():
+            self._begin()
+        self._last_checkpoint = time.monotonic()
+
+    def _begin(self) -> None:
+        remove(self.temp)
+        self.temp.mkdir(parents=True)
+        for file_name in self.file_names:
+            self.files[file_name] = open(self.temp / file_name, "wb")  # noqa: SIM115 - __exit__ closes it
+            self.digests[file_name] = hashlib.sha256()
+        self._write("offsets.bin", np.zeros(1, np.int64))
+
+    def _go_on(self) -> bool:
+        """Take over what an interrupted build of the same identity left; False where there is nothing sound."""
+        progress = read_progress(self.temp)
+        if progress is None or progress["identity"] != self.identity or set(progress["files"]) != set(self.file_names):
+            return False
+        digests = {}
+        for file_name in self.file_names:
+            size, expected = progress["files"][file_name]
+            digest = _digest_of_beginning(self.temp / file_name, size)
+            if digest is None or digest.hexdigest() != expected:
+                return False
+            digests[file_name] = digest
+        for file_name in self.file_names:
+            size, _ = progress["files"][file_name]
+            file = open(self.temp / file_name, "r+b")  # noqa: SIM115 - __exit__ closes it
+            file.truncate(size)
+            file.seek(size)
+            self.files[file_name] = file
+        self.digests = digests
+        self.blocks = progress["blocks"]
+        self.documents = progress["documents"]
+        self.tokens = progress["tokens"]
+        self.max_token_id = progress["max_token_id"]
+        self.bad_lines = BadLines.from_dict(progress["bad_lines"])
+        self.last = None if progress["last"] is None else Place(*progress["last"])
+        return True
+
+    def add(self, block: EncodedBlock, place: Place) -> None:
+        """Appends the block that stands at that place of the corpus."""
+        ends = self.tokens + np.cumsum(block.lengths, dtype=np.int64)
+        self._write("tokens.bin", block.tokens)
+        self._write("offsets.bin", ends)
+        self._write("text_bytes.bin", block.text_bytes)
+        self._write("doc_hash.bin", block.hashes)
+        if "blocks.bin" in self.files:  # what a part needs to be put together with the others
+            self._write("blocks.bin", np.array([*place, len(block.lengths), len(block.tokens)], np.int64))
+        self.last = place
+        self.blocks += 1
+        self.documents += len(block.lengths)
+        self.tokens += len(block.tokens)
+        self.max_token_id = max(self.max_token_id, block.max_token_id)
+        if time.monotonic() - self._last_checkpoint >= CHECKPOINT_S:
+            self._checkpoint()
+            self._last_checkpoint = time.monotonic()
+
+    def _write(self, file_name: str, values: np.ndarray) -> None:
+        values = np.ascontiguousarray(values)
+        self.files[file_name].write(values)
+        self.digests[file_name].update(values)
+
+    def _checkpoint(self) -> None:
+        """Make durable what is written, then say so: progress.json never tells of more than the disk has."""
+        files = {}
+        for file_name, file in self.files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            files[file_name] = [file.tell(), self.digests[file_name].hexdigest()]
+        progress = {
+            "identity": self.identity,
+            "files": files,
+            "blocks": self.blocks,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "max_token_id": self.max_token_id,
+            "bad_lines": self.bad_lines.to_dict(),
+            "last": self.last,
+        }
+        _write_json(self.temp / "progress.new", {**progress, "sha256": digest_of_json(progress)})
+        os.replace(self.temp / "progress.new", self.temp / "progress.json")
+
+    def commit(self, meta: dict) -> Path:
+        """Completes meta.json, makes all durable and renames."""
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()  # Windows renames no folder that has an open file
+        digests = {}
+        for file_name, digest in self.digests.items():
+            digests[file_name] = digest.hexdigest()
+        content = {
+            **meta,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "max_token_id": self.max_token_id,
+            "bad_lines": self.bad_lines.to_dict(),
+            "sha256": digests,
+        }
+        _write_json(self.temp / "meta.json", {**content, "meta_sha256": digest_of_json(content)})
+        with contextlib.suppress(FileNotFoundError):
+            (self.temp / "progress.json").unlink()
+        sync_folder(self.temp)
+        final = self.place / self.name
+        remove(final)  # a damaged one
+        os.rename(self.temp, final)
+        sync_folder(self.place)
+        return final
+
+    def discard(self) -> None:
+        """Nothing that is written will be of use: the data has a fault, or has changed."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.temp / "progress.json").unlink()
+
+    def __enter__(self) -> "StoreWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self.files.values():
+            with contextlib.suppress(OSError):  # a full disk, which has been told already
+                file.close()
+        if not (self.temp / "progress.json").exists():
+            remove(self.temp)
+
+
+def read_progress(temp: Path) -> dict | None:
+    """What a build says it has made durable in the folder; None where it says nothing sound."""
+    progress = read_small_json(temp / "progress.json", MOST_META_BYTES)
+    if not isinstance(progress, dict):
+        return None
+    digest = progress.pop("sha256", None)
+    if digest != digest_of_json(progress) or not _is_progress(progress):
+        return None
+    return progress
+
+
+def _is_progress(progress: dict) -> bool:
+    """Whether the fields are those of this version."""
+    for name in ("blocks", "documents", "tokens", "max_token_id"):
+        if type(progress.get(name)) is not int:
+            return False
+    files = progress.get("files")
+    if not isinstance(files, dict):
+        return False
+    for entry in files.values():
+        if not (isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and entry[0] >= 0):
+            return False
+    last = progress.get("last", "")
+    if last is not None:
+        is_place = isinstance(last, list) and len(last) == len(Place._fields)
+        if not is_place or not all(type(number) is int for number in last):
+            return False
+    return isinstance(progress.get("identity"), dict) and BadLines.can_be_read_from(progress.get("bad_lines"))
+
+
+def _digest_of_beginning(path: Path, size: int) -> "hashlib._Hash | None":
+    """The running SHA-256 of the first `size` bytes of a file; None where it has fewer or cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while size:
+                chunk = file.read(min(size, 1 << 20))
+                if not chunk:
+                    return None
+                digest.update(chunk)
+                size -= len(chunk)
+    except OSError:
+        return None
+    return digest
+
+
+def _write_json(path: Path, content: dict) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())

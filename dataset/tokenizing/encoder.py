@@ -1,0 +1,281 @@
+"""Text to token ids, the same way for every trainer and every tokenizer."""
+
+import contextlib
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from common.packages import loader_reason
+from dataset.tokenizing.safe_cuts import LONGEST_WHOLE, PART_CHARACTERS, SafeCuts, TooLongToEncode
+from dataset.tokenizing.split_rules import Unprovable
+from dataset.tokenizing.tiktoken_engine import NotExact, TiktokenEngine
+from dataset.tokenizing.tokenizer_files import leave_bos_to_the_caller
+from dataset.tokenizing.vocabulary import check_files
+
+
+def load_tokenizer(path):
+    """A Hugging Face tokenizer from a local folder, whose code is never run; ValueError where there is none."""
+    from transformers import AutoTokenizer  # here, because worker processes do without this slow import
+
+    if not Path(path).is_dir():
+        raise ValueError(
+            f"{path}: no such tokenizer folder; --tokenizer_path wants one with tokenizer.json and its config"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # every backend raises its own kinds
+        raise ValueError(f"{path}: no tokenizer can be loaded from there ({loader_reason(error)})") from None
+    check_files(Path(path), tokenizer)
+    return tokenizer
+
+
+class DocumentEncoder:
+    """Encodes whole documents: BOS, the text's ids, EOS, never truncated.
+
+    A text that begins with the literal BOS string or ends with the literal EOS string carries them already
+    (MiniMind's files are like that), so none is doubled. Elsewhere the literal spelling of a special token is
+    ordinary text, unless `parse_special_tokens` is set. A tokenizer without BOS or EOS adds none, and what its own
+    post-processor would add is left out.
+
+    A text of more than PART_CHARACTERS is encoded in parts, with the ids of the whole. Errors: TooLongToEncode for one
+    that has to be encoded whole and is longer than LONGEST_WHOLE.
+    """
+
+    blank_line_ends_document = False  # in a .txt file
+
+    def __init__(self, tokenizer: Any, parse_special_tokens: bool = False):
+        self.parse_special_tokens = parse_special_tokens
+        self.bos_id, self.eos_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self._bos = str(tokenizer.bos_token) if self.bos_id is not None else None
+        self._eos = str(tokenizer.eos_token) if self.eos_id is not None else None
+        self._slow = None if getattr(tokenizer, "is_fast", False) else tokenizer
+        self._backend = None if self._slow else self._own_backend(tokenizer.backend_tokenizer.to_str())
+        # Made when they are needed; see _cut and use_tiktoken_where_exact.
+        self._cuts = None
+        self._continuation = None
+        self._tiktoken = None
+        self.may_use_tiktoken = True
+        # whether another process can load it: a class of the caller's own script it cannot
+        self.portable = self._slow is None or type(self._slow).__module__.startswith("transformers.")
+        vocabulary = tokenizer.get_vocab()
+        specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
+        self.vocab_size = max([*vocabulary.values(), *specials], default=-1) + 1  # the largest id + 1
+        self.fingerprint = self._fingerprint(tokenizer, vocabulary)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, BOS and EOS included."""
+        bodies = [self.body(text) for text in texts]
+        head = [] if self.bos_id is None else [self.bos_id]
+        tail = [] if self.eos_id is None else [self.eos_id]
+        return [[*head, *ids, *tail] for ids in self._encode_bodies(bodies)]
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """The ids of the beginning of a document: BOS and the text, as in training, without EOS."""
+        (ids,) = self.encode([text])
+        return ids if self.eos_id is None else ids[:-1]
+
+    def body(self, text: str) -> str:
+        """The text without the BOS and EOS strings that it carries."""
+        if self._bos:
+            text = text.removeprefix(self._bos)
+        return text.removesuffix(self._eos) if self._eos else text
+
+    def encode_in_parts(self, text: str) -> Iterator[list[int]]:
+        """The ids of one text in lists that follow each other, so that those of a long text are never held together."""
+        if self.bos_id is not None:
+            yield [self.bos_id]
+        yield from self._body_in_parts(self.body(text))
+        if self.eos_id is not None:
+            yield [self.eos_id]
+
+    def use_tiktoken_where_exact(self, sample: list[str]) -> bool:
+        """From now on texts are encoded by tiktoken, in half the time, if it is there and gives the same ids: by what
+        is known of the tokenizer, and for these texts. Returns whether it does."""
+        if self._backend is None or not self.may_use_tiktoken:
+            return False
+        try:
+            engine = TiktokenEngine(self._backend.to_str(), self.parse_special_tokens)
+        except (ImportError, NotExact):
+            return False
+        for text in sample:
+            body = self.body(text)
+            ids = engine.encode(body)
+            if ids is not None and [ids] != self._encode_with_library([body]):
+                return False
+        self._tiktoken = engine
+        return True
+
+    def _encode_bodies(self, bodies: list[str]) -> list[list[int]]:
+        if all(len(body) <= PART_CHARACTERS for body in bodies):
+            return self._encode_short(bodies)
+        encoded = []
+        for body in bodies:
+            ids = []
+            for part in self._body_in_parts(body):
+                ids.extend(part)
+            encoded.append(ids)
+        return encoded
+
+    def _encode_short(self, bodies: list[str]) -> list[list[int]]:
+        if self._tiktoken is None:
+            return self._encode_with_library(bodies)
+        encoded = [self._tiktoken.encode(body) for body in bodies]
+        left = [i for i, ids in enumerate(encoded) if ids is None]
+        if left:
+            for i, ids in zip(left, self._encode_with_library([bodies[i] for i in left]), strict=True):
+                encoded[i] = ids
+        return encoded
+
+    def _encode_with_library(self, bodies: list[str]) -> list[list[int]]:
+        if self._backend is None:
+            split = not self.parse_special_tokens
+            return [self._slow.encode(body, add_special_tokens=False, split_special_tokens=split) for body in bodies]
+        if len(bodies) == 1:
+            # This call never starts the tokenizer's threads, which a later fork would have to warn about.
+            return [self._backend.encode(bodies[0], add_special_tokens=False).ids]
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(bodies, add_special_tokens=False)]
+
+    def _body_in_parts(self, body: str) -> Iterator[list[int]]:
+        if len(body) <= PART_CHARACTERS:
+            yield from self._encode_short([body])
+            return
+        for number, part in enumerate(self._cut(body)):
+            if len(part) > LONGEST_WHOLE:
+                raise TooLongToEncode(
+                    f"{len(part):,} characters in which this tokenizer allows no cut; "
+                    f"at most {LONGEST_WHOLE:,} can be encoded at once"
+                )
+            if number and self._continuation is not None:
+                yield self._continuation.encode(part, add_special_tokens=False).ids
+            else:
+                yield from self._encode_short([part])
+
+    def _cut(self, body: str) -> Iterator[str]:
+        """The parts of a long text; the text itself where nothing is known of the tokenizer."""
+        if self._cuts is None and self._backend is not None:
+            with contextlib.suppress(Unprovable):
+                self._cuts = SafeCuts(self._backend.to_str(), self.parse_special_tokens)
+                if self._cuts.continuation is not None:
+                    self._continuation = self._own_backend(self._cuts.continuation)
+        if self._cuts is None:
+            return iter([body])
+        return self._cuts.parts(body, PART_CHARACTERS)
+
+    def _own_backend(self, content: str):
+        """A copy of the Rust tokenizer, so that settings made here and there do not meet."""
+        from tokenizers import Tokenizer
+
+        backend = Tokenizer.from_str(content)
+        leave_bos_to_the_caller(backend, self._bos, self.bos_id)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = not self.parse_special_tokens
+        return backend
+
+    def _fingerprint(self, tokenizer, vocabulary: dict) -> str:
+        """SHA-256 of all that decides which ids a text becomes."""
+        added = sorted((i, str(token), token.special) for i, token in tokenizer.added_tokens_decoder.items())
+        options = [self.bos_id, self.eos_id, self._bos, self._eos, self.parse_special_tokens, added]
+        digest = hashlib.sha256(json.dumps(options).encode())
+        if self._backend is not None:
+            digest.update(self._backend.to_str().encode())
+        else:
+            digest.update(json.dumps([type(tokenizer).__qualname__, sorted(vocabulary.items())]).encode())
+            digest.update(_vocabulary_files(tokenizer))
+        return digest.hexdigest()
+
+    def __getstate__(self) -> dict:
+        # A worker process gets the Rust tokenizer as text: `encode_special_tokens` would not survive its own pickling.
+        state = self.__dict__.copy()
+        state["_backend"] = None if self._backend is None else self._backend.to_str()
+        state["_cuts"] = None
+        state["_continuation"] = None
+        state["_tiktoken"] = self._tiktoken is not None
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        if state["_backend"] is not None:
+            self._backend = self._own_backend(state["_backend"])
+        self._tiktoken = None
+        if state["_tiktoken"]:
+            self._tiktoken = TiktokenEngine(self._backend.to_str(), self.parse_special_tokens)
+
+
+class LineEncoder(DocumentEncoder):
+    """Encodes documents line by line: the ids of each line and a SEP that marks its end. Lines without a token are
+    left out; in a .txt file a blank line ends a document."""
+
+    blank_line_ends_document = True
+
+    def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer)
+        self.sep_id = tokenizer.sep_token_id
+        self.bos_id = self.eos_id = self._bos = self._eos = None
+        self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text's lines, each line with SEP after it."""
+        lines_of_texts = [text.split("\n") for text in texts]
+        all_lines: list[str] = []
+        for lines in lines_of_texts:
+            all_lines.extend(lines)
+        ids_of_lines = iter(self._encode_bodies(all_lines) if all_lines else [])
+        encoded = []
+        for lines in lines_of_texts:
+            ids: list[int] = []
+            for line_ids in islice(ids_of_lines, len(lines)):
+                if line_ids:
+                    ids += [*line_ids, self.sep_id]
+            encoded.append(ids)
+        return encoded
+
+    def encode_in_parts(self, text: str) -> Iterator[list[int]]:
+        """The ids of one text's lines in lists that follow each other."""
+        for lines in _groups_of_lines(text):
+            if len(lines) > 1:
+                yield self.encode(["\n".join(lines)])[0]
+                continue
+            has_tokens = False
+            for ids in self._body_in_parts(lines[0]):
+                has_tokens = has_tokens or bool(ids)
+                yield ids
+            if has_tokens:
+                yield [self.sep_id]
+
+
+def _groups_of_lines(text: str) -> Iterator[list[str]]:
+    """The lines of a text in groups of about PART_CHARACTERS; a longer line is a group of its own."""
+    lines: list[str] = []
+    characters = 0
+    begin = 0
+    while begin <= len(text):
+        end = text.find("\n", begin)
+        end = len(text) if end < 0 else end
+        size = end - begin + 1
+        if lines and characters + size > PART_CHARACTERS:
+            yield lines
+            lines = []
+            characters = 0
+        lines.append(text[begin:end])
+        characters += size
+        begin = end + 1
+    if lines:
+        yield lines
+
+
+def _vocabulary_files(tokenizer) -> bytes:
+    """The digest of the files that a slow tokenizer writes: merges, a sentencepiece model, not in its vocabulary."""
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            files = tokenizer.save_vocabulary(folder) or ()
+        except NotImplementedError:  # it has none beside its vocabulary
+            files = ()
+        for file in sorted(files):
+            digest.update(Path(file).read_bytes())
+    return digest.digest()

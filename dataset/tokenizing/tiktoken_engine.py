@@ -1,0 +1,216 @@
+"""Byte-level BPE by the package tiktoken, where it gives the very ids of the tokenizer's own library.
+
+tiktoken merges the two neighbours whose union has the smallest id; the library takes the first pair in its list of
+merges. Three conditions make both alike, and `_ranks` checks them:
+- in the order of the merges the ids of their results rise, so that both choose the same pair among those in the list;
+- no two merges have the same result;
+- the library encodes the text of each result as this one token.
+For suppose that tiktoken joins l and r to a token t, and (l, r) is not in the list. Within t, all steps so far were
+those that the library takes when t stands alone, since nothing was merged across its borders. So the library would
+stop at l and r there, against the third condition.
+
+The pattern that cuts pieces is read by two engines of regular expressions. Only constructs that both read alike are
+taken (piece_pattern.py), and the classes in it are compared character by character: a text with a character of which
+they disagree, or which the pattern may leave out, goes to the library. So does whatever else is in doubt.
+"""
+
+import json
+import re
+
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+from dataset.tokenizing.piece_pattern import PiecePattern
+from dataset.tokenizing.split_rules import GPT2_PATTERN, PatternRule, Unprovable, matches_wholly
+
+CHARACTERS_AT_ONCE = 1 << 12  # characters are compared in blocks of so many
+LONGEST_TEXT = 1 << 18  # a longer one has a stretch that cannot be cut, on which engines differ in time and memory
+
+
+class NotExact(ValueError):
+    """tiktoken would not, or not provably, give the same ids."""
+
+
+class TiktokenEngine:
+    """Encodes with the vocabulary of a tokenizer.json. Errors: NotExact; ImportError where tiktoken is missing.
+
+    `parse_special_tokens`: whether special tokens that are spelt out in a text become those tokens.
+    """
+
+    def __init__(self, content: str, parse_special_tokens: bool):
+        import tiktoken
+
+        spec = json.loads(content)
+        pattern = _pattern(spec)
+        try:
+            rule = PatternRule(pattern)
+        except Unprovable as error:
+            raise NotExact(str(error)) from None
+        if not rule.pattern.same_everywhere:
+            raise NotExact("its pattern is not read alike by all engines")
+        self._encoding = _encoding(tiktoken, pattern, _ranks(spec, content))
+        self._characters = _Characters(tiktoken, rule.pattern)
+        self._added = [
+            token["content"] for token in spec["added_tokens"] if parse_special_tokens or not token["special"]
+        ]
+
+    def encode(self, text: str) -> list[int] | None:
+        """The ids of a text; None where the library has to encode it."""
+        if len(text) > LONGEST_TEXT or any(content in text for content in self._added):
+            return None
+        if not self._characters.agree_on(text):
+            return None
+        try:
+            return self._encoding.encode_ordinary(text)
+        except BaseException as error:
+            # A fault in tiktoken's Rust code, such as a limit of its regular expressions, is no Exception.
+            if type(error).__name__ == "PanicException":
+                return None
+            raise
+
+
+class _Characters:
+    """Of which characters both engines say the same, found out block by block as texts contain them."""
+
+    def __init__(self, tiktoken, pattern: PiecePattern):
+        self._simple = "|".join(pattern.simple)
+        if not self._simple:
+            raise NotExact("every alternative of its pattern looks ahead")
+        sources = sorted({atom.pattern for atom in pattern.atoms})
+        bytes_alone = {bytes([i]): i for i in range(256)}
+        self._classes = [
+            (pre_tokenizers.Split(Regex(source), "removed"), _encoding(tiktoken, source, bytes_alone))
+            for source in sources
+        ]
+        self._blocks: set[int] = set()
+        self._agreed = ""  # the inside of a class of `re`
+        self._look_at_block(0)
+
+    def agree_on(self, text: str) -> bool:
+        while found := self._doubtful.search(text):
+            block = ord(found[0]) // CHARACTERS_AT_ONCE
+            if block in self._blocks:
+                return False
+            self._look_at_block(block)
+        return True
+
+    def _look_at_block(self, block: int) -> None:
+        first = block * CHARACTERS_AT_ONCE
+        codes = range(first, first + CHARACTERS_AT_ONCE)
+        # Half a surrogate pair is no text; the library says so.
+        characters = [chr(code) for code in codes if not 0xD800 <= code <= 0xDFFF]
+        disputed = self._disputed("".join(characters))
+        self._blocks.add(block)
+        self._agreed += _ranges([c for c in characters if c not in disputed and matches_wholly(self._simple, c)])
+        self._doubtful = re.compile(f"[^{self._agreed}]")
+
+    def _disputed(self, characters: str) -> set[str]:
+        """Those of which one engine says that they belong to a class, and the other that they do not."""
+        disputed = set()
+        for splitter, encoding in self._classes:
+            pieces = splitter.pre_tokenize_str(characters)
+            outside = set("".join(piece for piece, _ in pieces))
+            inside = set(bytes(encoding.encode_ordinary(characters)).decode("utf-8"))
+            disputed |= outside & inside
+            disputed |= set(characters) - outside - inside
+        return disputed
+
+
+def _ranges(characters: list[str]) -> str:
+    """The inside of a class of these characters, which rise, for `re`."""
+    ranges: list[list[int]] = []
+    for code in map(ord, characters):
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges)
+
+
+def _encoding(tiktoken, pattern: str, ranks: dict[bytes, int]):
+    try:
+        return tiktoken.Encoding("pieces", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    except ValueError as error:
+        raise NotExact(f"tiktoken does not take the pattern {pattern[:60]!r}: {error}") from None
+
+
+def _pattern(spec: dict) -> str:
+    """The pattern that cuts the pieces; errors: NotExact for steps that are not those of a plain byte-level BPE."""
+    if spec["normalizer"] is not None:
+        raise NotExact("it has a normalizer")
+    step = spec["pre_tokenizer"] or {"type": "none"}
+    steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
+    bytes_step = steps[-1] if steps else {"type": "none"}
+    if bytes_step["type"] != "ByteLevel" or bytes_step["add_prefix_space"]:
+        raise NotExact("its pieces are not bytes, or begin with a space that the text has not")
+    if len(steps) == 1 and bytes_step["use_regex"]:
+        return GPT2_PATTERN
+    if len(steps) != 2 or steps[0]["type"] != "Split" or bytes_step["use_regex"]:
+        raise NotExact("its pieces are not cut by one pattern")
+    behavior = steps[0]["behavior"]
+    if behavior != "Isolated" and not (behavior == "Removed" and steps[0]["invert"]):
+        raise NotExact("its pieces are not the matches of its pattern")
+    try:
+        return steps[0]["pattern"]["Regex"]
+    except KeyError:
+        raise NotExact("its pieces are cut by a text, not by a pattern") from None
+
+
+def _ranks(spec: dict, content: str) -> dict[bytes, int]:
+    """The ids of single bytes and of what merges make of them; errors: NotExact."""
+    model = spec["model"]
+    if model["type"] != "BPE":
+        raise NotExact(f"its model is {model['type']}, not BPE")
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(option):
+            raise NotExact(f"its model has {option}")
+    byte_of = _bytes_of_characters()
+    vocabulary = model["vocab"]
+    missing = [character for character in byte_of if character not in vocabulary]
+    if missing:
+        raise NotExact(f"{len(missing)} bytes have no token")
+    ranks = {bytes([byte]): vocabulary[character] for character, byte in byte_of.items()}
+    results = [_result(merge) for merge in model["merges"]]
+    ids = [vocabulary[result] for result in results]
+    if any(after <= before for before, after in zip(ids, ids[1:], strict=False)):
+        raise NotExact("the ids do not rise in the order of the merges")
+    if not all(set(result) <= byte_of.keys() for result in results):
+        raise NotExact("it merges what is not bytes")
+    _want_reachable(spec, content, results)
+    for result in results:
+        ranks[bytes(byte_of[character] for character in result)] = vocabulary[result]
+    return ranks
+
+
+def _want_reachable(spec: dict, content: str, results: list[str]) -> None:
+    """Raises NotExact unless merging alone makes each of these tokens out of its bytes."""
+    model = spec["model"]
+    whole_pieces = bool(model.get("ignore_merges"))
+    if whole_pieces:
+        content = json.dumps(spec | {"model": model | {"ignore_merges": False}})
+    library = Tokenizer.from_str(content)
+    for result in results:
+        if len(library.model.tokenize(result)) != 1:
+            raise NotExact(f"the token {result!r} is not made by merging")
+    if whole_pieces:
+        # A piece that is in the vocabulary becomes that token, even one that no merge makes.
+        alphabet = _bytes_of_characters().keys()
+        others = model["vocab"].keys() - set(results) - alphabet
+        for other in others:
+            text = library.decoder.decode([other])
+            if len(library.pre_tokenizer.pre_tokenize_str(text)) == 1:
+                raise NotExact(f"the token {other!r} is not made by merging")
+
+
+def _result(merge: list[str] | str) -> str:
+    """What a merge makes; older files write it as one text with a space."""
+    return "".join(merge.split(" ") if isinstance(merge, str) else merge)
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """The byte behind each character of ByteLevel's alphabet: itself where it is visible, else from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    byte_of = {chr(byte): byte for byte in visible}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    for number, byte in enumerate(hidden):
+        byte_of[chr(0x100 + number)] = byte
+    return byte_of

@@ -1,0 +1,69 @@
+"""Whether a tokenizer is the one that a model or a text wants: faults that would train on [UNK] without a word."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import DataError
+
+# Files that hold a whole tokenizer, of whatever class
+WHOLE = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
+SAMPLE = 100_000  # tokens of a text's beginning that are looked at
+FEWEST = 50  # of them that tell anything
+MOST_UNKNOWN = 0.5  # share of them that may be unknown
+LEAST_FILLED = 0.9  # share of a model's embeddings that its own tokenizer has entries for; some pad them
+
+
+def check_files(folder: Path, tokenizer: Any) -> None:
+    """transformers makes a tokenizer of a config alone, whose few entries are the special tokens.
+
+    Errors: ValueError where the folder lacks the files that a tokenizer of this class reads its vocabulary from.
+    """
+    wanted = {what: name for what, name in type(tokenizer).vocab_files_names.items() if what != "tokenizer_file"}
+    if not type(tokenizer).vocab_files_names:  # of bytes or characters: it needs none
+        return
+    if any(is_filled(path) for pattern in WHOLE for path in folder.glob(pattern)):
+        return
+    missing = [name for name in wanted.values() if not is_filled(folder / name)]
+    if wanted and not missing:
+        return
+    lacks = " and ".join(missing) or "tokenizer.json"
+    raise ValueError(
+        f"{folder}: no vocabulary is in there (neither tokenizer.json nor {lacks}), and a tokenizer made without one "
+        "knows no word; copy the tokenizer's files into this folder"
+    )
+
+
+def is_filled(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def check_known(tokens: np.ndarray, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
+    """tokens: the ids of a text; its beginning is looked at. others: ids that are no text, as those of separators.
+
+    Errors: DataError where most of them are `unk_id`, from which nothing can be learned. what: names the text.
+    """
+    if unk_id is None:
+        return
+    beginning = np.asarray(tokens[:SAMPLE])
+    separators = [token_id for token_id in others if token_id not in (None, unk_id)]
+    beginning = beginning[~np.isin(beginning, separators)]
+    if len(beginning) < FEWEST:
+        return
+    share = float((beginning == unk_id).mean())
+    if share > MOST_UNKNOWN:
+        raise DataError(
+            f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is of another "
+            "language or model, or its vocabulary is not whole"
+        )
+
+
+def check_size(entries: int, embeddings: int, what: str) -> None:
+    """Errors: ValueError where a model has embeddings for far more entries than the tokenizer has: another model's."""
+    if entries < LEAST_FILLED * embeddings:
+        raise ValueError(
+            f"{what}: the tokenizer has {entries:,} entries and the model embeddings for {embeddings:,}: it is the "
+            "tokenizer of another model"
+        )

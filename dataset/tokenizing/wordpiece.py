@@ -1,0 +1,121 @@
+"""WordPiece vocabularies, as BERT and ELECTRA have them: reading, training and writing them."""
+
+import re
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from string import punctuation
+
+from tokenizers import Tokenizer, models, trainers
+
+from dataset.tokenizing.encoder import load_tokenizer
+from dataset.tokenizing.tokenizer_files import save_tokenizer
+
+STANDARD_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}  # of the vocabulary of 30,522 entries
+WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # in BERT's spelling and order
+
+
+def load_wordpiece(path, lower_case=True):
+    """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
+
+    Errors: ValueError where there is none, where a special token is missing, or where the standard vocabulary's stand
+    at other ids than usual (a file that was sorted, or begins with another line).
+    """
+    path = Path(path)
+    if path.is_dir():
+        try:
+            tokenizer = load_tokenizer(path)
+        except ValueError as error:
+            raise ValueError(f"--vocab_path {error}") from None
+    else:
+        if not path.is_file():
+            raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
+        try:
+            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # a token may hold a U+2028
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--vocab_path {path}: not a UTF-8 text file of one token a line") from error
+        vocab = {}
+        for i, line in enumerate(lines):
+            if line in vocab:
+                raise ValueError(
+                    f"--vocab_path {path}: {line!r} stands in it twice, in lines {vocab[line] + 1} and {i + 1}"
+                )
+            vocab[line] = i
+        for token in WORDPIECE_TOKENS:
+            if token not in vocab:
+                raise ValueError(f"--vocab_path {path}: no {token} in it; a WordPiece vocab.txt has one token a line")
+        tokenizer = wordpiece(lines, lower_case)
+    ids = {name: getattr(tokenizer, f"{name}_token_id") for name in STANDARD_IDS}
+    for name, token_id in ids.items():
+        if token_id is None:
+            raise ValueError(f"--vocab_path {path}: this tokenizer has no {name} token, which ELECTRA needs")
+        if len(tokenizer) == 30_522 and token_id != STANDARD_IDS[name]:
+            raise ValueError(
+                f"--vocab_path {path}: {name} is id {token_id}, in the standard vocabulary of this size it is "
+                f"{STANDARD_IDS[name]}: the lines of the file are not in their order"
+            )
+    return tokenizer
+
+
+def wordpiece(lines, lower_case):
+    """The BertTokenizer of a vocab.txt's lines."""
+    from transformers import BertTokenizer  # a slow import, which byte-level BPE can do without
+
+    return BertTokenizer(vocab={token: i for i, token in enumerate(lines)}, do_lower_case=lower_case)
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = True):
+    """A BertTokenizer of at most `vocab_size` entries: WORDPIECE_TOKENS, the commonest characters, then pieces by
+    frequency. The same texts give the same vocabulary.
+    """
+    rules = wordpiece(WORDPIECE_TOKENS, lower_case).backend_tokenizer
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
+    texts = list(texts)
+    most = (vocab_size - len(WORDPIECE_TOKENS)) // 2  # each may come as itself and as a continuation
+    alphabet, continuing = common_characters(map(rules.normalizer.normalize_str, texts), most)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        # Left to itself the trainer numbers characters in an order that changes from process to process, and decides
+        # ties between pieces by these numbers.
+        special_tokens=WORDPIECE_TOKENS + [f"##{character}" for character in continuing],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    assert tokenizer.get_vocab_size() <= vocab_size
+    return wordpiece(entries(tokenizer), lower_case)
+
+
+def common_characters(texts: Iterable[str], most: int) -> tuple[list[str], list[str]]:
+    """(the characters that make up 99.95 % of the texts, white space left out, but at most so many, the commonest first;
+    those of them that stand within words)."""
+    counts, within = Counter(), set()
+    for text in texts:
+        counts.update(text)
+        within.update(re.findall(r"(?<=\S)\S", text))
+    ordered = sorted((-n, c) for c, n in counts.items() if not c.isspace())
+    total, seen, found = -sum(n for n, _ in ordered), 0, []
+    for n, character in ordered[:most]:
+        if seen >= 0.9995 * total:
+            break
+        found.append(character)
+        seen -= n
+    return found, [
+        c for c in found if c in within and not unicodedata.category(c).startswith("P") and c not in punctuation
+    ]
+
+
+def entries(tokenizer) -> list[str]:
+    """The lines of a tokenizer's vocab.txt."""
+    return [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])]
+
+
+def save_wordpiece(tokenizer, out_dir: Path) -> None:
+    """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that wants that alone."""
+    save_tokenizer(tokenizer, out_dir)
+    (out_dir / "vocab.txt").write_text("".join(f"{token}\n" for token in entries(tokenizer)), encoding="utf-8")

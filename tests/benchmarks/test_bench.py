@@ -1,0 +1,175 @@
+"""benchmarks/bench.py: its documents, the turns of its sides, and its arithmetic. References: figures worked out by hand."""
+
+import io
+import itertools
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import bench, electra_sides, sides
+from benchmarks.bench import cut_documents, ratios, summary
+from benchmarks.sides import WARM_UP, Turns
+from dataset.electra.electra_dataset import Batch, Totals
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from model.electra.model_electra import ElectraPretrainer, configs
+from model.electra.sizes import SIZES
+from model.model_minimind import MiniMindConfig
+from tests.helpers import ROOT, write_corpus
+
+
+def part(text, positions, seconds):
+    return {"updates": 1, "text": text, "positions": positions, "seconds": seconds}
+
+
+def test_summary_takes_the_median_slice_and_the_best_one_for_utilisation():
+    figures = summary([part(100, 150, 1.0), part(200, 300, 1.0), part(600, 900, 2.0)], flops=10.0, product_flops=5000.0)
+    assert figures["text_tokens_per_second"] == 200
+    assert figures["positions_per_second"] == 300
+    assert figures["padding"] == pytest.approx(1 / 3)
+    assert figures["utilisation"] == pytest.approx(0.4)
+    assert figures["best_utilisation"] == pytest.approx(0.6)
+
+
+def test_ratios_are_per_round_and_against_the_faster_hugging_face_side():
+    found = ratios(
+        {
+            "plain": [part(50, 100, 1.0), part(50, 100, 2.0), part(50, 100, 1.0)],
+            "hf": [part(100, 100, 1.0)] * 3,
+            "hf-compiled": [part(200, 200, 1.0)] * 3,
+            "ours": [part(400, 400, 1.0), part(400, 400, 1.0), part(800, 800, 1.0)],
+        }
+    )
+    assert found == {
+        "ours / plain, text tokens": (16.0, 8.0, 16.0),
+        "ours / plain, padded positions": (8.0, 4.0, 8.0),
+        "ours / hf-compiled, text tokens": (2.0, 2.0, 4.0),
+    }
+    assert ratios({"plain": [part(1, 1, 1.0)]}) == {}
+
+
+def test_a_side_trains_only_in_its_turns():
+    """One answer when it is warm, one for each turn, one at the end; no update after the last turn."""
+    answers = io.StringIO()
+    turns = Turns(io.StringIO("0\n0\nend\n"), answers, torch.device("cpu"), started=0.0)
+    turns.begin(torch.nn.Linear(2, 3))
+    with pytest.raises(SystemExit) as ended:
+        for _ in range(100):
+            turns.done(text=3, positions=4)
+    assert ended.value.code == 0
+    assert turns.updates == WARM_UP + 2  # a turn of 0 seconds is one update
+    first, *slices, last = map(json.loads, answers.getvalue().splitlines())
+    assert first["parameters"] == 9
+    assert 0 <= first["first_update_seconds"] < first["start_to_first_update_seconds"]
+    assert [(s["updates"], s["text"], s["positions"]) for s in slices] == [(1, 3, 4)] * 2
+    assert last["peak_memory_bytes"] > 1e6
+
+
+def test_documents_have_the_drawn_lengths():
+    """Mean of min(512, uniform(64, 600)): 325 tokens; the encoder adds BOS and EOS and nothing else."""
+    tokenizer = load_tokenizer(ROOT / "model")
+    texts = [f"Document {i}: " + "the rain fell on the far hills while dogs ran over a mat. " * 60 for i in range(150)]
+    documents = cut_documents(iter(texts), tokenizer, 120)
+    lengths = torch.tensor([len(ids) for ids in DocumentEncoder(tokenizer).encode(documents)], dtype=torch.float)
+    assert len(documents) == 120
+    assert lengths.max() == bench.LONGEST and lengths.min() >= bench.LENGTHS[0]
+    assert abs(lengths.mean() - 325) < 45  # 3 standard errors
+    assert all(text.startswith(document) for text, document in zip(texts, documents, strict=False))
+
+
+def test_unknown_names_are_refused_in_one_line(capsys):
+    with pytest.raises(SystemExit) as refused:
+        bench.main(["--sizes", "huge"])
+    assert refused.value.code == 2
+    assert "'huge' is none of tiny, 26m" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_all_sides_run_side_by_side(tmp_path):
+    """The whole benchmark on the smallest size: each side trains, and the JSON holds every figure."""
+    pytest.importorskip("accelerate")
+    out = tmp_path / "bench.json"
+    command = "--sizes tiny --threads 1 --seconds 1 --slice 0.1 --rows 2 --documents 60 --use_compile 0 --device cpu"
+    command = [*command.split(), "--sides", "plain,hf,ours", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "bench.py"), *command], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(out.read_text())
+    assert list(record["sides"]) == ["plain", "hf", "ours"] and len(record["ratios"]) == 3
+    assert len({side["parameters"] for side in record["sides"].values()}) == 1
+    for side in record["sides"].values():
+        assert len(side["slices"]) == record["rounds"] >= 3
+        assert side["text_tokens_per_second"] > 0 and side["peak_memory_bytes"] > 1e8 and side["best_utilisation"] < 1
+    assert record["sides"]["plain"]["padding"] > 0.2 > record["sides"]["ours"]["padding"]
+
+
+class Gpu:
+    """Stands in for the torch.device of a GPU."""
+
+    type = "cuda"
+
+
+class Done(Exception):
+    """Enough steps are made."""
+
+
+class Steps:
+    """In place of Turns: notes whether autocast is on after each of three updates."""
+
+    def __init__(self):
+        self.inside = []
+
+    def begin(self, model):
+        pass
+
+    def done(self, text, positions):
+        self.inside.append(torch.is_autocast_enabled("cpu"))
+        if len(self.inside) == 3:
+            raise Done
+
+
+@pytest.fixture
+def bf16_on_the_cpu(monkeypatch):
+    """What a plain side asks of a GPU is done on the CPU; a list of the precisions that it asked autocast for."""
+    real_autocast, entered = torch.autocast, []
+
+    def cpu_autocast(device_type, dtype=None, **options):
+        entered.append(dtype)
+        return real_autocast("cpu", dtype, **options)
+
+    monkeypatch.setattr(torch, "autocast", cpu_autocast)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
+    monkeypatch.setattr(Batch, "to", lambda batch, device: batch)
+    return entered
+
+
+def test_the_plain_side_leaves_autocast_after_each_step(bf16_on_the_cpu, tmp_path):
+    """Autocast keeps the half-precision weights until it is left, so that in one context around the loop each step would
+    compute with the weights of the start."""
+    config = MiniMindConfig(vocab_size=6400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    documents = write_corpus(tmp_path / "documents.jsonl", 30)
+    args, steps = SimpleNamespace(documents=documents, max_seq_len=16, rows=2), Steps()
+    with pytest.raises(Done):
+        sides.train_plain(args, config, Gpu(), steps)
+    assert steps.inside == [False] * 3
+    assert bf16_on_the_cpu == [torch.bfloat16] * 3
+
+
+def test_the_plain_electra_side_leaves_autocast_after_each_step(bf16_on_the_cpu, monkeypatch):
+    sizes = {"layers": 1, "width": 16, "heads": 4, "ffn": 16, "embedding": 8}
+    pair = configs(SIZES["small"], 60, **sizes)
+    R, T, K = 2, electra_sides.T, 3
+    ids = torch.randint(5, 60, (R, T))
+    positions = torch.arange(K).expand(R, K)
+    batch = Batch(ids, ids, positions, ids[:, :K], torch.zeros_like(ids), torch.full((R,), T))
+    monkeypatch.setattr(electra_sides, "new_model", lambda: ElectraPretrainer.from_configs(*pair).train())
+    monkeypatch.setattr(electra_sides, "batches", lambda *_: itertools.repeat((batch, Totals(R * T, R * K))))
+    steps = Steps()
+    with pytest.raises(Done):
+        electra_sides.train_plain(SimpleNamespace(), Gpu(), steps)
+    assert steps.inside == [False] * 3
+    assert bf16_on_the_cpu == [torch.bfloat16] * 3

@@ -1,0 +1,115 @@
+"""What commands print beside their work: nothing of it can be obeyed by a terminal, and nobody has to read it."""
+
+import ast
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common.notices import announce
+from tests.helpers import ROOT, tiny_model
+from trainer.saving.weights import save_weights
+
+# A printing function of its own needs a reason: each of these makes its text printable itself.
+PRINTERS = {
+    ("common/notices.py", "announce"),
+    ("common/flags.py", "error"),
+    ("trainer/machine/command_line.py", "run_cli"),
+    ("trainer/machine/command_line.py", "end_with_line"),
+    ("trainer/reporting/reporter.py", "say"),
+    ("scripts/evaluate.py", "report"),  # the table is the work: who leaves it ends the command
+    ("scripts/evaluate.py", "score_items"),  # numbers alone
+    ("scripts/generate.py", "typed_prompts"),  # constants
+    ("scripts/generate.py", "reply"),  # numbers alone
+    ("scripts/generate.py", "print_text"),
+    ("scripts/chat_template.py", "main"),  # JSON for the process that asked
+}
+
+
+def functions_that_print():
+    for path in sorted(
+        path for folder in ("common", "dataset", "trainer", "scripts") for path in (ROOT / folder).rglob("*.py")
+    ):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            called = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+            if any(isinstance(name, ast.Name) and name.id == "print" for name in called):
+                yield path.relative_to(ROOT).as_posix(), function.name
+
+
+def test_every_line_goes_through_what_makes_it_printable():
+    assert set(functions_that_print()) <= PRINTERS
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder and files whose names a terminal would obey, and which are not UTF-8."""
+    top = tmp_path_factory.mktemp("names")
+    folder = top / os.fsdecode(b"a\x1b[31mb\xe2\x80\xaec\xe9")
+    folder.mkdir()
+    (folder / os.fsdecode(b"\x1b]0;d\xe9.jsonl")).write_text('{"text": "the cat sat on a mat"}\n' * 9, encoding="utf-8")
+    model = tiny_model(vocab_size=6400).eval()
+    save_weights(model.state_dict(), model.config.to_dict(), top / "pretrain_32")
+    return top
+
+
+def command(place, name):
+    (folder,) = (path for path in place.iterdir() if path.is_dir() and path.name.startswith("a"))
+    (data,) = folder.glob("*.jsonl")
+    return {
+        "tokenise": ["dataset/tokenize_corpus.py", "--data_path", data, "--cache_dir", folder / "cache"],
+        "train": [
+            "trainer/train_tokenizer.py",
+            "--data_path",
+            data,
+            "--out_dir",
+            folder / "new",
+            "--vocab_size",
+            "272",
+        ],
+        "compare": ["trainer/train_tokenizer.py", "--data_path", data, "--compare", ROOT / "model"],
+        "export": ["scripts/export_hf.py", "--weight", place / "pretrain_32.pth", "--out_dir", place / "out\x1b[0m"],
+    }[name]
+
+
+def start(words, **options):
+    words = [sys.executable, str(ROOT / words[0]), *words[1:]]
+    # A strict terminal, as a locale of UTF-8 makes it
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.parametrize("name", ["tokenise", "train", "compare"])
+def test_names_of_files_are_shown_and_not_obeyed(place, name):
+    process = start(command(place, name), stdout=subprocess.PIPE)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    for byte in (b"\x1b", "\u202e".encode(), b"\xe9", b"Traceback"):
+        assert byte not in out + errors
+    if name != "compare":
+        assert "␛[31mb<U+202E>c\\udce9".encode() in out
+
+
+@pytest.mark.parametrize("name", ["tokenise", "train", "compare", "export"])
+def test_a_reader_who_leaves_does_not_end_the_work_and_gets_no_false_line(place, name):
+    words = command(place, name)
+    if name == "tokenise":
+        words[-1] = place / "cache"  # nothing is there yet
+    process = start(words, stdout=subprocess.PIPE)
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=120) == 0, errors
+    assert b"roken pipe" not in errors and b"Traceback" not in errors
+    if name == "export":
+        assert (place / "out\x1b[0m" / "model.safetensors").exists()
+
+
+def test_a_stream_that_cannot_show_a_character_spells_it(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stderr", stream)
+    announce("这 caf\udce9 \x9b", to_stderr=True)
+    assert stream.buffer.getvalue() == b"\\u8fd9 caf\\udce9 <U+009B>\n"

@@ -1,0 +1,299 @@
+"""ELECTRA's examples. References: the documents themselves (a ledger of tokens), a plain loop over lines, brute force."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from dataset.electra.electra_dataset import ElectraAssembler, ElectraPlan, Examples
+from dataset.loader import UpdateSchedule, make_loader
+from dataset.reading.documents import DataError
+from dataset.store.token_store import open_or_build
+from dataset.tokenizing.encoder import LineEncoder
+from dataset.tokenizing.wordpiece import load_wordpiece, train_wordpiece
+from model.electra.model_electra import IGNORE, mask_count
+from tests.helpers import ROOT, SHARED, command_line, needs_shared
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def write_vocab(path, tokens=(*SPECIALS, *WORDS, *"bcdefghijklmnopqrstuvwxyz", ".")):
+    path.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
+    return path
+
+
+def write_lines(path, n_documents=30, seed=0):
+    """Documents of 1 to 12 lines of 1 to 30 words; returns (path, documents as lists of lists of words)."""
+    generator = random.Random(seed)
+    documents = [
+        [generator.choices(WORDS, k=generator.randint(1, 30)) for _ in range(generator.randint(1, 12))]
+        for _ in range(n_documents)
+    ]
+    with open(path, "w", encoding="utf-8") as file:
+        for document in documents:
+            file.write(json.dumps({"text": "\n".join(" ".join(line) for line in document)}) + "\n")
+    return path, documents
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """(tokenizer, encoder, store, documents)"""
+    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
+    path, documents = write_lines(tmp_path / "data.jsonl")
+    encoder = LineEncoder(tokenizer)
+    return tokenizer, encoder, open_or_build(str(path), encoder, progress=False), documents
+
+
+# ------------------------------------------------------------------------------------------------ examples
+
+
+@pytest.mark.parametrize("max_seq_len", [5, 12, 32, 128])
+def test_every_token_is_in_exactly_one_example_and_none_spans_two_documents(opened, max_seq_len):
+    tokenizer, encoder, store, documents = opened
+    examples = Examples(store, max_seq_len, encoder.sep_id, seed=1)
+    text = {n: [tokenizer.convert_tokens_to_ids(w) for line in d for w in line] for n, d in enumerate(documents)}
+    seen = {n: [] for n in text}
+    plan = ElectraPlan(examples, 0.15, 1, 0)
+    assembler = ElectraAssembler(store, tokenizer, max_seq_len, 0.15, "electra", 1)
+    rows = np.argsort(examples.begin[plan._order])  # in the order of the text
+    batch = assembler[plan.recipe(rows)]
+    for r, row in enumerate(rows.tolist()):
+        (document,) = plan.documents_of(row, row + 1)
+        n, ids = int(batch.lengths[r]), batch.ids[r].tolist()
+        assert n <= max_seq_len and ids[0] == tokenizer.cls_token_id and ids[n - 1] == tokenizer.sep_token_id
+        assert ids[n:] == [tokenizer.pad_token_id] * (max_seq_len - n)
+        seps = [i for i in range(n) if ids[i] == tokenizer.sep_token_id]
+        assert len(seps) in (1, 2)
+        types = [0] * (seps[0] + 1) + [1] * (n - seps[0] - 1)
+        assert batch.token_type_ids[r].tolist() == types + [0] * (max_seq_len - n)
+        seen[document] += [i for i in ids[1:n] if i != tokenizer.sep_token_id]
+    assert seen == text
+
+
+def test_examples_are_those_of_a_plain_loop_over_lines(opened, monkeypatch):
+    """Reference: gather lines to the target, cut at (target - 3)//2, carry the rest over; without the random choices."""
+    import dataset.electra.electra_dataset as module
+
+    tokenizer, encoder, store, documents = opened
+    for name in ("SINGLE", "RANDOM_TARGET", "OVERFLOW"):
+        monkeypatch.setattr(module, name, 0.0)
+    T, expected = 24, []
+    for document in documents:
+        lines = [len(line) for line in document]
+        while lines:
+            gathered = []
+            while lines and sum(gathered) < T:
+                gathered.append(lines.pop(0))
+            first = gathered[0]
+            rest = gathered[1:]
+            while rest and first + rest[0] < (T - 3) // 2:
+                first += rest.pop(0)
+            a = min(first, T - 2)
+            b = min(sum(rest), max(T - 3 - a, 0))
+            expected.append((a, b))
+            left = sum(gathered) - a - b  # the end of the last lines that were gathered
+            carried = []
+            for length in reversed(gathered):
+                if left > 0:
+                    carried.insert(0, min(left, length))
+                    left -= length
+            lines = carried + lines
+    examples = Examples(store, T, encoder.sep_id, seed=1)
+    assert list(zip(examples.first.tolist(), examples.second.tolist(), strict=True)) == expected
+
+
+def test_the_random_choices_have_their_shares(tmp_path):
+    """One-segment examples, random targets and overflowing first segments, counted over 20,000 short lines."""
+    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
+    with open(tmp_path / "data.jsonl", "w") as file:
+        for _ in range(20):
+            file.write(json.dumps({"text": "\n".join(["the cat sat on a mat a"] * 5000)}) + "\n")
+    encoder = LineEncoder(tokenizer)
+    store = open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False)
+    examples = Examples(store, 128, encoder.sep_id, seed=3)
+    full = examples.lengths >= 127
+    assert np.mean(~full) == pytest.approx(0.05, abs=0.015)
+    assert np.mean(examples.second[full] == 0) == pytest.approx(0.1, abs=0.02)
+    pairs = examples.first[full & (examples.second > 0)]
+    assert np.mean(pairs >= 62) == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_text_file_has_a_document_between_blank_lines(tmp_path):
+    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
+    (tmp_path / "data.txt").write_bytes(b"\xef\xbb\xbfthe cat\r\nsat on\r\n\r\n  \r\na mat\n\n\ndogs ran")
+    store = open_or_build(str(tmp_path / "data.txt"), LineEncoder(tokenizer), progress=False)
+    ids = [store.tokens[a:b].tolist() for a, b in zip(store.offsets[:-1], store.offsets[1:], strict=True)]
+    assert [tokenizer.decode(document) for document in ids] == [
+        "the cat [SEP] sat on [SEP]",
+        "a mat [SEP]",
+        "dogs ran [SEP]",
+    ]
+
+
+def test_a_text_file_is_cut_into_blocks_at_blank_lines(tmp_path, monkeypatch):
+    """The same documents whatever the blocks' size; a faulty one is named with the line on which it begins."""
+    import dataset.store.token_store as module
+
+    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
+    generator = random.Random(0)
+    texts = [
+        "\n".join(" ".join(generator.choices(WORDS, k=5)) for _ in range(generator.randint(1, 6))) for _ in range(60)
+    ]
+    path = tmp_path / "data.txt"
+    path.write_text("\n\n".join(texts), encoding="utf-8")
+    wanted = LineEncoder(tokenizer).encode(texts)
+    for size in (1, 40, 300, 1 << 20):
+        monkeypatch.setattr(module, "BLOCK_BYTES", size)
+        store = open_or_build(str(path), LineEncoder(tokenizer), cache_dir=str(tmp_path / str(size)), progress=False)
+        assert [
+            store.tokens[a:b].tolist() for a, b in zip(store.offsets[:-1], store.offsets[1:], strict=True)
+        ] == wanted
+    path.write_bytes(b"the cat\n\nsat\n\xff on\n\na mat\n")
+    with pytest.raises(DataError, match=r"data.txt:3: .*0xff"):
+        open_or_build(str(path), LineEncoder(tokenizer), progress=False)
+
+
+def test_the_spelling_of_a_special_token_is_text(tmp_path):
+    """[SEP] and [MASK] in a text end no line and stand for no masked position."""
+    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "[", "]", "sep", "mask", "a"]))
+    ids = LineEncoder(tokenizer).encode(["a [SEP] a [MASK]\n\n \na"])[0]
+    assert tokenizer.convert_ids_to_tokens(ids) == [
+        *["a", "["],
+        "sep",
+        "]",
+        "a",
+        "[",
+        "mask",
+        "]",
+        "[SEP]",
+        "a",
+        "[SEP]",
+    ]
+
+
+def test_no_text_is_an_error(tmp_path):
+    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
+    (tmp_path / "data.jsonl").write_text('{"text": "\\n"}\n')
+    with pytest.raises((DataError, ValueError), match="data.jsonl|data_path"):
+        encoder = LineEncoder(tokenizer)
+        Examples(open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False), 32, encoder.sep_id, 1)
+
+
+# -------------------------------------------------------------------------------------- order and masking
+
+
+def batches(opened, epoch, world_size=1, batch_size=6, workers=0, start_row=0, style="electra"):
+    """{row of the epoch: its tensors} over all ranks."""
+    tokenizer, encoder, store, _ = opened
+    plan = ElectraPlan(Examples(store, 32, encoder.sep_id, 1), 0.15, 1, epoch)
+    assembler = ElectraAssembler(store, tokenizer, 32, 0.15, style, 1)
+    schedule, found = UpdateSchedule(plan.n_rows, batch_size, 2, world_size, start_row), {}
+    for rank in range(world_size):
+        for (_, _, lo, hi), (*_, batch) in zip(
+            schedule.steps(rank), make_loader(assembler, plan, schedule, rank, workers), strict=True
+        ):
+            found |= {row: [part[row - lo].tolist() for part in batch] for row in range(lo, hi)}
+    return found
+
+
+def test_batches_depend_on_seed_epoch_and_row_alone(opened):
+    whole = batches(opened, 0)
+    assert whole == batches(opened, 0, world_size=2, batch_size=3, workers=1)
+    assert {row: b for row, b in whole.items() if row >= 12} == batches(opened, 0, start_row=12)
+
+
+def test_an_epoch_has_another_order_and_other_masks(opened):
+    first, second = batches(opened, 0), batches(opened, 1)
+    by_text = [{json.dumps(b[0]): b[1] for b in epoch.values()} for epoch in (first, second)]
+    assert by_text[0].keys() == by_text[1].keys() and [b[0] for b in first.values()] != [b[0] for b in second.values()]
+    same = sum(by_text[0][text] == by_text[1][text] for text in by_text[0])
+    assert same < len(first) / 2  # very short examples have few choices
+
+
+def test_totals_are_what_the_batches_hold(opened):
+    tokenizer, encoder, store, _ = opened
+    plan = ElectraPlan(Examples(store, 32, encoder.sep_id, 1, tokenizer.unk_token_id), 0.15, 1, 0)
+    for lo, hi in ((0, 7), (7, plan.n_rows)):
+        batch = ElectraAssembler(store, tokenizer, 32, 0.15, "electra", 1)[plan.recipe(range(lo, hi))]
+        totals = plan.totals(lo, hi)
+        assert totals == (int(batch.lengths.sum()), int((batch.labels != IGNORE).sum()))
+        assert torch.equal((batch.labels != IGNORE).sum(1), torch.from_numpy(mask_count(batch.lengths, 0.15)))
+
+
+def test_unknown_tokens_are_not_masked_and_the_totals_know(tmp_path):
+    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
+    with open(tmp_path / "data.jsonl", "w", encoding="utf-8") as file:
+        for i in range(50):
+            file.write(
+                json.dumps({"text": " ".join(["cat" if (i * j) % 7 == 1 else "\u6c34" for j in range(30)])}) + "\n"
+            )
+    encoder = LineEncoder(tokenizer)
+    store = open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False)
+    plan = ElectraPlan(Examples(store, 16, encoder.sep_id, 1, tokenizer.unk_token_id), 0.5, 1, 0)
+    batch = ElectraAssembler(store, tokenizer, 16, 0.5, "electra", 1)[plan.recipe(range(plan.n_rows))]
+    assert plan.totals(0, plan.n_rows).masked == int((batch.labels != IGNORE).sum()) > 0
+    assert set(batch.labels[batch.labels != IGNORE].tolist()) == {tokenizer.convert_tokens_to_ids("cat")}
+
+
+# ---------------------------------------------------------------------------------------------- vocabulary
+
+
+@needs_shared
+def test_the_standard_vocabulary(tmp_path):
+    path = SHARED / "tokenizers" / "bert-base-uncased-vocab.txt"
+    tokenizer = load_wordpiece(path)
+    assert len(tokenizer) == 30_522
+    assert tokenizer.convert_ids_to_tokens(LineEncoder(tokenizer).encode(["Café noir!"])[0]) == [
+        "cafe",
+        "noir",
+        "!",
+        "[SEP]",
+    ]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[100], lines[101] = lines[101], lines[100]
+    with pytest.raises(ValueError, match="unk is id 101.*it is 100"):
+        load_wordpiece(write_vocab(tmp_path / "swapped.txt", lines))
+
+
+def test_a_trained_vocabulary_is_never_too_large_and_always_the_same(tmp_path):
+    """Many characters of equal frequency, trained in processes of their own; the commonest characters come first."""
+    texts = ["".join(chr(0x4E00 + (7 * i + j) % 3000) for j in range(40)) + " the cat" for i in range(2000)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    found = []
+    for name in "ab":
+        command = [
+            "--type",
+            "wordpiece",
+            "--vocab_size",
+            300,
+            "--data_path",
+            tmp_path / "data.jsonl",
+            "--out_dir",
+            tmp_path / name,
+        ]
+        ended = command_line(command, script=ROOT / "trainer" / "train_tokenizer.py", PYTHONHASHSEED=str(len(found)))
+        assert ended.returncode == 0, ended.stderr
+        found.append((tmp_path / name / "vocab.txt").read_text())
+    lines = found[0].splitlines()
+    assert found[0] == found[1] and len(lines) <= 300 and lines[:5] == SPECIALS and len(set(lines)) == len(lines)
+    assert load_wordpiece(tmp_path / "a").tokenize("the cat") == load_wordpiece(tmp_path / "a" / "vocab.txt").tokenize(
+        "the cat"
+    )
+    assert train_wordpiece(["The THE the"] * 5, 40, lower_case=False).tokenize("The") != ["the"]
+
+
+def test_a_vocabulary_without_a_mask_token(tmp_path):
+    with pytest.raises(ValueError, match=r"no \[MASK\]"):
+        load_wordpiece(write_vocab(tmp_path / "vocab.txt", [*SPECIALS[:4], *WORDS]))
+    with pytest.raises(ValueError, match="'the' stands in it twice, in lines 1 and 3"):
+        load_wordpiece(write_vocab(tmp_path / "twice.txt", ["the", "cat", "the"]))
+    with pytest.raises(ValueError, match="no such vocab.txt"):
+        load_wordpiece(tmp_path / "none.txt")
+
+
+def test_lower_casing_can_be_switched_off(tmp_path):
+    path = write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "The", "the"])
+    assert [load_wordpiece(path, lower).tokenize("The") for lower in (True, False)] == [["the"], ["The"]]

@@ -1,0 +1,104 @@
+"""Which files of a folder are data. Reference: the table in dataset/README.md, and what was read before."""
+
+import argparse
+
+import pytest
+
+from dataset.corpus import Corpus
+from dataset.reading.documents import DataError, find_files
+from dataset.store.token_store import open_or_build
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
+
+
+def names(folder, files, **options):
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"text": "a"}')
+    return [file.relative_to(folder).as_posix() for file in find_files(str(folder), **options)]
+
+
+def test_folder_of_source_code_gives_the_code(tmp_path):
+    files = ["main.py", "src/a.cpp", "README.md", "package.json", "table.csv", "data.bin", ".git/x.py", "req.txt"]
+    assert names(tmp_path, files) == ["README.md", "main.py", "req.txt", "src/a.cpp"]
+
+
+def test_folder_with_a_corpus_gives_what_it_gave_before(tmp_path):
+    files = ["a.jsonl", "b.jsonl.gz", "notes.txt", "README.md", "info.json", "get.py", "x.csv"]
+    assert names(tmp_path, files) == ["a.jsonl", "b.jsonl.gz", "notes.txt"]
+
+
+def test_folder_that_hugging_face_datasets_saved_gives_its_arrow_files(tmp_path):
+    files = ["train/data-00000-of-00001.arrow", "train/state.json", "train/dataset_info.json", "dataset_dict.json"]
+    assert names(tmp_path, files) == ["train/data-00000-of-00001.arrow"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".tsv.gz", ".json.xz"])
+def test_folder_of_tables_gives_these_and_not_their_description(tmp_path, suffix):
+    assert names(tmp_path, [f"a{suffix}", f"b{suffix}", "README.md", "LICENSE.txt"]) == [f"a{suffix}", f"b{suffix}"]
+
+
+def test_text_suffixes_are_read_everywhere(tmp_path):
+    files = ["a.jsonl", "README.md", "notes.log", "b.md"]
+    assert names(tmp_path, files, text_suffixes=[".log"]) == ["a.jsonl", "notes.log"]
+    (file,) = find_files(str(tmp_path / "notes.log"), [".log"])
+    assert file.name == "notes.log"
+    with pytest.raises(DataError, match="notes.log: unknown kind of file; files that are read: .*--text_suffixes"):
+        find_files(str(tmp_path / "notes.log"))
+
+
+def test_text_suffixes_flag_takes_short_forms_and_refuses_formats():
+    from dataset.reading.file_kinds import text_suffix
+
+    assert [text_suffix(value) for value in ("py", ".MD")] == [".py", ".md"]
+    for wrong in (".json", "csv", ".gz", "", "a/b", ".d.ts"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            text_suffix(wrong)
+
+
+@pytest.mark.parametrize(
+    "address, command",
+    [
+        ("hf://datasets/owner/name/train.parquet", "hf download owner/name --repo-type dataset --local-dir data"),
+        ("s3://bucket/corpus", "aws s3 cp --recursive s3://bucket/corpus data"),
+        ("gs://bucket/corpus", "gcloud storage cp --recursive gs://bucket/corpus data"),
+        ("https://example.org/a.jsonl", "curl -L -O https://example.org/a.jsonl"),
+    ],
+)
+def test_addresses_are_not_mangled_and_the_line_says_how_to_download(address, command):
+    with pytest.raises(DataError) as caught:
+        find_files(address)
+    assert str(caught.value).startswith(f"{address}: only files on this machine are read")
+    assert command in str(caught.value)
+
+
+def test_files_of_equal_content_and_other_kinds_have_stores_of_their_own(tmp_path):
+    """`.csv.gz` and `.jsonl.gz` end alike. The identity of kinds that have always been read stays as it was."""
+    from dataset.reading.file_kinds import identity_suffix
+
+    old = {"a.jsonl": ".jsonl", "a.JSONL.gz": ".gz", "a.jsonl.zst": ".zst", "a.parquet": ".parquet", "a.txt": ".txt"}
+    assert {name: identity_suffix(tmp_path / name) for name in old} == old
+    assert identity_suffix(tmp_path / "a.csv.gz") == ".csv.gz"
+
+
+def test_a_folder_of_code_is_trained_on(tmp_path, monkeypatch):
+    """From the folder to the store's tokens: each file a document."""
+    sources = {"a.py": "x = 1\n", "sub/b.js": "let x\n"}
+    for name, text in sources.items():
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).write_text(text)
+    encoder = DocumentEncoder(small_tokenizer())
+    store = open_or_build(str(tmp_path / "code"), encoder, num_procs=1, progress=False)
+    assert [store.document(i).tolist() for i in range(len(store))] == encoder.encode(list(sources.values()))
+
+
+def test_a_folder_of_code_takes_its_share_beside_a_corpus(tmp_path):
+    """What README shows: `--data_path zh.jsonl:0.7 code/:0.3`."""
+    (tmp_path / "zh.jsonl").write_text('{"text": "one two three four"}\n' * 20)
+    (tmp_path / "code").mkdir()
+    for i in range(20):
+        (tmp_path / "code" / f"{i}.py").write_text("x = 1 + 1\n")
+    paths = [f"{tmp_path / 'zh.jsonl'}:0.7", f"{tmp_path / 'code'}/:0.3"]
+    corpus = Corpus(paths, DocumentEncoder(small_tokenizer()), max_seq_len=16, seed=0, progress=False)
+    assert [len(store) for store in corpus.store.stores] == [20, 20]
+    assert len(corpus.mixture_report(0)) == 2

@@ -1,0 +1,275 @@
+"""Every kind of data file. References: csv, json and pyarrow themselves, which hold a file whole, and the texts written."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dataset.reading import json_files
+from dataset.reading.documents import BadLines, DataError, read_documents, split_into_blocks
+
+TEXTS = ["one", "zwei ä 二\nund drei", 'a "quoted", text', "😀 " * 30, " \t "]
+
+
+def zstd(data):
+    return pytest.importorskip("zstandard").ZstdCompressor().compress(data)
+
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+
+
+def as_csv(texts, delimiter=",", **options):
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, delimiter=delimiter, **options)
+    writer.writerow(["id", "text", "more"])
+    for i, text in enumerate(texts):
+        writer.writerow([i, text, "x"])
+    return buffer.getvalue().encode()
+
+
+CONTENT = {
+    ".jsonl": "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode(),
+    ".json": json.dumps([{"id": 1, "text": text, "more": {"text": [1, "]"]}} for text in TEXTS], indent=1).encode(),
+    ".csv": as_csv(TEXTS),
+    ".tsv": as_csv(TEXTS, delimiter="\t"),
+}
+
+
+def texts_of(path, **options):
+    return [text for _, text in read_documents(path, **options)]
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("suffix", CONTENT)
+def test_each_format_and_compression_gives_the_texts_in_order(tmp_path, suffix, compression):
+    file = tmp_path / f"a{suffix}{compression}"
+    file.write_bytes(COMPRESS[compression](CONTENT[suffix]))
+    assert texts_of(file) == TEXTS
+    in_small_blocks = [text for block in split_into_blocks(file, "text", 50) for _, text in block.documents("text")]
+    assert in_small_blocks == TEXTS
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_compressed_text_and_source_code_are_one_document_a_file(tmp_path, compression):
+    for name in ("a.txt", "a.py", "a.md"):
+        file = tmp_path / (name + compression)
+        file.write_bytes(COMPRESS[compression](b"\xef\xbb\xbfdef f():\r\n\r\n    pass\n"))
+        assert list(read_documents(file)) == [(1, "def f():\n\n    pass\n")]
+
+
+@pytest.mark.parametrize("compression", [".bz2", ".xz", ".gz", ".zst"])
+def test_archives_of_several_members_are_one_file_and_cut_ones_are_told(tmp_path, compression):
+    lines = [json.dumps({"text": f"document {i}"}).encode() + b"\n" for i in range(3000)]
+    packed = COMPRESS[compression](b"".join(lines[:700])) + COMPRESS[compression](b"".join(lines[700:]))
+    file = tmp_path / f"a.jsonl{compression}"
+    file.write_bytes(packed)
+    assert list(read_documents(file)) == [(i + 1, f"document {i}") for i in range(3000)]
+    for damaged in (packed[:-3], packed[: len(packed) // 2], b"no archive"):
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match="damaged or cut off"):
+            list(read_documents(file))
+
+
+# ------------------------------------------------------------------------------------------------- json
+
+
+def test_json_may_be_one_object_or_objects_one_after_the_other(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text('\ufeff{"text":\n"one"}')
+    assert list(read_documents(file)) == [(1, "one")]
+    file.write_text('{"text": "one"}\n\n{"text": "two"}\n')
+    assert list(read_documents(file)) == [(1, "one"), (3, "two")]
+    for nothing in ("", "\n \n", "[]", " [ ] "):
+        file.write_text(nothing)
+        assert list(read_documents(file)) == []
+
+
+BAD_JSON = {
+    '[{"text": "a"},\n{"text": 3}, {"text": "b"}]': (2, "text is not a string", ["a", "b"]),
+    '[{"text": "a"},\n7, {"text": "b"}]': (2, "not an object", ["a", "b"]),
+    '[{"text": "a"},\n{"text": "b", oops}, {"text": "c"}]': (2, "not JSON", ["a", "c"]),
+    '[{"text": "a"},\n': (2, "cut line", ["a"]),
+    '[{"text": "a"},\n{"text": "b': (2, "cut line", ["a"]),
+    '[{"text": "a"}\n{"text": "b"}]': (2, "not JSON", ["a", "b"]),
+    '[{"text": "a"},\n]': (2, "not JSON", ["a"]),
+    '[{"text": "a"}]\n]': (2, "not JSON", ["a"]),
+    '[{"text": "a"}, {"title": 1,\n"body": 2}]': (1, "no text", ["a"]),
+    '[{"text": "a"},\n' + "[" * 100_000 + "]" * 100_000 + "]": (2, "not JSON", ["a"]),
+}
+
+
+@pytest.mark.parametrize("content", BAD_JSON, ids=lambda content: content[:30])
+def test_faults_of_json_name_file_and_line_or_are_counted(tmp_path, content):
+    line, kind, texts = BAD_JSON[content]
+    file = tmp_path / "a.json"
+    file.write_text(content)
+    with pytest.raises(DataError) as caught:
+        list(read_documents(file))
+    assert str(caught.value).startswith(f"{file}:{line}: ") and caught.value.kind == kind
+    bad = BadLines()
+    assert texts_of(file, bad_lines=bad) == texts
+    assert kind in bad.counts
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+RECORDS = st.lists(st.fixed_dictionaries({"more": JSON_VALUES, "text": st.text(), "also": JSON_VALUES}), max_size=6)
+
+
+@given(records=RECORDS, indent=st.sampled_from([None, 0, 2]), ascii=st.booleans(), chunk=st.integers(1, 40))
+@example(records=[{"text": '\\"\\'}], indent=None, ascii=True, chunk=1)
+@settings(max_examples=150, deadline=None)
+def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, records, indent, ascii, chunk):
+    """Wherever the chunks end, in the middle of escapes and characters too."""
+    content = json.dumps(records, indent=indent, ensure_ascii=ascii)
+    file = tmp_path_factory.mktemp("json") / "a.json"
+    file.write_bytes(content.encode("utf-8", "surrogatepass"))
+    before = json_files.CHUNK_BYTES
+    json_files.CHUNK_BYTES = chunk
+    try:
+        found = texts_of(file)
+    finally:
+        json_files.CHUNK_BYTES = before
+    assert found == [record["text"] for record in json.loads(content) if record["text"]]
+
+
+# ------------------------------------------------------------------------------------------------- csv
+
+
+FIELDS = st.text(st.sampled_from('ab ,"\n\r\tä二'), max_size=12)
+
+
+@given(
+    rows=st.lists(st.tuples(FIELDS, FIELDS), max_size=8), quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
+)
+@settings(max_examples=150, deadline=None)
+def test_any_csv_file_gives_what_the_csv_module_gives(tmp_path_factory, rows, quoting):
+    """Fields with commas, quotes, line breaks and blank lines within; the reference reads the file whole."""
+    file = tmp_path_factory.mktemp("csv") / "a.csv"
+    with open(file, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, quoting=quoting)
+        writer.writerow(["id", "text"])
+        writer.writerows(rows)
+    with open(file, newline="", encoding="utf-8") as stream:
+        reference = [(row["text"], reader.line_num) for reader in [csv.DictReader(stream)] for row in reader]
+    assert texts_of(file) == [text for text, _ in reference if text]
+
+
+def test_csv_faults_name_the_line_where_the_row_begins(tmp_path):
+    file = tmp_path / "a.csv"
+    content = b'\xef\xbb\xbfid,text\r\n1,one\r\n\r\n2,"two\n\nlines"\n3,too,many\n4\n5,"\xff"\n6,six\n7,"cut off\n\n'
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.csv:7: 3 fields where the header has 2; mend the line"):
+        list(read_documents(file))
+    bad = BadLines()
+    assert list(read_documents(file, bad_lines=bad)) == [(2, "one"), (4, "two\n\nlines"), (10, "six")]
+    places = {(fault.line, fault.kind) for faults in bad.places.values() for fault in faults}
+    assert places == {
+        (7, "wrong number of fields"),
+        (8, "wrong number of fields"),
+        (9, "bad UTF-8"),
+        (11, "cut line"),
+    }
+
+
+def test_csv_without_the_column_names_those_that_are_there(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("\nid,body\n1,one\n")
+    assert texts_of(file, text_field="body") == ["one"]
+    with pytest.raises(DataError, match=r"a\.csv:2: no column 'text' in the header \(its columns: id, body; --text_f"):
+        list(read_documents(file))
+    file.write_text("text,text\na,b\n")
+    with pytest.raises(DataError, match=r"a\.csv:1: more than one column 'text'"):
+        list(read_documents(file))
+    file.write_text("")
+    assert list(read_documents(file)) == []
+
+
+# ------------------------------------------------------------------------------------------------- arrow, parquet
+
+
+def write_arrow(path, table, kind):
+    arrow = pytest.importorskip("pyarrow")
+    if kind == "parquet":
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+        return
+    new = arrow.ipc.new_stream if kind == "stream" else arrow.ipc.new_file
+    with open(path, "wb") as sink, new(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+@pytest.mark.parametrize("type_name", ["string", "large_string", "binary", "large_binary", "dictionary"])
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+def test_columns_of_arrow_and_parquet_give_what_pyarrow_gives(tmp_path, kind, type_name):
+    """Binary columns are decoded as UTF-8; a fault names its row. Hugging Face datasets saves streams."""
+    arrow = pytest.importorskip("pyarrow")
+    types = {"dictionary": arrow.dictionary(arrow.int32(), arrow.string())}
+    column = arrow.array(["one", "zwei ä 二", "", None, "one", "drei"]).cast(
+        types.get(type_name) or getattr(arrow, type_name)()
+    )
+    file = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
+    write_arrow(file, arrow.table({"id": list(range(6)), "body": column}), kind)
+    bad = BadLines()
+    assert list(read_documents(file, "body", bad)) == [(1, "one"), (2, "zwei ä 二"), (5, "one"), (6, "drei")]
+    assert bad.counts == {"text is null": 1}
+    with pytest.raises(DataError, match=rf"{file.name}:4: 'body' is a null"):
+        list(read_documents(file, "body"))
+    with pytest.raises(DataError, match=r"no column 'text' \(its columns: id, body"):
+        list(read_documents(file))
+    with pytest.raises(DataError, match=r"column 'id' is of type int64, not text"):
+        list(read_documents(file, "id"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+def test_bytes_that_are_not_utf_8_are_a_fault_of_their_row(tmp_path, kind):
+    arrow = pytest.importorskip("pyarrow")
+    file = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
+    write_arrow(file, arrow.table({"text": arrow.array([b"one", b"tw\xff", b"three"])}), kind)
+    with pytest.raises(DataError, match=rf"{file.name}:2: 'text' is not UTF-8: byte 0xff at 3"):
+        list(read_documents(file))
+    bad = BadLines()
+    assert list(read_documents(file, bad_lines=bad)) == [(1, "one"), (3, "three")]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
+def test_damaged_arrow_and_parquet_end_in_one_line(tmp_path, kind):
+    """Each byte of a small file overwritten in turn: other texts or a DataError, and pyarrow never leaves its memory."""
+    arrow = pytest.importorskip("pyarrow")
+    name = "a.parquet" if kind == "parquet" else "a.arrow"
+    write_arrow(tmp_path / name, arrow.table({"text": ["one", "two", "three"]}), kind)
+    content = (tmp_path / name).read_bytes()
+    damaged_file = tmp_path / f"damaged-{name}"
+    damaged = [content[: len(content) // 2], b"", b"no table"]
+    for value in (b"\xff", b"\x7f"):
+        damaged += [content[:i] + value + content[i + 1 :] for i in range(0, len(content), 2)]
+    told = 0
+    for variant in damaged:
+        damaged_file.write_bytes(variant)
+        try:
+            list(read_documents(damaged_file, bad_lines=BadLines()))
+        except DataError as error:
+            told += 1
+            assert "\n" not in str(error) and str(error).startswith(str(damaged_file))
+    assert told > 10
+
+
+def test_offsets_that_point_out_of_an_arrow_file_are_told(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    file = tmp_path / "a.arrow"
+    write_arrow(file, arrow.table({"text": ["one", "three"]}), "stream")
+    content = file.read_bytes()
+    offsets = b"".join(offset.to_bytes(4, "little") for offset in (0, 3, 8))
+    assert content.count(offsets) == 1
+    for wrong in (b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff"):
+        file.write_bytes(content.replace(offsets, offsets[:8] + wrong))
+        with pytest.raises(DataError, match=r"a\.arrow: not an Arrow file that can be read"):
+            list(read_documents(file))

@@ -1,0 +1,796 @@
+"""The token store. Reference: read_documents and DocumentEncoder, one document after the other, in this process."""
+
+import gzip
+import hashlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common import files
+from dataset import tokenize_corpus
+from dataset.reading.documents import DataError, read_documents
+from dataset.store import check as store_check
+from dataset.store import file_digests, token_store
+from dataset.store import format as store_format
+from dataset.store import writer as store_writer
+from dataset.store.check import TokenCheck
+from dataset.store.token_store import TokenStore, open_or_build
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.dataset.tokenizing.test_encoder import LetterTokenizer, small_tokenizer
+from tests.helpers import ROOT
+
+TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "二三" * (i % 3) for i in range(300)]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return DocumentEncoder(small_tokenizer())
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(token_store, "BLOCK_BYTES", 1000)
+
+
+def write(path, texts=TEXTS):
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
+    return str(path)
+
+
+def content(store):
+    return {file.name: file.read_bytes() for file in store.folder.iterdir()}
+
+
+def check(store, texts, encoder):
+    assert len(store) == len(texts)
+    expected = [encoder.encode([text])[0] for text in texts]
+    assert [store.document(i).tolist() for i in range(len(store))] == expected
+    assert store.lengths().tolist() == [len(ids) for ids in expected]
+    assert store.text_bytes.tolist() == [len(text.encode()) for text in texts]
+    hashes = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") for text in texts]
+    assert store.doc_hash.tolist() == hashes
+    assert store.max_token_id == max(max(ids) for ids in expected) == store.tokens.max()
+    assert store.tokens.dtype == np.uint16 and store.offsets.dtype == np.int64
+
+
+@pytest.mark.parametrize("num_procs", [1, 3])
+def test_every_format_gives_the_same_documents(tmp_path, encoder, small_blocks, num_procs):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    zstandard = pytest.importorskip("zstandard")
+
+    plain = write(tmp_path / "a.jsonl")
+    raw = (tmp_path / "a.jsonl").read_bytes()
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(raw))
+    (tmp_path / "c.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(raw))
+    parquet.write_table(arrow.table({"text": TEXTS}), tmp_path / "d.parquet")
+    (tmp_path / "txt").mkdir()
+    for i, text in enumerate(TEXTS[:20]):
+        (tmp_path / "txt" / f"{i:02}.txt").write_text(text, encoding="utf-8")
+    for path in (plain, *(str(tmp_path / name) for name in ("b.jsonl.gz", "c.jsonl.zst", "d.parquet"))):
+        check(open_or_build(path, encoder, num_procs=num_procs), TEXTS, encoder)
+    check(open_or_build(str(tmp_path / "txt"), encoder, num_procs=num_procs), TEXTS[:20], encoder)
+    check(
+        open_or_build([plain, str(tmp_path / "txt" / "0*.txt")], encoder, num_procs=num_procs),
+        TEXTS + TEXTS[:10],
+        encoder,
+    )
+
+
+def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, encoder, small_blocks):
+    path = write(tmp_path / "a.jsonl", [*TEXTS, "x" * 5000, "end"])
+    stores = [open_or_build(path, encoder, cache_dir=str(tmp_path / str(n)), num_procs=n) for n in (1, 2, 4)]
+    assert content(stores[0]) == content(stores[1]) == content(stores[2])
+
+
+def test_carried_bos_and_eos_count_as_no_text(tmp_path, encoder):
+    store = open_or_build(write(tmp_path / "a.jsonl", ["<s>the cat</s>", "the cat"]), encoder)
+    assert store.document(0).tolist() == store.document(1).tolist()
+    assert store.text_bytes.tolist() == [7, 7] and store.doc_hash[0] == store.doc_hash[1]
+
+
+def test_second_start_reads_nothing_anew(tmp_path, encoder, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    old = time.time() - 60
+    os.utime(path, (old, old))
+    first = open_or_build(path, encoder)
+    monkeypatch.setattr(token_store, "encode_blocks", None)
+    second = open_or_build(path, encoder)
+    assert second.folder == first.folder and second.folder.parent == tmp_path / ".token_store"
+    copy = pickle.loads(pickle.dumps(second))  # as a loader's worker gets it
+    assert copy.document(5).tolist() == first.document(5).tolist()
+
+
+def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encoder, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)  # the file is no longer fresh
+    open_or_build(path, encoder)
+    read, hashed = file_digests.sha256_of_file, []
+    monkeypatch.setattr(file_digests, "sha256_of_file", lambda file: hashed.append(file) or read(file))
+    open_or_build(path, encoder)
+    assert hashed == []
+    stat = os.stat(path)
+    changed = (tmp_path / "a.jsonl").read_bytes().replace(b"the cat 7 ", b"the dog 7 ")
+    (tmp_path / "a.jsonl").write_bytes(changed)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # same size, same time: only the ctime tells
+    assert "dog" in small_tokenizer().decode(open_or_build(path, encoder).document(7))
+    assert len(hashed) == 1
+
+
+def test_a_large_file_that_was_just_written_is_not_read_again_at_the_next_start(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(file_digests, "WAIT_FROM_BYTES", 1, raising=False)
+    path = write(tmp_path / "a.jsonl")
+    open_or_build(path, encoder)
+    monkeypatch.setattr(file_digests, "sha256_of_file", None)
+    open_or_build(path, encoder)
+
+
+def test_a_time_in_the_future_does_not_cost_a_reading_at_each_start(tmp_path, encoder, monkeypatch):
+    """As archives leave it; on POSIX the change time tells all the same."""
+    path = write(tmp_path / "a.jsonl")
+    os.utime(path, (2**32, 2**32))
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    open_or_build(path, encoder)
+    monkeypatch.setattr(file_digests, "sha256_of_file", None)
+    open_or_build(path, encoder)
+
+
+BROKEN_HASHES = ["", "{}", "[1]", "[[]]", '[["a"]]', "null", "[" * 5000, '[[{}, 1, 2, 3, 4, "x"]]', '{"a": [1, 2]}']
+
+
+@pytest.mark.parametrize("broken", [*BROKEN_HASHES, '[["PATH", NaN, NaN, NaN, NaN, "00"]]', "\udcff"])
+def test_broken_remembered_digests_are_ignored(tmp_path, encoder, broken):
+    path = write(tmp_path / "a.jsonl")
+    (tmp_path / ".token_store").mkdir()
+    (tmp_path / ".token_store" / "hashes.json").write_bytes(broken.encode("utf-8", "surrogateescape"))
+    check(open_or_build(path, encoder), TEXTS, encoder)
+    check(open_or_build(path, encoder), TEXTS, encoder)
+
+
+def test_a_flipped_bit_in_remembered_digests_changes_nothing(tmp_path, encoder, monkeypatch):
+    """A wrong digest would give the data another identity: a resume would be refused, and the store made again."""
+    path = write(tmp_path / "a.jsonl", TEXTS[:5])
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    store = open_or_build(path, encoder, progress=False)
+    remembered = tmp_path / ".token_store" / "hashes.json"
+    sound = remembered.read_bytes()
+    assert len(sound) > 100
+    monkeypatch.setattr(token_store, "encode_blocks", None)
+    for bit in np.random.default_rng(0).choice(8 * len(sound), 100, replace=False).tolist():
+        flipped = bytearray(sound)
+        flipped[bit // 8] ^= 1 << bit % 8
+        remembered.write_bytes(flipped)
+        assert open_or_build(path, encoder, progress=False).fingerprint == store.fingerprint
+
+
+def test_an_edit_within_one_tick_of_the_file_system_is_found(tmp_path, encoder, monkeypatch):
+    """Times of files in whole ticks of two seconds, as on FAT: the edit leaves size and all times as they were."""
+
+    def coarse(files):
+        tick = 2 * 10**9
+        stats = []
+        for path, size, modified, changed, inode in real(files):
+            stats.append((path, size, modified // tick * tick, changed // tick * tick, inode))
+        return stats
+
+    real = file_digests.stats_of
+    monkeypatch.setattr(file_digests, "stats_of", coarse)
+    monkeypatch.setattr(token_store, "stats_of", coarse)
+    path = write(tmp_path / "a.jsonl", ["the cat sat"])
+    while True:
+        write(tmp_path / "a.jsonl", ["the cat sat"])
+        before = coarse([tmp_path / "a.jsonl"])
+        open_or_build(path, encoder, progress=False)
+        write(tmp_path / "a.jsonl", ["the dog sat"])
+        if coarse([tmp_path / "a.jsonl"]) == before:
+            break
+    assert "dog" in small_tokenizer().decode(open_or_build(path, encoder, progress=False).document(0))
+
+
+def test_a_large_file_is_read_for_its_digest_by_one_shard_alone(tmp_path, encoder, monkeypatch):
+    """Two shards that start together on one file, here in two threads; the file is old enough to be remembered."""
+    monkeypatch.setattr(file_digests, "WAIT_FROM_BYTES", 1)
+    monkeypatch.setattr(file_digests, "SETTLED_S", -60.0)
+    path = write(tmp_path / "a.jsonl")
+    real, read = file_digests.sha256_of_file, []
+
+    def slowly(file):
+        read.append(file)
+        time.sleep(0.3)
+        return real(file)
+
+    monkeypatch.setattr(file_digests, "sha256_of_file", slowly)
+
+    def shard(k):
+        return open_or_build(path, encoder, shard=(k, 2), num_procs=1, progress=False)
+
+    with ThreadPoolExecutor(2) as pool:
+        stores = list(pool.map(shard, (1, 2)))
+    assert len(read) == 1
+    (store,) = [store for store in stores if store is not None]
+    check(store, TEXTS, encoder)
+
+
+def test_a_shard_reads_no_file_for_its_digest_that_another_has_read(tmp_path, encoder, monkeypatch):
+    """Two processes that start together, here one after the other's first file: each reads every second file."""
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    (tmp_path / "corpus").mkdir()
+    for i in range(6):
+        write(tmp_path / "corpus" / f"{i}.jsonl", [f"document {i}"])
+    real, read = file_digests.sha256_of_file, []
+
+    def while_another_shard_works(file):
+        if not read:
+            names = [tmp_path / "corpus" / f"{i}.jsonl" for i in (1, 3, 5)]
+            data = [(".jsonl", real(name)) for name in names]
+            place = tmp_path / "corpus" / ".token_store"
+            file_digests.remember_hashes(file_digests.stats_of(names), data, place, time.time())
+        read.append(file.name)
+        return real(file)
+
+    monkeypatch.setattr(file_digests, "sha256_of_file", while_another_shard_works)
+    open_or_build(str(tmp_path / "corpus"), encoder, shard=(1, 2), num_procs=1, progress=False)
+    assert read == ["0.jsonl", "2.jsonl", "4.jsonl"]
+    read.append("from here on")
+    store = open_or_build(str(tmp_path / "corpus"), encoder, shard=(2, 2), num_procs=1, progress=False)
+    assert read[-1] == "from here on"
+    assert len(store) == 6
+
+
+def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder):
+    """Pitfall 18, issue 3: nothing stale is ever reused; the same content in another place is."""
+    path, cache = write(tmp_path / "a.jsonl"), str(tmp_path / "cache")
+    first = open_or_build(path, encoder, cache_dir=cache)
+    others = [
+        open_or_build(path, DocumentEncoder(small_tokenizer(pad="<pad>")), cache_dir=cache),
+        open_or_build(path, DocumentEncoder(small_tokenizer(), parse_special_tokens=True), cache_dir=cache),
+        open_or_build(path, encoder, cache_dir=cache, skip_bad_lines=True),
+        open_or_build([path, path], encoder, cache_dir=cache),
+    ]
+    write(tmp_path / "a.jsonl", [*TEXTS, "more"])
+    others.append(open_or_build(path, encoder, cache_dir=cache))
+    assert len({store.fingerprint for store in [first, *others]}) == 6
+    (tmp_path / "other").mkdir()
+    again = open_or_build(write(tmp_path / "other" / "a.jsonl"), encoder, cache_dir=cache)
+    assert again.folder == first.folder
+
+
+def test_large_vocabulary_takes_uint32(tmp_path):
+    letters = "".join(chr(i) for i in range(0x20, 0x11000) if not 0xD800 <= i < 0xE000)
+    tokenizer = LetterTokenizer(letters, bos_token="<s>", eos_token="</s>")
+    big = DocumentEncoder(tokenizer)
+    store = open_or_build(write(tmp_path / "a.jsonl", ["a\U00010ff0b"]), big)
+    assert store.tokens.dtype == np.uint32 and store.document(0).tolist() == big.encode(["a\U00010ff0b"])[0]
+    assert store.max_token_id > 65535
+
+
+def test_document_without_tokens_is_not_stored(tmp_path):
+    bare = DocumentEncoder(LetterTokenizer("ab"))
+    bare._slow._tokenize = lambda text, **kwargs: [letter for letter in text if letter in "ab"]
+    store = open_or_build(write(tmp_path / "a.jsonl", ["ab", "??", "b"]), bare)
+    assert [store.document(i).tolist() for i in range(len(store))] == [[0, 1], [1]]
+
+
+@pytest.mark.parametrize("num_procs", [1, 3])
+def test_faulty_line_is_named_rightly(tmp_path, encoder, small_blocks, num_procs):
+    """Pitfall 19: the first fault of the file is raised, with its line in the file, whichever process met it."""
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    lines[211] = '{"text": null}'
+    lines[260] = "nonsense"
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError) as caught:
+        open_or_build(str(path), encoder, num_procs=num_procs)
+    assert str(caught.value).startswith(f"{path}:212: 'text' is a null") and "\n" not in str(caught.value)
+    assert not list((tmp_path / ".token_store").glob("*a-*/")), "no store and no temporary folder is left"
+    store = open_or_build(str(path), encoder, num_procs=num_procs, skip_bad_lines=True)
+    check(store, [text for i, text in enumerate(TEXTS) if i not in (211, 260)], encoder)
+    assert store.bad_lines.counts == {"text is null": 1, "not JSON": 1}
+    assert any(f"{path}:261: " in line for line in store.bad_lines.report())
+
+
+def test_all_16_kinds_are_skipped_and_counted(tmp_path, encoder, small_blocks):
+    """Row 17: the exact count by kind, after any number of processes and on a second start."""
+    from tests.dataset.reading.test_documents import FAULTS, HARMLESS
+    from tests.dataset.reading.test_documents import TEXTS as GOOD_TEXTS
+
+    path, kinds = tmp_path / "a.jsonl", {}
+    path.write_bytes(b"\n".join([b"\n".join(HARMLESS.values()), *(line for line, _ in FAULTS.values())]))
+    for _, kind in FAULTS.values():
+        kinds[kind] = kinds.get(kind, 0) + 1
+    for num_procs in (1, 2, 1):
+        store = open_or_build(str(path), encoder, skip_bad_lines=True, num_procs=num_procs)
+        check(store, GOOD_TEXTS * len(HARMLESS), encoder)
+        assert store.bad_lines.counts == kinds
+    documents = list(read_documents(path, bad_lines=store.bad_lines))
+    assert len(documents) == len(store)
+
+
+def test_nothing_to_train_on(tmp_path, encoder):
+    for name, data in {"empty.jsonl": "", "blank.jsonl": "\n\n", "void.jsonl": '{"text": ""}'}.items():
+        (tmp_path / name).write_text(data)
+        with pytest.raises(DataError, match=f"{name}: no document in there; the files are empty"):
+            open_or_build(str(tmp_path / name), encoder)
+    (tmp_path / "bad.jsonl").write_text("a\nb\n")
+    with pytest.raises(DataError, match="no document in there; all 2 lines are bad"):
+        open_or_build(str(tmp_path / "bad.jsonl"), encoder, skip_bad_lines=True)
+
+
+@pytest.mark.parametrize("num_procs", [1, 2])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+def test_shards_together_are_one_run(tmp_path, encoder, small_blocks, num_procs, suffix):
+    """Any order of the shards gives the bytes of a single run, counts of bad lines included."""
+    path = tmp_path / f"a.{suffix}"
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    for i in range(0, 300, 17):
+        lines[i] = "nonsense"
+    data = "\n".join(lines).encode()
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    whole = open_or_build(str(path), encoder, str(tmp_path / "whole"), skip_bad_lines=True)
+    for n in (3, 40) if num_procs == 1 else (2,):  # 40: more parts than blocks
+        cache = str(tmp_path / f"parts{n}")
+        order = np.random.default_rng(0).permutation(n) + 1
+        results = [
+            open_or_build(str(path), encoder, cache, skip_bad_lines=True, shard=(int(k), n), num_procs=num_procs)
+            for k in order
+        ]
+        assert results[:-1] == [None] * (n - 1)
+        assert content(results[-1]) == content(whole)
+        assert [folder.name for folder in results[-1].folder.parent.glob("*/")] == [whole.folder.name], (
+            "the parts are gone"
+        )
+
+
+def test_run_without_shard_puts_finished_parts_together(tmp_path, encoder, small_blocks, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    with monkeypatch.context() as patch:  # as if every part had been killed before it could assemble
+        patch.setattr(token_store._Builder, "_assemble", lambda self: None)
+        assert [open_or_build(path, encoder, shard=(k, 2)) for k in (1, 2)] == [None, None]
+    monkeypatch.setattr(token_store, "encode_blocks", None)
+    check(open_or_build(path, encoder), TEXTS, encoder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_shard_reads_its_own_part_of_many_compressed_files(tmp_path, encoder, monkeypatch):
+    """Reference: the bytes that the system has counted for this process. Texts of random letters, which stay large."""
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    generator = np.random.default_rng(0)
+    (tmp_path / "corpus").mkdir()
+    for i in range(40):
+        letters = generator.integers(97, 123, 100_000, dtype=np.uint8).tobytes().decode()
+        data = json.dumps({"text": letters}).encode()
+        (tmp_path / "corpus" / f"{i:02}.jsonl.gz").write_bytes(gzip.compress(data))
+    files = sorted((tmp_path / "corpus").iterdir())
+    size = sum(file.stat().st_size for file in files)
+    place = tmp_path / "corpus" / ".token_store"
+    place.mkdir()
+    data = [(".gz", file_digests.sha256_of_file(file)) for file in files]
+    file_digests.remember_hashes(file_digests.stats_of(files), data, place, file_digests.time.time())
+
+    def bytes_read():
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=1, progress=False)  # imports what is needed
+    before = bytes_read()
+    open_or_build(str(tmp_path / "corpus"), encoder, shard=(2, 4), num_procs=1, progress=False)
+    assert bytes_read() - before < size / 2
+
+
+@pytest.mark.parametrize("file", ["tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin", "blocks.bin"])
+def test_damage_to_a_part_is_found_before_the_parts_are_put_together(
+    tmp_path, encoder, small_blocks, monkeypatch, capsys, file
+):
+    """The whole store gets digests of its own, which would vouch for the damage. As for parts too large to be checked
+    whenever they are opened."""
+    monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
+    path = write(tmp_path / "a.jsonl")
+    reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", progress=False)
+    open_or_build(path, encoder, shard=(1, 2), num_procs=1, progress=False)
+    (part,) = (tmp_path / ".token_store").glob("*.part-1-of-2")
+    content_of_part = bytearray((part / file).read_bytes())
+    content_of_part[40] ^= 1
+    (part / file).write_bytes(content_of_part)
+    assert open_or_build(path, encoder, shard=(2, 2), num_procs=1, progress=False) is None
+    assert "--shard 1/2 makes it anew" in capsys.readouterr().out
+    store = open_or_build(path, encoder, shard=(1, 2), num_procs=1, progress=False)
+    assert content(store) == content(reference)
+
+
+@pytest.mark.parametrize("file", ["tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin", "meta.json"])
+def test_truncated_store_is_made_anew(tmp_path, encoder, capsys, file):
+    path = write(tmp_path / "a.jsonl")
+    folder = open_or_build(path, encoder).folder
+    os.truncate(folder / file, (folder / file).stat().st_size // 2)
+    with pytest.raises(ValueError):
+        TokenStore(folder)
+    check(open_or_build(path, encoder), TEXTS, encoder)
+    assert capsys.readouterr().out.count("is damaged") == 1
+
+
+def test_a_flipped_bit_anywhere_in_a_store_is_noticed(tmp_path, encoder, capsys):
+    """Reference: the store as it was built. 60 random bits; each either changes nothing that is read or is noticed."""
+    path = write(tmp_path / "a.jsonl")
+    folder = open_or_build(path, encoder, progress=False).folder
+    built = {file.name: file.read_bytes() for file in folder.iterdir()}
+    generator = np.random.default_rng(0)
+    noticed = 0
+    for _ in range(60):
+        name = sorted(built)[generator.integers(len(built))]
+        damaged = bytearray(built[name])
+        bit = int(generator.integers(8 * len(damaged)))
+        damaged[bit // 8] ^= 1 << bit % 8
+        (folder / name).write_bytes(damaged)
+        check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
+        noticed += capsys.readouterr().out.count("it is made anew")
+        assert json.loads((folder / "meta.json").read_text()) == json.loads(built["meta.json"])
+    assert noticed >= 50, "white space in meta.json may change without harm"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "null", '{"sha256": 1}', '{"sha256": {}, "meta_sha256": []}', "[" * 9999]
+)
+def test_a_broken_description_of_a_store_is_noticed(tmp_path, encoder, capsys, content):
+    path = write(tmp_path / "a.jsonl")
+    folder = open_or_build(path, encoder, progress=False).folder
+    (folder / "meta.json").write_text(content)
+    check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
+    assert capsys.readouterr().out.count("it is made anew") == 1
+
+
+FORGED = {
+    "key": [None, 3, []],
+    "source_name": [None, 3],
+    "dtype": [None, "O", "float64", ["uint16"], "uint32"],
+    "documents": [None, -1, 1.5, "300", True, 10**19, 301, 0],
+    "tokens": [None, -1, 10**19, 5],
+    "max_token_id": [None, "9", [], float("nan")],
+    "bad_lines": [
+        None,
+        [],
+        {"counts": {"a": 1}},
+        {"counts": {"a": "1"}, "places": {"a": []}},
+        {"counts": {"a": 1}, "places": {"a": [{}]}},
+    ],
+    "sha256": [None, [], {}, {"tokens.bin": None}],
+}
+
+
+@pytest.mark.parametrize("field", FORGED)
+def test_a_description_with_a_right_digest_and_wrong_content_is_noticed(tmp_path, encoder, capsys, field):
+    path = write(tmp_path / "a.jsonl", TEXTS[:9])
+    folder = open_or_build(path, encoder, progress=False).folder
+    sound = json.loads((folder / "meta.json").read_text())
+    sound.pop("meta_sha256")
+    for value in FORGED[field]:
+        forged = {**sound, field: value}
+        (folder / "meta.json").write_text(json.dumps({**forged, "meta_sha256": store_format.digest_of_json(forged)}))
+        check(open_or_build(path, encoder, progress=False), TEXTS[:9], encoder)
+        assert capsys.readouterr().out.count("it is made anew") == 1, value
+
+
+def test_offsets_that_go_back_are_noticed_whatever_their_digest(tmp_path, encoder, capsys):
+    path = write(tmp_path / "a.jsonl", TEXTS[:9])
+    folder = open_or_build(path, encoder, progress=False).folder
+    offsets = np.fromfile(folder / "offsets.bin", np.int64)
+    offsets[4] = -5
+    offsets.tofile(folder / "offsets.bin")
+    meta = json.loads((folder / "meta.json").read_text())
+    meta.pop("meta_sha256")
+    meta["sha256"]["offsets.bin"] = hashlib.sha256(offsets.tobytes()).hexdigest()
+    (folder / "meta.json").write_text(json.dumps({**meta, "meta_sha256": store_format.digest_of_json(meta)}))
+    check(open_or_build(path, encoder, progress=False), TEXTS[:9], encoder)
+    assert "does not tell where documents begin" in capsys.readouterr().out
+
+
+def test_damaged_tokens_of_a_large_store_are_noticed_beside_the_training(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(store_check, "CHECKED_AT_ONCE", 0)
+    path = write(tmp_path / "a.jsonl")
+    folder = open_or_build(path, encoder, progress=False).folder
+    TokenCheck([TokenStore(folder)]).raise_if_damaged(wait_s=60)
+    tokens = bytearray((folder / "tokens.bin").read_bytes())
+    tokens[100] ^= 1
+    (folder / "tokens.bin").write_bytes(tokens)
+    with pytest.raises(DataError, match=r"tokens.bin is damaged.*tokenises the data again"):
+        TokenCheck([TokenStore(folder)]).raise_if_damaged(wait_s=60)
+    check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_file_of_a_store_is_open_or_mapped_when_it_is_renamed_or_removed(
+    tmp_path, encoder, small_blocks, monkeypatch
+):
+    """Windows refuses both. Cases: a first build, parts put together, a damaged store made anew."""
+    touched = []
+
+    def nothing_open(folder):
+        touched.append(folder)
+        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+        opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_there(fd)]
+        assert not mapped and not [name for name in opened if str(folder) in name]
+
+    def fd_is_there(fd):
+        return os.path.islink(f"/proc/self/fd/{fd}")
+
+    rename, rmtree = os.rename, files.shutil.rmtree
+    monkeypatch.setattr(os, "rename", lambda a, b: nothing_open(a) or rename(a, b))
+    monkeypatch.setattr(files.shutil, "rmtree", lambda folder: nothing_open(folder) or rmtree(folder))
+    path = write(tmp_path / "a.jsonl")
+    for k in (1, 2):
+        store = open_or_build(path, encoder, shard=(k, 2), num_procs=1, progress=False)
+    folder = store.folder
+    del store
+    os.truncate(folder / "doc_hash.bin", 8)
+    check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
+    flipped = bytearray((folder / "doc_hash.bin").read_bytes())
+    flipped[0] ^= 1
+    (folder / "doc_hash.bin").write_bytes(flipped)
+    check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
+    assert len(touched) >= 8
+
+
+def test_pickle_payload_is_never_run(tmp_path, encoder):
+    """Row 19, pitfall 26: whatever file of a store is replaced by a pickle, opening it runs nothing."""
+
+    class Payload:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    path = write(tmp_path / "a.jsonl")
+    for file in open_or_build(path, encoder).folder.iterdir():
+        file.write_bytes(pickle.dumps(Payload()))
+        check(open_or_build(path, encoder), TEXTS, encoder)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_read_only_data_folder(tmp_path, encoder, capsys, monkeypatch):
+    """The fall-back is named; a store that lies beside read-only data is found."""
+    path = write(tmp_path / "a.jsonl")
+    (
+        tmp_path / ".token_store"
+    ).touch()  # a file in the way: root may write anywhere, so permissions would prove nothing
+    store = open_or_build(path, encoder)
+    assert store.folder.parent == tmp_path / "xdg" / "minimind" / "token_store"
+    assert f"goes to {store.folder.parent}" in capsys.readouterr().out
+    assert open_or_build(path, encoder).folder == store.folder
+    with pytest.raises(DataError, match="--cache_dir"):
+        open_or_build(write(tmp_path / "b.jsonl", ["b"]), encoder, cache_dir=str(tmp_path / ".token_store"))
+
+
+def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    real = token_store.encode_blocks
+
+    def edit_first(*args):
+        write(tmp_path / "a.jsonl", ["other"])
+        return real(*args)
+
+    monkeypatch.setattr(token_store, "encode_blocks", edit_first)
+    with pytest.raises(DataError, match="changed while"):
+        open_or_build(path, encoder)
+    assert not list((tmp_path / ".token_store").glob("*a-*/"))
+
+
+SCRIPT = """
+import pickle, sys
+sys.path.insert(0, {root!r})
+from dataset.store import writer as store_writer
+from dataset.store import token_store
+token_store.BLOCK_BYTES = 5000
+store_writer.CHECKPOINT_S = globals().get("checkpoint_s", store_writer.CHECKPOINT_S)
+encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
+store = token_store.open_or_build({path!r}, encoder, num_procs={procs})
+print(store.folder, len(store))
+"""
+
+
+def start(path, encoder, procs=1, before=""):
+    pickled = f"{path}.encoder"
+    with open(pickled, "wb") as file:
+        pickle.dump(encoder, file)
+    code = before + SCRIPT.format(root=str(ROOT), encoder=pickled, path=str(path), procs=procs)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_processes_that_start_together_build_once(tmp_path, encoder):
+    path = write(tmp_path / "a.jsonl", TEXTS * 100)
+    runs = [start(path, encoder) for _ in range(3)]
+    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert sum("tokenised a:" in output for output in outputs) == 1
+    assert len({output.splitlines()[-1] for output in outputs}) == 1
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig):
+    """Issue 3: no half store is readable, the next start clears up, the workers end with their parent."""
+    psutil = pytest.importorskip("psutil")
+    path = write(tmp_path / "a.jsonl", TEXTS * 400)
+    run = start(path, encoder, procs=2)
+    store = tmp_path / ".token_store"
+    deadline = time.time() + 60
+    while not (list(store.glob(".tmp-*/tokens.bin")) and len(psutil.Process(run.pid).children()) == 2):
+        assert time.time() < deadline and run.poll() is None
+        time.sleep(0.01)
+    children = psutil.Process(run.pid).children()
+    run.send_signal(sig)
+    run.communicate(timeout=20)
+    assert run.returncode != 0
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert not list(store.glob("a-*/"))
+    other = write(tmp_path / "b.jsonl")  # another store's build clears up as well
+    open_or_build(other, encoder)
+    assert not list(store.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("shard", [None, (2, 3)])
+def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path, encoder, small_blocks, monkeypatch, capsys, shard):
+    """Reference: a build in one go. Blocks that an earlier start made durable are not encoded again."""
+    monkeypatch.setattr(store_writer, "CHECKPOINT_S", 0)
+    path, same = write(tmp_path / "a.jsonl"), tmp_path / "in_one_go"
+    open_or_build(path, encoder, cache_dir=same, num_procs=1, progress=False, shard=shard)
+    real, encoded = token_store.encode_blocks, []
+
+    def interrupted(blocks, *rest):
+        for number, result in enumerate(real(blocks, *rest)):
+            if number == 5:
+                raise KeyboardInterrupt
+            encoded.append(result)
+            yield result
+
+    monkeypatch.setattr(token_store, "encode_blocks", interrupted)
+    starts = 0
+    while True:
+        starts += 1
+        try:
+            open_or_build(path, encoder, num_procs=1, shard=shard)
+            break
+        except KeyboardInterrupt:
+            other = write(tmp_path / "b.jsonl", ["another corpus"])  # whose build leaves this one alone
+            with monkeypatch.context() as patch:
+                patch.setattr(token_store, "encode_blocks", real)
+                open_or_build(other, encoder, num_procs=1, progress=False)
+    assert starts >= 2
+    assert capsys.readouterr().out.count("of an interrupted start") == starts - 1
+    folders = [folder for folder in same.iterdir() if folder.is_dir()]
+    assert len(folders) == 1
+    expected = {file.name: file.read_bytes() for file in folders[0].iterdir()}
+    found = {file.name: file.read_bytes() for file in (tmp_path / ".token_store" / folders[0].name).iterdir()}
+    assert found == expected
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "progress", "forged", "nothing there"])
+def test_a_damaged_interrupted_build_begins_anew(tmp_path, encoder, small_blocks, monkeypatch, damage):
+    monkeypatch.setattr(store_writer, "CHECKPOINT_S", 0)
+    path = write(tmp_path / "a.jsonl")
+    real = token_store.encode_blocks
+
+    def interrupted(blocks, *rest):
+        for number, result in enumerate(real(blocks, *rest)):
+            if number == 5:
+                raise KeyboardInterrupt
+            yield result
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(token_store, "encode_blocks", interrupted)
+        open_or_build(path, encoder, num_procs=1, progress=False)
+    (temp,) = (tmp_path / ".token_store").glob(".tmp-*")
+    tokens = temp / "tokens.bin"
+    if damage == "flip":
+        content = bytearray(tokens.read_bytes())
+        content[3] ^= 1
+        tokens.write_bytes(content)
+    elif damage == "cut":
+        os.truncate(tokens, 5)
+    elif damage == "progress":
+        (temp / "progress.json").write_text('{"identity": {}, "files": 3}')
+    elif damage == "forged":  # its digest holds
+        progress = {"identity": {}, "files": [], "last": [1, "2", 3]}
+        digest = store_format.digest_of_json(progress)
+        (temp / "progress.json").write_text(json.dumps({**progress, "sha256": digest}))
+    else:
+        tokens.unlink()
+    check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
+    assert not list((tmp_path / ".token_store").glob(".tmp-*"))
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_again_and_again_ends_as_one_that_was_not(tmp_path, encoder):
+    """kill -9 at random moments; every start gets a little further."""
+    path = write(tmp_path / "a.jsonl", TEXTS * 400)
+    reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", num_procs=1, progress=False)
+    generator = np.random.default_rng(1)
+    kills = 0
+    for _ in range(60):
+        run = start(path, encoder, procs=2, before="checkpoint_s = 0\n")
+        try:
+            run.wait(timeout=float(generator.uniform(1.0, 4.0)))
+            break
+        except subprocess.TimeoutExpired:
+            run.kill()
+            run.wait()
+            kills += 1
+    assert run.returncode == 0 and kills > 0
+    built = TokenStore(next((tmp_path / ".token_store").glob("a-*")))
+    assert built.meta["sha256"] == reference.meta["sha256"]
+
+
+def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
+    """A limit on the size of files stands for the full disk."""
+    path = write(tmp_path / "a.jsonl", TEXTS * 20)
+    run = start(path, encoder, before="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))")
+    _, errors = run.communicate(timeout=60)
+    assert "DataError" in errors and "--cache_dir names another folder" in errors
+    assert not list((tmp_path / ".token_store").glob("*a-*/"))
+
+
+def test_a_build_on_a_full_disk_goes_on_when_there_is_room(tmp_path, encoder):
+    """Reference: a build in one go. The limit stops the first start in the middle, as a full disk would."""
+    path = write(tmp_path / "a.jsonl", TEXTS * 20)
+    reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", num_procs=1, progress=False)
+    limit = len(reference.tokens)  # half of the tokens' bytes
+    often = "checkpoint_s = 0\n"
+    full = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+    _, errors = start(path, encoder, before=often + full).communicate(timeout=60)
+    assert "DataError" in errors and "--cache_dir names another folder" in errors
+    output, errors = start(path, encoder, before=often).communicate(timeout=60)
+    assert "of an interrupted start" in output, errors
+    built = TokenStore(next((tmp_path / ".token_store").glob("a-*")))
+    assert built.meta["sha256"] == reference.meta["sha256"]
+
+
+def test_a_file_name_of_many_bytes_is_no_obstacle(tmp_path, encoder):
+    path = write(tmp_path / ("数据" * 40 + ".jsonl"), ["the cat"])
+    assert open_or_build(path, encoder, shard=(1, 2), num_procs=1, progress=False) is None
+    assert len(open_or_build(path, encoder, shard=(2, 2), num_procs=1, progress=False)) == 1
+
+
+def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
+    from dataset.store import encode_worker
+
+    real = encode_worker._Worker.__call__
+
+    def call(self, block):
+        self.process.kill()
+        self.process.wait()
+        return real(self, block)
+
+    monkeypatch.setattr(encode_worker._Worker, "__call__", call)
+    with pytest.raises(DataError, match="ended with code -9"):
+        open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=2)
+
+
+def test_command_line(tmp_path, capsys):
+    """`tokenize_corpus.py` from another folder: two shards, then user errors with one line and exit code 2."""
+    path = write(tmp_path / "a.jsonl")
+
+    def run(*flags):
+        script = [sys.executable, str(ROOT / "dataset" / "tokenize_corpus.py"), "--data_path", *flags]
+        return subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    first = run("a.jsonl", "--shard", "2/2")
+    assert first.returncode == 0 and "part 2 of 2" in first.stdout, first.stderr
+    assert tokenize_corpus.main(["--data_path", path, "--shard", "1/2"]) == 0
+    assert "300 documents" in capsys.readouterr().out
+    missing = run("missing.jsonl")
+    assert (
+        missing.returncode == 2
+        and missing.stderr.startswith("error: missing.jsonl")
+        and missing.stderr.count("\n") == 1
+    )
+    with pytest.raises(SystemExit, match="2"):
+        tokenize_corpus.main(["--data_path", path, "--shard", "3/2"])

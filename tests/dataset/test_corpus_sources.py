@@ -1,0 +1,116 @@
+"""Which token stores the paths of --data_path make. Reference: the documents of the files, one after the other."""
+
+import json
+
+import pytest
+
+from common.errors import DataError
+from dataset.corpus import Corpus
+from dataset.store.token_store import open_or_build
+from dataset.tokenize_corpus import main
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
+
+
+def write_files(folder, count):
+    paths = []
+    for i in range(count):
+        path = folder / f"part{i:03}.jsonl"
+        path.write_text(json.dumps({"text": f"document {i}"}) + "\n")
+        paths.append(str(path))
+    return paths
+
+
+def stores_in(folder):
+    return sorted(path.name for path in (folder / ".token_store").iterdir() if path.is_dir())
+
+
+@pytest.fixture
+def encoder():
+    return DocumentEncoder(small_tokenizer())
+
+
+def test_files_of_a_pattern_that_the_shell_spelt_out_make_one_store_and_one_line(tmp_path, encoder, capsys):
+    paths = write_files(tmp_path, 30)
+    corpus = Corpus(paths, encoder, max_seq_len=16, seed=0)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(stores_in(tmp_path)) == 1
+    assert [line.split(":")[0] for line in lines] == ["tokenising part000 (30 files)", "tokenised part000 (30 files)"]
+    one_by_one = [open_or_build(path, encoder, progress=False).tokens.tolist() for path in paths]
+    assert corpus.store.tokens[:].tolist() == [token for tokens in one_by_one for token in tokens]
+
+
+def test_with_shares_each_source_keeps_its_store(tmp_path, encoder):
+    first, second = write_files(tmp_path, 2)
+    corpus = Corpus([f"{first}:0.5", f"{second}:0.5"], encoder, max_seq_len=16, seed=0, progress=False)
+    assert len(stores_in(tmp_path)) == 2
+    assert [line.split(":")[0] for line in corpus.mixture_report(0)] == [first, second]
+
+
+def test_a_share_for_some_sources_is_refused_before_anything_is_tokenised(tmp_path, encoder):
+    first, second = write_files(tmp_path, 2)
+    with pytest.raises(DataError, match=f"give every source a share, or none; {second} has none"):
+        Corpus([f"{first}:0.5", second], encoder, max_seq_len=16, seed=0, progress=False)
+    assert not (tmp_path / ".token_store").exists()
+
+
+def test_tokenize_corpus_makes_the_store_that_the_trainer_opens(tmp_path, capsys):
+    paths = write_files(tmp_path, 5)
+    assert main(["--data_path", *paths, "--num_procs", "1"]) == 0
+    assert len(stores_in(tmp_path)) == 1
+    assert main(["--data_path", f"{paths[0]}:1", f"{paths[1]}:2", "--num_procs", "1"]) == 0
+    assert len(stores_in(tmp_path)) == 3
+
+
+def write_texts(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def test_validation_documents_that_are_trained_too_are_counted(tmp_path, encoder):
+    """Reference: the texts as sets. The count is said at each start, with the store already there as well."""
+    training = [f"document {i}" for i in range(500)]
+    validation = [f"document {i}" for i in range(490, 530)] + ["document 495"]
+    paths = write_texts(tmp_path / "a.jsonl", training), write_texts(tmp_path / "b.jsonl", validation)
+    shared = sum(text in set(training) for text in validation)
+    for _ in range(2):
+        corpus = Corpus([paths[0]], encoder, max_seq_len=16, seed=0, val_path=paths[1], progress=False)
+        assert corpus.notices[0].startswith(f"warning: {shared} of the {len(validation)} validation documents")
+    with_shares = [f"{paths[0]}:0.5", f"{write_texts(tmp_path / 'c.jsonl', ['document 529', 'other'])}:0.5"]
+    corpus = Corpus(with_shares, encoder, max_seq_len=16, seed=0, val_path=paths[1], progress=False)
+    assert corpus.notices[0].startswith(f"warning: {shared + 1} of the ")
+
+
+def test_a_validation_set_that_is_wholly_trained_is_refused_unless_asked_for(tmp_path, encoder):
+    path = write_texts(tmp_path / "a.jsonl", [f"document {i}" for i in range(20)])
+    part = write_texts(tmp_path / "b.jsonl", ["document 3", "document 4"])
+    for val_path in (path, part):
+        options = {"max_seq_len": 16, "seed": 0, "val_path": val_path, "progress": False}
+        with pytest.raises(DataError, match="in the training data too.*--allow_val_overlap"):
+            Corpus([path], encoder, **options)
+        assert Corpus([path], encoder, allow_val_overlap=True, **options).notices
+
+
+def test_validation_of_its_own_documents_gives_no_notice(tmp_path, encoder):
+    path = write_texts(tmp_path / "a.jsonl", [f"document {i}" for i in range(20)])
+    other = write_texts(tmp_path / "b.jsonl", ["something else"])
+    assert not Corpus([path], encoder, max_seq_len=16, seed=0, val_path=other, progress=False).notices
+
+
+def test_a_file_that_is_named_twice_is_said(tmp_path, encoder):
+    path = write_texts(tmp_path / "a.jsonl", ["one text", "another text"])
+    for paths in ([path, path], [f"{path}:0.5", f"{path}:0.5"], [path, str(tmp_path)]):
+        corpus = Corpus(paths, encoder, max_seq_len=16, seed=0, progress=False)
+        assert corpus.notices == [
+            f"warning: --data_path names {path} 2 times: its documents are trained as often in an epoch"
+        ]
+
+
+def test_files_that_only_text_suffixes_make_data_are_found_by_every_look_at_them(tmp_path, encoder):
+    (tmp_path / "logs").mkdir()
+    for i in range(3):
+        (tmp_path / "logs" / f"{i}.log").write_text(f"line {i}")
+    options = {"max_seq_len": 16, "seed": 0, "progress": False, "text_suffixes": [".log"]}
+    folder = str(tmp_path / "logs")
+    assert len(Corpus([folder], encoder, **options).store) == 3
+    assert len(Corpus([folder, f"{folder}/0.log"], encoder, **options).notices) == 1

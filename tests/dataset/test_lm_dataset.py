@@ -1,0 +1,124 @@
+"""PretrainDataset. Reference: the public loader's arithmetic on one document, written out here by hand."""
+
+import json
+import multiprocessing
+import pickle
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from dataset.lm_dataset import PretrainDataset
+from dataset.reading.documents import DataError
+from tests.dataset.reading.test_documents import FAULTS, HARMLESS
+from tests.dataset.reading.test_documents import TEXTS as GOOD_TEXTS
+from tests.dataset.tokenizing.test_encoder import LetterTokenizer, small_tokenizer
+from tests.helpers import SHARED, needs_shared
+
+
+def write(path, texts):
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
+    return str(path)
+
+
+def test_items_are_the_contract(tmp_path):
+    """A short, an exactly fitting, a long and an empty text; pitfalls 20 and 21: no EOS where the text is cut."""
+    tokenizer = small_tokenizer(pad="<pad>")
+    texts = ["the cat", "b" * 10, "c" * 11, "", "<s>the cat</s>"]
+    dataset = PretrainDataset(write(tmp_path / "a.jsonl", texts), tokenizer, max_length=12)
+    assert len(dataset) == 5
+    bos, eos, pad = 0, 1, 2
+    for text, item in zip([*texts[:4], "the cat"], dataset, strict=True):
+        ids = [bos, *tokenizer(text, add_special_tokens=False)["input_ids"], eos][:12]
+        row = ids + [pad] * (12 - len(ids))
+        expected = (row[:-1], row[1:], [1] * (len(ids) - 1) + [0] * (12 - len(ids)))
+        assert [part.tolist() for part in item] == [list(part) for part in expected]
+        assert all(part.dtype == torch.int64 and part.shape == (11,) for part in item)
+    assert eos not in dataset[2][1].tolist() and dataset[1][1][-1] == eos
+    assert dataset[-1][0].tolist() == dataset[4][0].tolist()
+    with pytest.raises(IndexError):
+        dataset[5]
+
+
+@pytest.mark.parametrize("pad", [None, "</s>", "<s>"])
+def test_mask_comes_from_the_length(tmp_path, pad):
+    """Pitfall 21: pad may be EOS, BOS or missing; every real token stays, EOS included."""
+    tokenizer = small_tokenizer(pad=pad)
+    dataset = PretrainDataset(write(tmp_path / "a.jsonl", ["the cat"]), tokenizer, max_length=20)
+    n = len(tokenizer("the cat", add_special_tokens=False)["input_ids"]) + 2
+    x, y, mask = dataset[0]
+    assert mask.tolist() == [1] * (n - 1) + [0] * (20 - n) and y[n - 2] == 1
+    assert set(x[n:].tolist()) == {{None: 1, "</s>": 1, "<s>": 0}[pad]}
+
+
+def test_tokenizer_without_any_special_token(tmp_path):
+    dataset = PretrainDataset(write(tmp_path / "a.jsonl", ["cab"]), LetterTokenizer("abc"), max_length=5)
+    assert [part.tolist() for part in dataset[0]] == [[2, 0, 1, 0], [0, 1, 0, 0], [1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_harmless_kinds_load_identically(tmp_path, kind):
+    """Pitfall 19, row 17; an empty text is an item of BOS and EOS here."""
+    (tmp_path / "a.jsonl").write_bytes(HARMLESS[kind])
+    clean = PretrainDataset(write(tmp_path / "clean.jsonl", GOOD_TEXTS), small_tokenizer())
+    dataset = PretrainDataset(tmp_path / "a.jsonl", small_tokenizer())
+    assert len(dataset) == 3 + (kind == "empty text")
+    for ours, expected in zip(list(dataset)[:3], clean, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faulty_line_names_file_and_line(tmp_path, name):
+    """Pitfall 19: with the number in the file, blank lines counted."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\r\n{"text": "good"}\n' + FAULTS[name][0])
+    dataset = PretrainDataset(path, small_tokenizer())
+    assert dataset[0][2].sum() > 0
+    with pytest.raises(DataError, match="^" + str(path) + ":3: "):
+        dataset[1]
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "blank.jsonl").write_bytes(b"\xef\xbb\xbf\r\n  \n")
+    (tmp_path / "a.txt").touch()
+    for name, reason in {
+        "empty.jsonl": "no line",
+        "blank.jsonl": "no line",
+        "a.txt": "plain .jsonl",
+        "x.jsonl": "no such",
+    }.items():
+        with pytest.raises(DataError, match=reason):
+            PretrainDataset(tmp_path / name, small_tokenizer())
+    with pytest.raises(ValueError, match="max_length 1"):
+        PretrainDataset(write(tmp_path / "a.jsonl", ["x"]), small_tokenizer(), max_length=1)
+
+
+@pytest.mark.parametrize("method", sorted({"fork", "spawn"} & set(multiprocessing.get_all_start_methods())))
+def test_worker_processes_give_the_same_items(tmp_path, method):
+    """Reference: the items of this process. It has used the tokenizer already, which is what makes forks delicate."""
+    dataset = PretrainDataset(write(tmp_path / "a.jsonl", [f"the cat {i}" for i in range(40)]), small_tokenizer(), 24)
+    expected = [torch.stack(column) for column in zip(*dataset, strict=True)]
+    loader = DataLoader(dataset, batch_size=7, num_workers=2, multiprocessing_context=method)
+    for ours, column in zip(zip(*loader, strict=True), expected, strict=True):
+        assert torch.equal(torch.cat(ours), column)
+
+
+def test_holds_places_not_text(tmp_path):
+    """Pitfall 18: a worker gets three numbers a line, whatever the length of the text."""
+    path = write(tmp_path / "a.jsonl", ["x" * 100_000] * 20)
+    dataset = PretrainDataset(path, small_tokenizer())
+    assert len(pickle.dumps(dataset)) - len(pickle.dumps(dataset.encoder)) < 3000
+
+
+@needs_shared
+def test_ready_in_a_second_per_100_mb():
+    path = SHARED / "corpora" / "zh_wiki.train.jsonl"
+    tokenizer = small_tokenizer()
+    PretrainDataset(path, tokenizer)  # the file is in memory now
+    start = time.perf_counter()
+    dataset = PretrainDataset(path, tokenizer)
+    assert time.perf_counter() - start < path.stat().st_size / 100e6
+    with open(path, "rb") as file:
+        assert len(dataset) == sum(1 for line in file if line.strip())

@@ -1,0 +1,434 @@
+"""Batches, update schedule, loader, mixture and validation split against naive loops and a token ledger."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from dataset import loader_workers
+from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule, assemble, gather, make_loader
+from dataset.packing import EpochPlan
+from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
+from dataset.store.token_store import open_or_build
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.dataset.test_packing import make_store, random_lengths
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
+from tests.helpers import ROOT
+
+
+def naive_batch(store, plan, rows, pad_id):
+    """The four arrays of a packed batch, token by token."""
+    ids, targets, documents, positions = ([[fill] * plan.T for _ in rows] for fill in (pad_id, IGNORE, -1, 0))
+    for i, r in enumerate(rows):
+        at = 0
+        for number, (document, start, pairs) in enumerate(plan.pieces_of_row(r)):
+            text = store.tokens[store.offsets[document] : store.offsets[document + 1]].tolist()
+            for k in range(pairs):
+                ids[i][at], targets[i][at] = text[start + k], text[start + k + 1]
+                documents[i][at], positions[i][at] = number, k
+                at += 1
+    return ids, targets, documents, positions
+
+
+def equal(a, b):
+    return len(a) == len(b) and all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.mark.parametrize("long_documents", ["split", "truncate"])
+def test_packed_batch_equals_a_naive_loop(long_documents):
+    store = make_store(random_lengths(200))
+    plan = EpochPlan(store, 32, 5, 0, long_documents=long_documents)
+    for rows in (range(3), range(plan.n_rows), [4, 1, 9]):
+        batch = assemble(store, plan, rows, pad_id=7)
+        for tensor, naive in zip(batch[:4], naive_batch(store, plan, rows, 7), strict=True):
+            assert tensor.dtype == torch.int64 and tensor.tolist() == naive
+        assert batch.n_targets == (batch.targets != IGNORE).sum() and batch.n_documents == sum(
+            len(plan.pieces_of_row(r)) for r in rows
+        )
+
+
+def test_padded_batch_is_the_contracts_rows():
+    """Reference: the contract's X, Y, loss_mask by lists. Pitfall 21: masked by length; the texts hold the pad id."""
+    lengths = [2, 5, 10, 11, 30, 1, 7]
+    tokens = np.random.default_rng(0).integers(0, 3, sum(lengths)).astype(np.uint16)
+    store, L = make_store(lengths, tokens), 10
+    plan = EpochPlan(store, L, 0, 0, pack=False)
+    batch = assemble(store, plan, range(plan.n_rows), pad_id=0)
+    assert plan.n_rows == 6
+    for r in range(plan.n_rows):
+        document = plan.pieces_of_row(r)[0][0]
+        text = store.tokens[store.offsets[document] : store.offsets[document + 1]].tolist()[:L]
+        padded = text + [0] * (L - len(text))
+        kept = [k < len(text) - 1 for k in range(L - 1)]
+        assert batch.input_ids[r].tolist() == padded[:-1]
+        assert batch.targets[r].tolist() == [y if k else IGNORE for y, k in zip(padded[1:], kept, strict=True)]
+        assert batch.document_ids[r].tolist() == [0 if k else -1 for k in kept]
+        assert batch.position_ids[r].tolist() == [i if k else 0 for i, k in enumerate(kept)]
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 7, 24, 25, 47, 61])
+@pytest.mark.parametrize("batch, accumulation, world", [(4, 3, 2), (1, 1, 1), (5, 2, 3), (8, 4, 1)])
+def test_schedule_deals_every_row_once(n_rows, batch, accumulation, world):
+    """Pitfalls 4 and 5: the tail is trained, in as few micro-batches as hold it, and no row is repeated."""
+    schedule = UpdateSchedule(n_rows, batch, accumulation, world)
+    group = batch * accumulation * world
+    seen, steps = [], set()
+    for rank in range(world):
+        mine = list(schedule.steps(rank))
+        steps.add(tuple((update, micro) for update, micro, *_ in mine))
+        for update, _, lo, hi in mine:
+            assert hi - lo <= batch and update * group <= lo <= hi <= min((update + 1) * group, n_rows)
+            seen += range(lo, hi)
+    assert sorted(seen) == list(range(n_rows))
+    assert len(steps) == 1, "ranks disagree about the micro-batches"
+    assert len(steps.pop()) == schedule.n_steps
+    assert schedule.n_updates == -(-n_rows // group)
+    tail = n_rows % group
+    if tail:
+        assert schedule.micro_batches(schedule.n_updates - 1) == -(-tail // (batch * world))
+
+
+def test_schedule_slice_is_the_designs_formula():
+    schedule = UpdateSchedule(1000, 4, 3, 2)
+    for update, micro, lo, hi in schedule.steps(rank=1):
+        if update < 41:
+            assert lo == update * 24 + (micro * 2 + 1) * 4 and hi == lo + 4
+
+
+@pytest.mark.parametrize("start", [0, 12, 13, 36, 60, 61])
+def test_schedule_resumes_at_any_row(start):
+    """Pitfall 22: from exactly there on each row comes once and none is repeated, even if the global batch changed."""
+    full = UpdateSchedule(61, 3, 2, 2)
+    resumed = full._replace(start_row=start)
+    rows = [r for u in range(resumed.first_update, resumed.n_updates) for r in range(*resumed.rows(u))]
+    assert rows == list(range(start, 61))
+    if start % 12 == 0:
+        tail = [step for step in full.steps(1) if step[0] >= start // 12]
+        assert list(resumed.steps(1)) == tail
+        assert (resumed.n_steps, resumed.n_updates) == (full.n_steps, full.n_updates)
+    else:
+        assert resumed.first_update == -(-start // 12)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has cores
+@pytest.mark.parametrize(
+    "world, workers, batch, pack",
+    [
+        *[(1, 0, 3, True), (2, 0, 5, True), (3, 0, 4, True), (2, 0, 3, False)],
+        *[(1, 1, 7, True), (2, 2, 3, True), (3, 1, 5, True), (1, 3, 4, True), (1, 4, 3, False)],
+    ],
+)
+def test_ledger_each_token_exactly_once_an_epoch(world, workers, batch, pack):
+    """Issue 3, pitfalls 4 and 5. Every token of the store is different, so the sorted targets are the whole ledger."""
+    lengths = random_lengths(90, top=30 if not pack else 100)
+    store = make_store(lengths)
+    expected = np.setdiff1d(store.tokens, store.tokens[store.offsets[:-1][lengths > 0]])  # all but first tokens
+    orders = set()
+    for epoch in range(3):
+        plan = EpochPlan(store, 32, 11, epoch, pack=pack)
+        schedule = UpdateSchedule(plan.n_rows, batch, 2, world)
+        targets, totals = [], np.zeros((schedule.n_updates, 2), dtype=int)
+        for rank in range(world):
+            steps = 0
+            for update, _, part in make_loader(Assembler(store), plan, schedule, rank, workers):
+                steps += 1
+                if part is not None:
+                    kept = part.targets != IGNORE
+                    assert torch.equal(part.input_ids[kept] + 1, part.targets[kept])
+                    targets.append(part.targets[kept].numpy())
+                    totals[update] += part.n_targets, part.n_documents
+            assert steps == schedule.n_steps
+        targets = np.concatenate(targets)
+        orders.add(targets.tobytes())
+        assert np.array_equal(np.sort(targets), expected)
+        for update in range(schedule.n_updates):
+            rows = schedule.rows(update)
+            assert totals[update].tolist() == [plan.row_targets(*rows), plan.row_documents(*rows)]
+    assert len(orders) == 3
+
+
+def test_global_order_is_the_same_on_every_world_size():
+    store = make_store(random_lengths(150))
+    plan = EpochPlan(store, 32, 1, 0)
+    per_world = []
+    for world, batch, accumulation in ((1, 12, 1), (2, 3, 2), (3, 2, 2)):
+        schedule = UpdateSchedule(plan.n_rows, batch, accumulation, world)
+        updates = [set() for _ in range(schedule.n_updates)]
+        for rank in range(world):
+            for update, _, part in make_loader(Assembler(store), plan, schedule, rank):
+                if part is not None:
+                    updates[update].update(part.targets[part.targets != IGNORE].tolist())
+        per_world.append(updates)
+    assert per_world[0] == per_world[1] == per_world[2]
+
+
+def test_workers_give_the_same_batches_and_a_resumed_run_the_tail():
+    """Pitfall 22, for the batches themselves; empty slices are None."""
+    store = make_store(random_lengths(120))
+    plan = EpochPlan(store, 32, 2, 0)
+    schedule = UpdateSchedule(plan.n_rows, 2, 2, 3)
+    runs = [list(make_loader(Assembler(store), plan, schedule, 2, workers)) for workers in (0, 2)]
+    resumed = list(make_loader(Assembler(store), plan, schedule._replace(start_row=2 * 12), 2, 1))
+    tail = [step for step in runs[0] if step[0] >= 2]
+    assert runs[0][-1][2] is None, "the ragged end leaves the last rank without rows here"
+    for a, b in ((runs[0], runs[1]), (tail, resumed)):
+        assert [step[:2] for step in a] == [step[:2] for step in b]
+        for (*_, x), (*_, y) in zip(a, b, strict=True):
+            assert (x is None and y is None) or equal(x, y)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_global_random_numbers_are_untouched(workers):
+    store = make_store(random_lengths(60))
+    torch.manual_seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    plan = EpochPlan(store, 32, 2, 0)
+    assert list(make_loader(Assembler(store), plan, UpdateSchedule(plan.n_rows, 4), num_workers=workers))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1]) and random.getstate() == before[2]
+
+
+def test_workers_outlive_stop_signals_and_end_with_the_iterator():
+    """Pitfall 25: SIGTERM, SIGINT, SIGHUP to the group do not take the workers away before the main process saves."""
+    store = make_store(random_lengths(400))
+    plan = EpochPlan(store, 32, 2, 0)
+    schedule = UpdateSchedule(plan.n_rows, 2)
+    loader = make_loader(Assembler(store), plan, schedule, num_workers=2)
+    got = [next(loader) for _ in range(4)]  # both workers are at work now
+    children = multiprocessing.active_children()
+    assert len(children) == 2
+    for child in children:
+        for sent in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(child.pid, sent)
+    got += [next(loader) for _ in range(20)]
+    assert all(child.is_alive() for child in children)
+    loader.close()
+    assert not any(child.is_alive() for child in children)
+    for (*_, a), (*_, b) in zip(got, make_loader(Assembler(store), plan, schedule), strict=False):
+        assert equal(a, b)
+
+
+def test_a_crash_of_the_main_process_ends_the_workers():
+    """The traceback keeps the iterator alive and workers ignore SIGTERM: without care the exit waits for them for ever."""
+    code = """
+from dataset.loader import Assembler, UpdateSchedule, make_loader
+from dataset.packing import EpochPlan
+from tests.dataset.test_packing import make_store
+store = make_store([9] * 500)
+plan = EpochPlan(store, 16, 0, 0)
+loader = make_loader(Assembler(store), plan, UpdateSchedule(plan.n_rows, 2), num_workers=2)
+for i, _ in enumerate(loader):
+    if i == 5:
+        raise RuntimeError("crash")
+"""
+    start = time.perf_counter()
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1 and run.stderr.rstrip().endswith("RuntimeError: crash")
+    assert time.perf_counter() - start < 40
+
+
+def test_workers_get_a_few_numbers_a_piece_and_no_plan():
+    """Pitfall 18: what travels to a worker is small and does not grow with the corpus."""
+    store = make_store(random_lengths(20_000))
+    plan = EpochPlan(store, 32, 0, 0)
+    assert len(pickle.dumps(plan.recipe(range(8)))) < 3000
+
+
+def test_batch_moves_as_one():
+    store = make_store([5, 6])
+    plan = EpochPlan(store, 8, 0, 0)
+    batch = assemble(store, plan, range(plan.n_rows))
+    assert equal(batch, batch.to("cpu"))
+    assert batch.to("meta").targets.is_meta and batch.to("meta").n_targets == batch.n_targets == 9
+
+
+@pytest.mark.slow
+def test_assembling_five_million_tokens_a_second():
+    """Issue 3: the loader on one core, uint16 store, 32 rows of 512."""
+    lengths = random_lengths(20_000, mean=5.0, top=5000)
+    store = make_store(lengths, np.zeros(lengths.sum(), dtype=np.uint16))
+    plan = EpochPlan(store, 512, 0, 0)
+    schedule = UpdateSchedule(plan.n_rows, 32)
+    start = time.perf_counter()
+    n = sum(batch.n_targets for *_, batch in make_loader(Assembler(store), plan, schedule))
+    assert n / (time.perf_counter() - start) > 5e6
+
+
+# ---- evaluation ----
+
+
+def test_evaluation_covers_whole_documents_in_batches_of_one_shape():
+    """Reference: the held-out documents. One shape: no row's rounding depends on how batches are dealt to ranks."""
+    lengths = random_lengths(80)
+    store = make_store(lengths)
+    _, held_out = split_by_hash(make_store(lengths, hashes=np.arange(80) << 57), 0.25)
+    plan = EpochPlan(store, 32, 0, 0, documents=held_out, shuffle=False)
+    ledger = []
+    for lo in range(0, plan.n_rows, 4):
+        rows = range(lo, min(lo + 4, plan.n_rows))
+        batch = gather(store.tokens, plan.recipe(rows), n_rows=4)
+        kept = batch.targets != IGNORE
+        assert batch.targets.shape == (4, 32)
+        assert not kept[len(rows) :].any() and (batch.document_ids[len(rows) :] == -1).all()
+        ledger += batch.targets[kept].tolist()
+    assert plan.n_rows % 4, "the last batch is filled up"
+    expected = [int(t) for d in held_out for t in store.tokens[store.offsets[d] + 1 : store.offsets[d + 1]]]
+    assert sorted(ledger) == expected
+    assert text_bytes(store, held_out) == 3 * lengths[held_out].sum()
+
+
+# ---- validation split ----
+
+
+def test_hash_split_keeps_the_same_documents_out_whatever_the_order():
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(0, 2**64, 5000, dtype=np.uint64)
+    hashes[100:200] = hashes[:100]  # copies of a text
+    train, held_out = split_by_hash(make_store([2] * 5000, hashes=hashes), 0.1)
+    assert np.array_equal(np.sort(np.concatenate([train, held_out])), np.arange(5000))
+    assert 0.085 < len(held_out) / 5000 < 0.115
+    assert not set(hashes[train]) & set(hashes[held_out]), "copies stay together"
+    order = rng.permutation(5000)[:4000]
+    _, again = split_by_hash(make_store([2] * 4000, hashes=hashes[order]), 0.1)
+    assert set(hashes[order][again]) == set(hashes[held_out]) & set(hashes[order])
+    assert len(split_by_hash(make_store([2] * 5000, hashes=hashes), 0)[1]) == 0
+    with pytest.raises(ValueError, match="fraction"):
+        split_by_hash(make_store([2]), 1.0)
+
+
+# ---- several sources ----
+
+
+def three_sources():
+    stores = [make_store(random_lengths(n, seed=n), hashes=np.arange(n) * 3) for n in (700, 1500, 400)]
+    for i, store in enumerate(stores):
+        store.tokens = store.tokens + np.uint32(1_000_000 * i)  # tokens differ between sources too
+    return stores
+
+
+def test_joined_stores_read_like_one():
+    """Reference: the arrays copied end to end."""
+    stores = three_sources()
+    joined = ConcatStore(stores)
+    tokens = np.concatenate([store.tokens for store in stores])
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(store.offsets) for store in stores]))])
+    one = make_store(np.diff(offsets), tokens)
+    assert len(joined) == len(joined.offsets) - 1 == 2600
+    for array, copy in (
+        (joined.tokens, one.tokens),
+        (joined.offsets, one.offsets),
+        (joined.text_bytes, one.text_bytes),
+    ):
+        pick = np.random.default_rng(0).integers(-len(copy), len(copy), (50, 10))
+        assert array[-1] == copy[-1] and array[700] == copy[700]
+        assert np.array_equal(array[pick], copy[pick]) and np.array_equal(array[690:2250], copy[690:2250])
+        assert array[pick].dtype == copy.dtype
+    plans = [EpochPlan(store, 32, 4, 0) for store in (joined, one)]
+    assert equal(assemble(joined, plans[0], range(100)), assemble(one, plans[1], range(100)))
+
+
+@pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 1, 1), (0.05, 0.15, 0.8)])
+def test_mixture_shares_and_order(weights):
+    """Issue 3: within 1 % of the asked shares, no document twice in an epoch, unseen documents first, deterministic."""
+    store = ConcatStore(three_sources())
+    mixture = Mixture(store, weights, seed=3)
+    times = np.zeros(len(store), dtype=int)
+    for epoch in range(12):
+        documents = mixture.epoch_documents(epoch)
+        assert np.array_equal(documents, Mixture(store, weights, seed=3).epoch_documents(epoch))
+        assert len(np.unique(documents)) == len(documents)
+        report = mixture.report(documents)
+        for share, weight in zip(report, weights, strict=True):
+            assert abs(share.drawn - weight / sum(weights)) < 0.01
+        assert max(share.used for share in report) > 0.99, "one source is used up: the largest such set"
+        assert sum(share.documents for share in report) == len(documents)
+        times[documents] += 1
+        for lo, hi in zip(store.bounds[:-1], store.bounds[1:], strict=True):
+            seen = times[lo:hi][np.diff(store.offsets[lo : hi + 1]) > 1]
+            assert seen.max() - seen.min() <= 1, "no document comes again before all have come"
+    assert not np.array_equal(mixture.epoch_documents(0), Mixture(store, weights, seed=4).epoch_documents(0))
+
+
+def test_mixture_of_the_training_side_draws_no_held_out_document():
+    store = ConcatStore(three_sources())
+    train = np.setdiff1d(np.arange(len(store)), np.arange(0, len(store), 5)).astype(np.uint32)
+    mixture = Mixture(store, (1, 2, 3), 0, documents=train, max_targets=31)
+    documents = mixture.epoch_documents(0)
+    assert np.isin(documents, train).all()
+    targets = np.clip(np.diff(store.offsets[: len(store) + 1]) - 1, 0, 31)
+    source = np.searchsorted(store.bounds, documents, side="right") - 1
+    drawn = np.bincount(source, weights=targets[documents])
+    assert np.abs(drawn / drawn.sum() - np.array([1, 2, 3]) / 6).max() < 0.01
+    plan = EpochPlan(store, 32, 0, 0, documents=documents, long_documents="truncate")
+    assert plan.row_targets(0, plan.n_rows) == targets[documents].sum()
+
+
+def test_shares_are_of_the_targets_that_the_plan_trains():
+    """Reference: the plan's own targets, source by source. Short documents have a first token that none predicts."""
+    generator = np.random.default_rng(0)
+    short, long = make_store(generator.integers(3, 6, 20_000)), make_store(generator.integers(200, 400, 600))
+    store = ConcatStore([short, long])
+    documents = Mixture(store, (0.7, 0.3), seed=1).epoch_documents(0)
+    plan = EpochPlan(store, 64, 0, 0, documents=documents)
+    _, document, _, pairs = plan.pieces(range(plan.n_rows))
+    of_short = pairs[document < len(short)].sum()
+    assert abs(of_short / pairs.sum() - 0.7) < 0.005  # an epoch is cut between documents
+
+
+def test_mixture_faults_are_value_errors():
+    stores = three_sources()
+    for weights in ((1, 2), (1, 0, 1), (1, -1, 1), (1, float("nan"), 1)):
+        with pytest.raises(ValueError, match="weight"):
+            Mixture(ConcatStore(stores), weights, 0)
+    with pytest.raises(ValueError, match="source 2"):
+        Mixture(ConcatStore([stores[0], make_store([0])]), (1, 1), 0)
+
+
+def test_joined_stores_travel_to_workers_without_their_arrays():
+    """Pitfall 18: under spawn a store is pickled; a ConcatStore hands over its stores alone, which map their own files."""
+    joined = ConcatStore(three_sources())
+    assert joined.__reduce__() == (ConcatStore, (joined.stores,))
+    copy = pickle.loads(pickle.dumps(joined))
+    assert np.array_equal(copy.tokens[650:900], joined.tokens[650:900]) and copy.fingerprint == joined.fingerprint
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
+    """Under every way to start a process: macOS and Windows have spawn alone, Linux begins with forkserver from 3.14 on.
+
+    Reference: the batches that are made in this process.
+    """
+    context = multiprocessing.get_context(method)
+    started = []
+
+    def start(*arguments, **named):
+        started.append(arguments)
+        return context.Process(*arguments, **named)
+
+    monkeypatch.setattr(loader_workers.multiprocessing, "Process", start)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"the cat {i} sat on a mat"}) + "\n" for i in range(40)))
+    store = open_or_build(str(path), DocumentEncoder(small_tokenizer()), progress=False)
+    batches = {}
+    for num_workers in (0, 1):
+        loader = Loader(Assembler(store), num_workers=num_workers)
+        for epoch in range(3):
+            plan = EpochPlan(store, 16, 0, epoch)
+            batches[num_workers, epoch] = list(loader.epoch(plan, UpdateSchedule(plan.n_rows, 2, 2)))
+        loader.close()
+    assert len(started) == 1
+    for epoch in range(3):
+        assert len(batches[0, epoch]) == len(batches[1, epoch]) > 1
+        for one, other in zip(batches[0, epoch], batches[1, epoch], strict=True):
+            assert one[:2] == other[:2] and equal(one[2], other[2])

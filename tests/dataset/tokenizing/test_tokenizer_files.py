@@ -1,0 +1,211 @@
+"""What a tokenizer's files say, here and in exports. References: the names of transformers 4, the data path, recorded digests."""
+
+import json
+import re
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, pipeline
+
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from scripts import export_hf
+from tests.helpers import ROOT
+from tests.scripts.test_export import KINDS, write
+from trainer import train_tokenizer
+
+MODEL = ROOT / "model"
+# Of model/, by the release before its post-processor: checkpoints and token stores of then must go on.
+EARLIER_DIGESTS = {
+    False: "9178022da8a4754ef872b015feb798a5184b58ad87bb42ba26d7ceb9c724d7a6",
+    True: "3ee5bf10ac59b738e5d1f5c840e1e46d1ec5689c8f9f39eda931451d09cb7cb5",
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(MODEL, trust_remote_code=False)
+
+
+# ---------------------------------------------------------------------------------------------- BOS
+
+
+@pytest.mark.parametrize("text", ["hi", "", " 你好\n", "a<|im_end|>b"])
+def test_a_plain_call_gives_what_a_document_begins_with(tokenizer, text):
+    """Reference: the encoder of the trainers, without the EOS that the model is to say."""
+    assert tokenizer(text, split_special_tokens=True).input_ids == DocumentEncoder(tokenizer).prompt_ids(text)
+    assert tokenizer(text).input_ids == [1, *tokenizer(text, add_special_tokens=False).input_ids]
+    assert tokenizer.encode(text) == tokenizer(text).input_ids
+
+
+def test_a_conversation_has_no_bos_beside_those_of_its_turns(tokenizer):
+    chat = [{"role": "user", "content": "hi"}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert ids == tokenizer(text, add_special_tokens=False).input_ids
+    assert ids.count(1) == 2 == text.count("<|im_start|>")
+
+
+def test_asking_for_bos_once_more_does_not_double_it():
+    """As `lm_eval ... add_bos_token=True` asks."""
+    asked = AutoTokenizer.from_pretrained(MODEL, add_bos_token=True, trust_remote_code=False)
+    assert asked("hi").input_ids == load_tokenizer(MODEL)("hi").input_ids
+
+
+@pytest.mark.parametrize("parse_special_tokens", [False, True])
+def test_earlier_runs_and_stores_know_the_tokenizer_again(parse_special_tokens):
+    encoder = DocumentEncoder(load_tokenizer(MODEL), parse_special_tokens)
+    assert encoder.fingerprint == EARLIER_DIGESTS[parse_special_tokens]
+
+
+def test_a_file_without_post_processor_is_the_same_tokenizer_to_the_trainers(tokenizer, tmp_path):
+    """A tokenizer of an earlier release, and one with another post-processor, which is another tokenizer as before."""
+    digests = []
+    fields = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+    ours = fields["post_processor"]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    (tmp_path / "tokenizer_config.json").write_bytes((MODEL / "tokenizer_config.json").read_bytes())
+    for processor in (ours, None, byte_level):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**fields, "post_processor": processor}), encoding="utf-8")
+        digests.append(DocumentEncoder(load_tokenizer(tmp_path)).fingerprint)
+    assert digests[0] == digests[1] == EARLIER_DIGESTS[False] != digests[2]
+
+
+def test_a_trained_tokenizer_has_the_committed_ones_post_processor(tmp_path):
+    texts = ["the cat sat on the mat and the dog ran over far hills"] * 50
+    train_tokenizer.save(train_tokenizer.train_bpe(texts, 275), tmp_path)
+    trained, committed = (json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path, MODEL))
+    assert trained["post_processor"] == committed["post_processor"]
+    assert load_tokenizer(tmp_path)("the").input_ids[0] == 1
+
+
+# ------------------------------------------------------------------------------- what transformers 4 reads
+
+
+def check_config_of_tokenizer(path):
+    """Reference: the names that transformers 4.48 to 4.57 know."""
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    assert fields["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert fields["additional_special_tokens"] == train_tokenizer.CHAT_TOKENS + train_tokenizer.SPARE_TOKENS
+    assert "extra_special_tokens" not in fields
+    assert fields["model_input_names"] == ["input_ids", "attention_mask"]
+    assert fields["add_bos_token"] is True and fields["add_eos_token"] is False
+    assert fields["chat_template"] == train_tokenizer.CHAT_TEMPLATE
+    assert not {"backend", "is_local", "local_files_only", "name_or_path"} & set(fields)
+
+
+def test_the_committed_config_has_the_names_of_transformers_4():
+    check_config_of_tokenizer(MODEL / "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_has_the_names_of_transformers_4(kind, tmp_path):
+    """Left out, transformers 4 takes its own default in silence: theta 10000, 128 experts."""
+    weight = write(tmp_path, **KINDS[kind], rope_theta=50_000.0)
+    export_hf.export(weight, tmp_path / "hf")
+    check_config_of_tokenizer(tmp_path / "hf" / "tokenizer_config.json")
+    assert not (tmp_path / "hf" / "chat_template.jinja").exists()
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 50_000.0
+    assert config["torch_dtype"] == config["dtype"]
+    if "moe" in kind:
+        assert config["num_experts"] == 4
+    assert config.get("num_local_experts", 4) == 4
+    if "yarn" in kind:
+        assert {**config["rope_scaling"], "rope_theta": 50_000.0} == config["rope_parameters"]
+    else:
+        assert config.get("rope_scaling") is None
+    generation = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
+    assert (generation["bos_token_id"], generation["eos_token_id"]) == (1, 2)
+
+
+def test_an_export_adds_the_bos_that_training_put_where_the_tokenizer_adds_none(tmp_path):
+    """A tokenizer of MiniMind's, which has no post-processor; the export's is the same one to the trainers."""
+    fields = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+    own = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps({**fields, "post_processor": None})),
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+    )
+    assert own("hi").input_ids[0] != 1
+    own.save_pretrained(tmp_path / "own")
+    export_hf.export(write(tmp_path), tmp_path / "hf", tokenizer_path=tmp_path / "own")
+    exported = load_tokenizer(tmp_path / "hf")
+    assert exported("hi").input_ids == [1, *own("hi").input_ids]
+    assert DocumentEncoder(exported).fingerprint == DocumentEncoder(load_tokenizer(tmp_path / "own")).fingerprint
+
+
+def test_a_wordpiece_tokenizer_keeps_its_class_and_its_marks(tmp_path):
+    from dataset.tokenizing.wordpiece import save_wordpiece
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    plain = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+    save_wordpiece(plain, tmp_path)
+    fields = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert fields["tokenizer_class"] == "BertTokenizer"
+    assert not {"backend", "is_local", "local_files_only", "name_or_path", "add_bos_token"} & set(fields)
+    assert load_tokenizer(tmp_path)("a b").input_ids == plain("a b").input_ids == [2, 5, 6, 3]
+
+
+# ------------------------------------------------------------------------------------------- the model card
+
+
+@pytest.fixture
+def export_folder(tmp_path, monkeypatch):
+    """An export with a card, in the current folder as `hf`."""
+    weight = write(tmp_path)
+    export_hf.export(weight, tmp_path / "hf")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hf"
+
+
+def test_pipeline_prints_what_the_cards_snippet_prints(export_folder, capsys):
+    """Both greedy; reference: the snippet, run as it stands in the card."""
+    card = (export_folder / "README.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    capsys.readouterr()
+    exec(snippet.replace("max_new_tokens=64", "max_new_tokens=8, do_sample=False"), {})
+    printed = capsys.readouterr().out.removesuffix("\n")
+    generator = pipeline("text-generation", model=str(export_folder), device="cpu", dtype=torch.float32)
+    (answer,) = generator("The harbour", max_new_tokens=8, do_sample=False)
+    assert answer["generated_text"] == printed
+    assert printed.startswith("The harbour")
+    assert "The tokenizer puts `<|im_start|>` before a text" in card
+
+
+def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):
+    """Neither the folders of the run and of the export nor the name of the user; the data's names stay."""
+    home = tmp_path / "home" / "alice"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USERPROFILE", str(home))
+    settings = {
+        "data_path": [str(home / "texts" / "wiki.jsonl") + ":0.7", "C:\\Users\\alice\\code.jsonl", "~/more.jsonl", str(home)],
+        "val_path": str(home / "valid.jsonl"),
+        "out_dir": str(home / "out"),
+        "cache_dir": str(home / "cache"),
+        "tokenizer_path": str(ROOT / "model"),
+        "from_weight": str(home / "earlier.pth"),
+        "wandb_project": "alice-secret",
+        "a_flag_to_come": str(home / "x" / "thing"),
+        "learning_rate": 0.0005,
+    }  # fmt: skip
+    command = f"python {home}/trainer/train_pretrain.py"
+    start = {"started": "2026-01-01 00:00:00", "model": {}, "data": {}, "machine": {}, "versions": {}}
+    lines = [
+        {"update": 1, "tokens": 9, "settings": settings, "command": command, **start},
+        {"update": 1, "tokens": 9, "loss": 3.0},
+    ]
+    weight = write(home)
+    weight.with_name("pretrain_32.metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own_tokenizer = home / "tokenizer"
+    load_tokenizer(MODEL).save_pretrained(own_tokenizer)
+    export_hf.export(weight, home / "hf", tokenizer_path=own_tokenizer)
+    for file in (home / "hf").iterdir():
+        content = file.read_bytes()
+        for private in ("alice", str(tmp_path), str(ROOT), "Users", "/home", "is_local"):
+            assert private.encode() not in content, (file.name, private)
+    card = (home / "hf" / "README.md").read_text()
+    assert "wiki.jsonl:0.7" in card and "code.jsonl" in card and "more.jsonl" in card and "valid.jsonl" in card
+    assert "| `--learning_rate` | `0.0005` |" in card and "thing" in card

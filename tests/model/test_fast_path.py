@@ -1,0 +1,221 @@
+"""Every fast path against the plain code: block attention against SDPA, fused products against nn.Linear, the compiled
+micro-batch against the eager one."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import moe
+from model.attention import additive_mask, block_attention, document_mask
+from model.checkpointing import recompute_layers
+from model.loss import logit_gradients
+from model.products import projections
+from tests.model.test_training_losses import KINDS, batches, every_kind, gradients, tiny
+from trainer.machine import compiling
+
+
+@pytest.fixture
+def quick_compile(monkeypatch):
+    """torch.compile without its code generation: the graphs are traced and run by eager kernels."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
+
+
+@pytest.mark.parametrize("T", [32, 37, 3])
+@pytest.mark.parametrize("heads, groups", [(4, 2), (4, 1), (3, 3)])
+def test_block_attention_is_sdpa(T, heads, groups):
+    """Values and gradients against F.scaled_dot_product_attention with a bool mask, fp32 at 1e-5; ragged blocks too."""
+    torch.manual_seed(0)
+    document_ids = (torch.rand(2, T) < 0.2).long().cumsum(1)
+    document_ids[1, -T // 4 :] = -1
+    visible = document_mask(document_ids)
+    q, k, v = (torch.randn(2, n, T, 8, requires_grad=True) for n in (heads, groups, groups))
+    weights = torch.randn(2, heads, T, 8)
+    ours = block_attention(q, k, v, additive_mask(visible, torch.float32))
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    both = [torch.autograd.grad((out * weights).sum(), (q, k, v)) for out in (ours, theirs)]
+    torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
+
+
+def test_document_mask_is_the_rule():
+    """Brute force: a key is seen iff it is not later and lies in the same document."""
+    ids = torch.tensor([[0, 0, 1, 1, 1, -1]])
+    rule = [[ids[0, q] == ids[0, k] and k <= q for k in range(6)] for q in range(6)]
+    assert torch.equal(document_mask(ids)[0, 0], torch.tensor(rule))
+
+
+def test_logit_gradients_are_those_of_cross_entropy():
+    torch.manual_seed(0)
+    logits = (5 * torch.randn(9, 17)).requires_grad_()
+    targets = torch.tensor([0, 16, -100, 3, 3, -100, 5, 1, 2])
+    loss, grad = logit_gradients(logits.detach(), targets)
+    reference = F.cross_entropy(logits, targets, reduction="sum")
+    torch.testing.assert_close(loss, reference)
+    torch.testing.assert_close(grad, *torch.autograd.grad(reference, logits), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [8, 6])
+def test_compiled_projections_are_the_linear_layers(rows, quick_compile):
+    """One product in place of three, and the weights' gradients by parts, against nn.Linear; fp32 at 1e-5."""
+    linears = [torch.nn.Linear(5, n, bias=False) for n in (4, 2, 3)]
+    x = torch.randn(rows // 2, 2, 5, requires_grad=True)
+    wanted = [x, *(linear.weight for linear in linears)]
+    compiled = torch.compile(lambda x: projections(x, *linears))
+    both = []
+    for run in (compiled, lambda x: [linear(x) for linear in linears]):
+        out = run(x)
+        both.append((list(out), torch.autograd.grad(sum(y.sin().sum() for y in out), wanted)))
+    torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
+
+
+@every_kind
+def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, quick_compile):
+    """fp32 at 1e-5, packed rows with padding; the state dict keeps its keys (pitfall 24)."""
+    batch = batches()[0]
+    model = tiny(kind, router_aux_loss_coef=0.1)
+    keys = list(model.state_dict())
+    plain = model.training_losses(*batch)
+    sum(plain).backward()
+    plain_gradients = gradients(model)
+    model.compile_training(tuple(batch[0].shape))
+    fast = model.training_losses(*batch)
+    sum(fast).backward()
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(gradients(model), plain_gradients, atol=1e-5, rtol=1e-5)
+    assert list(model.state_dict()) == keys
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", ["minimind2", "minimind3_moe"])
+def test_gradient_checkpointing_with_the_fast_path(kind, quick_compile):
+    """Against the fast path without it."""
+    batch, results = batches()[0], []
+    for enable in (False, True):
+        model = tiny(kind)
+        if enable:
+            model.gradient_checkpointing_enable()
+        model.compile_training()
+        sum(model.training_losses(*batch)).backward()
+        results.append(gradients(model))
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-6)
+
+
+def test_what_stays_eager(monkeypatch):
+    """Another shape, no gradients, eval mode and generate call nothing compiled, so that nothing compiles anew."""
+    model, calls = tiny(), []
+    monkeypatch.setattr(torch, "compile", lambda f, **kwargs: lambda *args, **kw: calls.append(f) or f(*args, **kw))
+    model.compile_training((2, 12))
+    ids = torch.randint(3, 61, (2, 12))
+    model.training_losses(ids, ids)
+    assert len(calls) == 3  # two blocks and one chunk of logits
+    model.training_losses(ids[:1], ids[:1])
+    model.training_losses(ids[:, :8], ids[:, :8])
+    with torch.no_grad():
+        model.training_losses(ids, ids)
+    model(ids, labels=ids)
+    model.eval()
+    model.training_losses(ids, ids)
+    model.generate(ids, max_new_tokens=3, do_sample=False)
+    assert len(calls) == 3
+    model.train()
+    model.compile_training()  # the shape of the first micro-batch
+    model.training_losses(ids, ids)
+    model.training_losses(ids[:1], ids[:1])
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize("alignment", [1, 4])
+def test_dispatch_plan_sorts_the_slots_by_expert(alignment):
+    """Brute force, with an expert that gets nothing."""
+    torch.manual_seed(0)
+    chosen = torch.stack([torch.randperm(4)[:2] for _ in range(13)])
+    chosen[chosen == 2] = 4
+    place, slot, ends = moe.dispatch_plan(chosen, 5, alignment)
+    expert_of_row = [next(e for e in range(5) if row < ends[e]) for row in range(len(slot))]
+    rows = [row for row in range(len(slot)) if slot[row] < chosen.numel()]
+    assert sorted(slot[rows].tolist()) == list(range(chosen.numel()))
+    assert [expert_of_row[row] for row in rows] == chosen.flatten()[slot[rows]].tolist()
+    assert torch.equal(slot[place.flatten()], torch.arange(chosen.numel()))
+    assert all(end % alignment == 0 for end in ends.tolist()) and ends[-1] == len(slot)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_expert_slots_are_what_the_router_chose_without_padding(checkpointing):
+    """Against a bincount of the router's choice, of the last micro-batch alone; the backward pass counts nothing anew."""
+    model = tiny("minimind2_moe")
+    if checkpointing:
+        recompute_layers(model)
+    ids, targets, document_ids, position_ids = batches()[0]
+    model.training_losses(ids, targets, document_ids, position_ids)[0].backward()
+    seen = []
+    for layer in model.model.layers:
+        route = layer.mlp.route
+        layer.mlp.route = lambda tokens, route=route: seen.append(route(tokens)) or seen[-1]
+    loss, _ = model.training_losses(ids, targets, document_ids, position_ids)
+    kept = document_ids.flatten() >= 0
+    counts = torch.stack([torch.bincount(chosen[kept].flatten(), minlength=4) for _, _, chosen in seen])
+    torch.testing.assert_close(model.expert_slots(), counts.float())
+    assert not any("slots" in key for key in model.state_dict())
+
+
+def test_use_compile_auto_asks_for_a_long_run_and_a_compiler(monkeypatch):
+    model, cpu, notices = tiny(), torch.device("cpu"), []
+
+    def compiled(choice, flops):
+        model.fast_path = None
+        compiling.compile_blocks(model, choice, cpu, notices.append, (2, 24), flops)
+        return model.fast_path is not None
+
+    enough = compiling.COMPILE_SECONDS * compiling.PRODUCT_RATE["cpu"] * torch.get_num_threads()
+    assert compiled("auto", enough) and not compiled("auto", 0.9 * enough)
+    assert compiled("1", 0) and not compiled("0", enough) and not notices
+    monkeypatch.setattr(compiling, "compiler_missing", lambda device: "no C++ compiler")
+    assert not compiled("auto", enough) and not compiled("1", 0) and len(notices) == 2
+
+
+# ------------------------------------------------------------------------------------------- real code, slow
+
+
+def train(compiled, updates, dtype=torch.bfloat16, kind="minimind2"):
+    """Losses of some updates on one repeated set of packed batches, and the weights afterwards."""
+    model = tiny(kind, hidden_size=64)
+    if compiled:
+        torch._dynamo.reset()
+        model.compile_training((2, 24))
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    torch.manual_seed(3)
+    rows = torch.randint(3, 61, (updates, 2, 25))
+    rows[:, :, 1::2] = rows[:, :, 0:-1:2]  # something to learn: every other token repeats the one before
+    _, _, document_ids, position_ids = batches()[0]
+    for row in rows:
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss, aux_loss = model.training_losses(row[:, :-1], row[:, 1:], document_ids, position_ids)
+        (loss / 48 + aux_loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item() / 48)
+    return torch.tensor(losses), model.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_50_bf16_updates_follow_the_plain_ones_and_repeat_to_the_bit(kind):
+    """Losses within 0.5 % of the eager run; a second compiled run has the same bits."""
+    plain, _ = train(False, 50, kind=kind)
+    fast, weights = train(True, 50, kind=kind)
+    again, weights_again = train(True, 50, kind=kind)
+    assert plain[-1] < plain[0] - 0.2
+    torch.testing.assert_close(fast, plain, rtol=0.005, atol=0)
+    assert torch.equal(fast, again)
+    assert all(torch.equal(weights[key], weights_again[key]) for key in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["minimind2", "minimind3_moe"])
+def test_compiled_code_gives_the_plain_losses_in_fp32(kind):
+    """Against the eager run at 1e-5, three updates."""
+    plain, fast = (train(compiled, 3, torch.float32, kind)[0] for compiled in (False, True))
+    torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,262 @@
+"""Weight files from anywhere: damaged, hostile or of another kind. Each ends in one line, with nothing run or half loaded."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from common.errors import UserError
+from model.config import MiniMindConfig, parameter_count
+from model.model_minimind import MiniMindForCausalLM
+from tests.helpers import ROOT, flags, tiny_model, train, write_corpus
+from trainer import train_pretrain
+from trainer.saving.weights import save_weights
+
+SIZE = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
+
+
+def new_model(**fields) -> MiniMindForCausalLM:
+    torch.manual_seed(0)
+    return MiniMindForCausalLM(MiniMindConfig(**{**SIZE, **fields})).eval()
+
+
+def write(folder, **fields):
+    """(path of a .pth with its .json, the model)."""
+    model = new_model(**fields)
+    save_weights(model.state_dict(), model.config.to_dict(), folder / "w")
+    return folder / "w.pth", model
+
+
+def refuse(path, match, **overrides):
+    with pytest.raises(ValueError, match=match) as error:
+        MiniMindForCausalLM.from_pth(path, **overrides)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "it is empty"),
+        (b"some text that is no weight file\n", "it is a text file"),
+        (b"e", "it is a text file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git-LFS pointer.*git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", "it is a web page"),
+        (b'{"a": 1}', "it is JSON"),
+        (b'\x40\0\0\0\0\0\0\0{"a":1}', "safetensors"),
+        (bytes(range(150, 250)) * 5, "torch.save did not write it"),
+        (b"PK\x03\x04" + b"\0" * 100, "the archive is damaged"),
+        (b"\x80\x02]q\x00.", "not a "),
+        (b"\x80\x02" + b"(" * 100, "not a readable weight file"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_what_it_is(tmp_path, content, match):
+    (tmp_path / "w.pth").write_bytes(content)
+    refuse(tmp_path / "w.pth", match)
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path):
+    (tmp_path / "w.pth").mkdir()
+    refuse(tmp_path / "w.pth", "cannot be read")
+
+
+def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path):
+    """100 MB of zeros in 100 kB, as no torch.save writes it."""
+    path, model = write(tmp_path)
+    path.with_suffix(".json").unlink()
+    bomb = tmp_path / "bomb.pth"
+    with zipfile.ZipFile(path) as plain, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+        packed.writestr("archive/data/999", bytes(100 << 20))
+    assert bomb.stat().st_size < 1 << 20
+    refuse(bomb, "compressed archive")
+
+
+def changed(state, change):
+    key = "model.layers.0.mlp.up_proj.weight"
+    tensor = state[key]
+    if change == "sparse":
+        state[key] = tensor.float().to_sparse()
+    elif change == "complex":
+        state[key] = tensor.to(torch.complex64)
+    elif change == "integers":
+        state[key] = tensor.to(torch.int32)
+    elif change == "quantised":
+        state[key] = torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
+    elif change == "nan":
+        state[key] = torch.full_like(tensor, math.nan)
+    elif change == "infinite":
+        state["model.embed_tokens.weight"][3, 3] = math.inf
+    elif change == "nan in embeddings":
+        state["model.embed_tokens.weight"][3, 3] = math.nan
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    elif change == "huge claim":
+        state[key] = torch.zeros(1).expand(100_000, 100_000)
+    elif change == "meta":
+        state[key] = torch.zeros(4, device="meta")
+    elif change == "no dimensions":
+        state["model.embed_tokens.weight"] = torch.tensor(1.0)
+    elif change == "nested":
+        state = {"model": state}
+    elif change == "key is a number":
+        state[7] = tensor
+    elif change == "layer without end":
+        state["model.layers.999999999999.mlp.up_proj.weight"] = tensor
+    return state
+
+
+CHANGES = {
+    "sparse": "up_proj.weight is sparse",
+    "complex": "up_proj.weight is complex64",
+    "integers": "up_proj.weight is int32",
+    "quantised": "up_proj.weight is qint8",
+    "nan": "up_proj.weight has numbers that are NaN",
+    "infinite": "embed_tokens.weight has numbers that are NaN or infinite",
+    "nan in embeddings": "has numbers that are NaN",
+    "huge claim": "more than the file holds",
+    "meta": "holds no numbers|not a readable",
+    "no dimensions": r"is \[\]",
+    "nested": "'model' is no tensor",
+    "key is a number": "'7' is no tensor",
+    "layer without end": "num_hidden_layers is 3 in the file",
+}
+
+
+@pytest.mark.parametrize("with_config", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.filterwarnings("ignore:.*no .json beside it", "ignore::UserWarning", "ignore::DeprecationWarning")
+def test_wrong_tensors_are_named(tmp_path, change, with_config):
+    path, model = write(tmp_path)
+    config = json.loads(path.with_suffix(".json").read_text())
+    del config["weights_sha256"]
+    path.with_suffix(".json").write_text(json.dumps(config))
+    if not with_config:
+        path.with_suffix(".json").unlink()
+    state = OrderedDict((key, tensor.clone()) for key, tensor in model.state_dict().items())
+    torch.save(changed(state, change), path)
+    refuse(path, CHANGES[change])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": 10**9, "head_dim": 8},
+        {"vocab_size": 10**12},
+        {"intermediate_size": 10**12},
+        {"head_dim": 10**10},
+        {"num_experts": 10**9, "use_moe": True},
+        {"n_shared_experts": 10**9, "use_moe": True},
+        {"moe_intermediate_size": 10**12, "use_moe": True},
+        {"num_attention_heads": 10**9, "num_key_value_heads": 10**9, "head_dim": 8},
+    ],
+)
+def test_a_config_of_absurd_size_takes_no_memory(tmp_path, fields):
+    """In a process whose memory is limited to a little more than torch itself takes."""
+    path, model = write(tmp_path)
+    config = json.loads(path.with_suffix(".json").read_text())
+    config.pop("weights_sha256")
+    config.pop("n_routed_experts")
+    path.with_suffix(".json").write_text(json.dumps({**config, **fields}))
+    refuse(path, "in the file|in the config|of the config|missing|is not|keys")
+
+
+def test_sizes_that_are_asked_for_and_differ_are_named(tmp_path):
+    path, _ = write(tmp_path)
+    refuse(path, "its hidden_size is 32, not 64", hidden_size=64)
+    refuse(path, "its num_hidden_layers is 2, not 8", num_hidden_layers=8)
+
+
+def test_every_flipped_bit_is_noticed(tmp_path):
+    path, _ = write(tmp_path)
+    whole = path.read_bytes()
+    generator = random.Random(0)
+    for _ in range(60):
+        flipped = bytearray(whole)
+        bit = generator.randrange(8 * len(whole))
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        refuse(path, "its SHA-256 is not the one|not a readable")
+    path.write_bytes(whole)
+    MiniMindForCausalLM.from_pth(path)
+
+
+def test_a_crash_between_the_two_files_leaves_a_good_pair(tmp_path, monkeypatch):
+    """The .json is renamed first: with the .pth of before beside it, both must still load."""
+    path, _ = write(tmp_path)
+    before = path.read_bytes()
+    other = new_model()
+    for parameter in other.parameters():
+        parameter.data.mul_(0.5)
+    save_weights(other.state_dict(), other.config.to_dict(), tmp_path / "w")
+    after = path.read_bytes()
+    assert after != before
+    for content in (before, after):
+        path.write_bytes(content)
+        MiniMindForCausalLM.from_pth(path)
+
+
+def test_a_file_without_a_digest_loads_as_ever(tmp_path):
+    """Those of others and of earlier versions have none; the public code loads ours by torch.load alone."""
+    path, model = write(tmp_path)
+    config = json.loads(path.with_suffix(".json").read_text())
+    assert not hasattr(MiniMindForCausalLM.from_pth(path).config, "weights_sha256")
+    del config["weights_sha256"]
+    path.with_suffix(".json").write_text(json.dumps(config))
+    loaded = MiniMindForCausalLM.from_pth(path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor.half().float())
+
+
+def test_weights_beyond_float16_are_saved_in_float32_and_said(tmp_path, capsys):
+    model = new_model()
+    model.model.norm.weight.data[0] = 1e6
+    save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "w")
+    assert "model.norm.weight reaches 1e+06" in capsys.readouterr().out
+    loaded = MiniMindForCausalLM.from_pth(tmp_path / "w.pth")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+
+
+def test_a_run_does_not_start_from_nan(tmp_path):
+    model = tiny_model(vocab_size=6400)
+    state = {name: torch.full_like(tensor, math.nan) for name, tensor in model.state_dict().items()}
+    torch.save(state, tmp_path / "bad.pth")
+    data = write_corpus(tmp_path / "corpus.jsonl", 4)
+    with pytest.raises(UserError, match="NaN or infinite"):
+        train(data_path=data, out_dir=tmp_path / "out", from_weight=tmp_path / "bad.pth")
+
+
+def test_a_note_on_a_file_without_config_is_one_plain_line(tmp_path):
+    """In a process of its own: Python would add the place in our source and the line there."""
+    torch.save(new_model(vocab_size=6400).state_dict(), tmp_path / "w.pth")
+    script = str(ROOT / "scripts" / "generate.py")
+    arguments = ["--weight", str(tmp_path / "w.pth"), "--max_new_tokens", "2", "--device", "cpu", "hi"]
+    ended = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    notes = [line for line in ended.stderr.splitlines() if "tokens/s" not in line]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"warning: {tmp_path / 'w.pth'}: no .json beside it")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"use_moe": True, "num_experts": 5}, {"generation": "minimind3"}, {"tie_word_embeddings": False}],
+)
+def test_parameters_are_counted_without_building_them(fields):
+    model = new_model(**fields)
+    assert parameter_count(model.config) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": 1_000_000}, {"hidden_size": 8192, "num_hidden_layers": 1000}])
+def test_a_model_that_no_machine_holds_is_refused_before_it_is_built(tmp_path, changes):
+    data = write_corpus(tmp_path / "corpus.jsonl", 4)
+    with pytest.raises(UserError, match=r"billion parameters need [\d,]+ GB to train"):
+        train_pretrain.main(flags(data_path=data, out_dir=tmp_path / "out", **changes))

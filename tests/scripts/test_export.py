@@ -1,0 +1,325 @@
+"""scripts/export_hf.py: exports against the source's logits and published key names, and the way back bit for bit."""
+
+import importlib.util
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from common.errors import UserError
+from dataset.tokenizing.encoder import DocumentEncoder
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from scripts import export_hf
+from scripts.common import load_model
+from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
+from trainer.saving.weights import save_weights
+
+SIZE = {"vocab_size": 6400, "num_key_value_heads": 2, "hidden_size": 32}
+KINDS = {
+    "llama": {},
+    "qwen3": {"generation": "minimind3", "head_dim": 12},
+    "qwen3_yarn": {"generation": "minimind3", "inference_rope_scaling": True},
+    "qwen3_moe": {"generation": "minimind3", "use_moe": True, "num_experts_per_tok": 2},
+    "qwen2_moe": {"use_moe": True},
+    "qwen2_moe_top1": {"use_moe": True, "num_experts_per_tok": 1, "n_shared_experts": 2, "moe_intermediate_size": 40},
+    "qwen2_moe_unshared": {"use_moe": True, "n_shared_experts": 0, "norm_topk_prob": False},
+    "untied": {"tie_word_embeddings": False},
+}
+CLASSES = {"llama": "LlamaForCausalLM", "untied": "LlamaForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+CLASSES |= {"qwen3": "Qwen3ForCausalLM", "qwen3_yarn": "Qwen3ForCausalLM"}
+
+
+def write(folder, name="pretrain_32", **fields):
+    """A half-precision .pth and .json as the trainer leaves them; norms and weights away from their initial values."""
+    model = tiny_model(**{**SIZE, **fields})
+    for key, parameter in model.named_parameters():
+        parameter.data = torch.rand_like(parameter) + 0.5 if "norm" in key else torch.randn_like(parameter) * 0.2
+    save_weights(model.state_dict(), model.config.to_dict(), Path(folder) / name)
+    return Path(folder) / f"{name}.pth"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_goes_out_and_comes_back_unchanged(kind, tmp_path, capsys):
+    """Reference: the source's logits by AutoModelForCausalLM, and the source's .pth bit for bit."""
+    weight, folder = write(tmp_path, **KINDS[kind]), tmp_path / "hf"
+    assert export_hf.main(["--weight", str(weight), "--out_dir", str(folder)]) == 0
+    difference = export_hf.bring_back(folder, tmp_path / "back.pth")
+    shown = capsys.readouterr().out
+    name = CLASSES.get(kind, "Qwen2MoeForCausalLM")
+    assert f"{name} in float16" in shown and "no weight was rounded" in shown
+    ours, theirs = load_model(weight), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert type(theirs).__name__ == name and theirs.dtype == torch.float32
+    ids = torch.randint(3, 6400, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        apart = (ours(ids).logits - theirs(ids).logits).abs().max() / ours(ids).logits.abs().max()
+    if "moe" in kind:
+        assert apart < 1e-5 and difference < 1e-5
+    else:
+        assert apart == 0 and difference == 0 and "bitwise the same" in shown
+    first, back = (torch.load(path, weights_only=True) for path in (weight, tmp_path / "back.pth"))
+    if kind == "qwen2_moe_unshared":  # comes back with a shared expert of zeros
+        back = {key: tensor for key, tensor in back.items() if "shared" not in key or tensor.any()}
+    assert first.keys() == back.keys() and all(torch.equal(first[key], back[key]) for key in first)
+    again = load_model(tmp_path / "back.pth").config
+    lost = {"n_shared_experts"} if "unshared" in kind else set()
+    for field in set(MiniMindConfig.__annotations__) - {"dropout", "seq_aux", "norm_topk_prob", *lost}:
+        if field.startswith(("yarn", "_")) or (not ours.config.use_moe and ("expert" in field or "moe_int" in field)):
+            continue
+        assert getattr(again, field) == getattr(ours.config, field) or "aux" in field, field
+
+
+def test_the_folder_holds_what_other_programs_look_for(tmp_path):
+    """Key names of published checkpoints, each expert by itself; both spellings of RoPE and dtype; the chat template."""
+    weight, folder = write(tmp_path, **KINDS["qwen2_moe_top1"]), tmp_path / "hf"
+    export_hf.export(weight, folder)
+    state = load_file(folder / "model.safetensors")
+    mlp = "model.layers.1.mlp."
+    assert {k.removeprefix(mlp) for k in state if k.startswith(mlp) and "experts.0" not in k and "experts." in k} == {
+        f"experts.{e}.{m}_proj.weight" for e in (1, 2, 3) for m in ("gate", "up", "down")
+    }
+    assert state[f"{mlp}shared_expert.gate_proj.weight"].shape == (80, 32)
+    assert not state[f"{mlp}shared_expert_gate.weight"].any() and "lm_head.weight" not in state
+    assert {t.dtype for t in state.values()} == {torch.float16}
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 1e6
+    assert config["torch_dtype"] == config["dtype"] == "float16" and "auto_map" not in config
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert [generation[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [1, 2, 0]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.encode("the cat") == AutoTokenizer.from_pretrained(ROOT / "model").encode("the cat")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False).startswith(
+        "<|im_start|>user"
+    )
+
+
+def test_the_model_card_tells_of_the_run(tmp_path):
+    weight = write(tmp_path)
+    lines = [
+        {"update": 10, "tokens": 1234567, "loss": 3.25},
+        {"update": 20, "tokens": 1234567, "val_loss": 3.5, "bits_per_byte": 1.5},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"update": 30, "lo'
+    (tmp_path / "pretrain_32.metrics.jsonl").write_text(text)
+    export_hf.export(weight, tmp_path / "hf")
+    card = (tmp_path / "hf" / "README.md").read_text()
+    for part in (
+        "library_name: transformers",
+        "| updates | 20 |",
+        "| tokens | 1,234,567 |",
+        "3.5000",
+        "bitwise",
+    ):
+        assert part in card
+    assert str(tmp_path) not in card
+
+
+def test_a_wide_weight_chooses_the_dtype(tmp_path):
+    """auto is the smallest exact dtype; what float16 cannot hold (a doubled down_proj here) is an error, not infinity."""
+    model = tiny_model(**SIZE, use_moe=True).eval()
+    model.model.layers[0].mlp.shared_experts[0].down_proj.weight.data[0, 0] = 40000.0
+    model.save_pretrained(tmp_path / "source")
+    with pytest.raises(ValueError, match=r"shared_expert.down_proj.weight reaches 8e\+04"):
+        export_hf.export(tmp_path / "source", tmp_path / "hf", dtype="float16")
+    export_hf.export(tmp_path / "source", tmp_path / "hf")
+    assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.float32}
+    export_hf.export(tmp_path / "source", tmp_path / "hf", dtype="bfloat16", overwrite=True)
+    assert "bfloat16 itself moves" in (tmp_path / "hf" / "README.md").read_text()
+
+
+def test_a_wrong_export_is_not_written(tmp_path, monkeypatch):
+    weight = write(tmp_path)
+
+    def wrong(state, config, right=export_hf.to_hf):
+        state = right(state, config)
+        state["model.layers.1.mlp.up_proj.weight"] = state["model.layers.1.mlp.up_proj.weight"] * 1.01
+        return state
+
+    monkeypatch.setattr(export_hf, "to_hf", wrong)
+    with pytest.raises(ValueError, match="the logits differ by .* not written"):
+        export_hf.export(weight, tmp_path / "hf")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".pth", ".json"}
+
+
+def test_a_llama_with_parts_that_minimind_lacks_is_refused(tmp_path):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=6400,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        attention_bias=True,
+    )
+    model = LlamaForCausalLM(config)
+    model.model.layers[0].self_attn.q_proj.bias.data.fill_(1)
+    model.save_pretrained(tmp_path / "llama")
+    with pytest.raises(UserError, match="MiniMind has no biases"):
+        export_hf.main(["--weight", str(tmp_path / "llama"), "--to_pth", str(tmp_path / "x.pth")])
+    model.model.layers[0].self_attn.q_proj.bias.data.fill_(0)
+    model.save_pretrained(tmp_path / "llama")
+    assert export_hf.bring_back(tmp_path / "llama", tmp_path / "x.pth") < 1e-5
+    file = tmp_path / "llama" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(UserError, match="no model can be loaded"):
+        export_hf.main(["--weight", str(tmp_path / "llama"), "--to_pth", str(tmp_path / "y.pth")])
+
+
+def test_nothing_is_overwritten_unasked(tmp_path):
+    weight = write(tmp_path)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "notes.txt").write_text("mine")
+    for arguments in (["--out_dir", str(tmp_path / "hf")], ["--to_pth", str(weight)], []):
+        with pytest.raises(UserError, match="is there already|name what to write"):
+            export_hf.main(["--weight", str(weight), *arguments])
+    for folder in (tmp_path, tmp_path / "hf"):  # not even then what is no export
+        with pytest.raises(UserError, match="is no earlier export"):
+            export_hf.main(["--weight", str(weight), "--out_dir", str(folder), "--overwrite"])
+    small = tiny_model(vocab_size=97)
+    save_weights(small.state_dict(), small.config.to_dict(), tmp_path / "small")
+    with pytest.raises(UserError, match="beyond the vocabulary of 97"):
+        export_hf.main(["--weight", str(tmp_path / "small.pth"), "--out_dir", str(tmp_path / "small")])
+    model = tiny_model(**SIZE, generation="minimind3", use_moe=True, n_shared_experts=1)
+    save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "odd")
+    with pytest.raises(UserError, match="shared experts has no twin"):
+        export_hf.main(["--weight", str(tmp_path / "odd.pth"), "--out_dir", str(tmp_path / "odd")])
+
+
+def test_an_empty_folder_takes_an_export(tmp_path):
+    weight = write(tmp_path)
+    (tmp_path / "hf").mkdir()
+    assert export_hf.main(["--weight", str(weight), "--out_dir", str(tmp_path / "hf")]) == 0
+    assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
+@needs_shared
+@pytest.mark.parametrize("golden", ["minimind2_dense", "minimind2_moe", "minimind3_dense", "minimind3_moe"])
+def test_exports_of_the_public_models_give_the_public_logits(golden, tmp_path, monkeypatch):
+    """Reference: the logits of the public implementations."""
+    reference = torch.load(SHARED / "golden" / f"{golden}.pt", weights_only=True)
+    generation = golden.partition("_")[0]
+    config = MiniMindConfig(**reference["config"], generation=generation)
+    model = MiniMindForCausalLM(config)
+    model.load_state_dict(reference["state_dict"])
+    save_weights(model.state_dict(), config.to_dict(), tmp_path / golden)
+    if config.vocab_size < 6400:  # the texts to compare on need ids that such a vocabulary has
+        monkeypatch.setattr(DocumentEncoder, "prompt_ids", lambda _, text: [ord(c) % config.vocab_size for c in text])
+    export_hf.export(tmp_path / f"{golden}.pth", tmp_path / "hf")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(reference["input_ids"]).logits, reference["logits"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("fastapi", "uvicorn", "openai"))), reason="needs transformers[serving]"
+)
+def test_transformers_serve_answers_as_generate_does(tmp_path):
+    """`transformers serve` on the export, asked over HTTP, against greedy search on the .pth."""
+    weight, folder = write(tmp_path), tmp_path / "pretrain_32_hf"
+    export_hf.export(weight, folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = Path(sys.executable).with_name("transformers")
+    command = [program, "serve", "--host", "127.0.0.1", "--port", port, "--dtype", "float32", "--device", "cpu", folder]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    messages = [{"role": "user", "content": "the cat"}]
+    request = {"model": str(folder), "messages": messages, "max_tokens": 8, "temperature": 0, "stream": False}
+    with open(tmp_path / "serve.log", "wb") as log:
+        server = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log, cwd=tmp_path)
+        try:
+            answer = ask(f"http://127.0.0.1:{port}/v1/chat/completions", request, server)
+        finally:
+            server.kill()
+            server.wait()
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), load_model(weight)
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    output = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert answer["choices"][0]["message"]["content"] == tokenizer.decode(
+        output[0, ids.shape[1] :], skip_special_tokens=True
+    )
+
+
+def ask(url, request, server, patience_s=240):
+    """POST as soon as the server listens; its JSON."""
+    give_up = time.monotonic() + patience_s
+    while True:
+        assert server.poll() is None and time.monotonic() < give_up, "the server has ended or keeps silent"
+        post = urllib.request.Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(post, timeout=patience_s) as answer:
+                return json.loads(answer.read())
+        except (ConnectionError, urllib.error.URLError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                raise AssertionError(error.read().decode()) from error
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize("document, count", [("docs/scripts.md", 12), ("README.md", 4), ("README_zh.md", 4)])
+def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, document, count):
+    """Every `python scripts/...` line, in its order, on a tiny model and tiny data."""
+    from scripts import evaluate, generate, report
+    from tests.trainer.reporting.test_html_report import metrics_file
+
+    (tmp_path / "out").mkdir()
+    for name in ("pretrain_512", "a_512", "b_512"):
+        metrics_file(tmp_path / "out" / f"{name}.metrics.jsonl")
+    write(tmp_path / "out", "pretrain_512")
+    data = {
+        "valid": {"text": "the cat sat"},
+        "pairs": {"sentence_good": "the cat sat", "sentence_bad": "cat the sat", "UID": "order"},
+        "last_words": {"text": "the cat sat"},
+        "questions": {"context": "the cat", "choices": ["sat", "mat"], "answer": 0},
+    }
+    for name, record in data.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
+    for name in ("wiki", "my"):
+        (tmp_path / f"{name}.txt").write_text("the cat sat on the mat\n" * 9)
+    monkeypatch.chdir(tmp_path)
+    lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("python scripts/")]
+    assert len(commands) == count
+    modules = {
+        f"scripts/{module.__name__.split('.')[1]}.py": module for module in (generate, export_hf, evaluate, report)
+    }
+    extra = {generate: ["--max_new_tokens", "4", "--device", "cpu"], evaluate: ["--device", "cpu"]}
+    for script, *arguments in commands:
+        assert modules[script].main([*arguments, *extra.get(modules[script], [])]) == 0
+    assert document != "docs/scripts.md" or "accuracy/order" in capsys.readouterr().out
+    assert document != "docs/scripts.md" or (tmp_path / "out" / "back_512.json").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the files that a process has mapped")
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_no_file_of_an_export_is_open_when_its_folder_is_renamed(tmp_path, monkeypatch, dtype):
+    """Windows refuses that. Reference: what Linux lists as mapped and as open in this process."""
+    weight = write(tmp_path)
+    held = []
+    rename = Path.rename
+
+    def watched(path, target):
+        if path.name == "export":
+            maps = Path("/proc/self/maps").read_text()
+            opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+            held.append([place for place in (*maps.splitlines(), *opened) if str(path) in place])
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    export_hf.export(weight, tmp_path / "hf", dtype=dtype)
+    export_hf.export(weight, tmp_path / "hf", dtype=dtype, overwrite=True)
+    assert held == [[], []]
+
+
+def test_the_way_back_takes_no_dtype(tmp_path):
+    with pytest.raises(UserError, match="--dtype float32 has no effect with --to_pth"):
+        export_hf.main(["--weight", str(tmp_path), "--to_pth", str(tmp_path / "a.pth"), "--dtype", "float32"])

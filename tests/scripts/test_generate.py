@@ -1,0 +1,252 @@
+"""scripts/generate.py: its sampling against transformers' greedy search and its stream against plain decoding."""
+
+import builtins
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common.errors import UserError
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from scripts import generate
+from tests.helpers import ROOT, tiny_model
+from trainer.saving.weights import save_weights
+
+
+@pytest.fixture(scope="module")
+def weight(tmp_path_factory):
+    stem = tmp_path_factory.mktemp("out") / "pretrain_32"
+    model = tiny_model(vocab_size=6400).eval()
+    save_weights(model.state_dict(), model.config.to_dict(), stem)
+    return f"{stem}.pth"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(ROOT / "model")
+
+
+def run(weight, *arguments, capsys):
+    assert generate.main(["--weight", str(weight), "--device", "cpu", "--max_new_tokens", "12", *arguments]) == 0
+    return capsys.readouterr()
+
+
+def test_the_stream_is_the_decoded_text_and_never_half_a_character(tokenizer):
+    """Reference: decoding all tokens at once. Bytes of characters are split over tokens here."""
+    text = "a 🦜 and 龘, naïve\n中文 half"
+    ids = [tokenizer.convert_tokens_to_ids(t) for t in tokenizer.tokenize(text)]
+    pieces = []
+    stream = generate.TextStream(tokenizer, pieces.append)
+    stream.put(torch.tensor([[1, 2, 3]]))
+    for token in ids:
+        stream.put(torch.tensor([token]))
+    stream.end()
+    assert "".join(pieces) == stream.text == text and stream.count == len(ids)
+    assert not any("\ufffd" in piece for piece in pieces) and len(pieces) > 10
+    # cut in the middle of a character: what is there is shown at the end, as by decoding
+    cut = tokenizer.encode("🦜", add_special_tokens=False)[:-1]
+    stream = generate.TextStream(tokenizer, pieces.append)
+    stream.put(torch.tensor([[1]]))
+    stream.put(torch.tensor(cut))
+    stream.end()
+    assert stream.text == tokenizer.decode(cut)
+
+
+def test_random_tokens_stream_as_they_decode(tokenizer):
+    """Invalid byte sequences, too: what was printed in pieces is what decoding gives."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        ids = torch.randint(0, 6400, (30,), generator=generator)
+        stream = generate.TextStream(tokenizer, lambda text: None)
+        stream.put(torch.tensor([[1]]))
+        for token in ids:
+            stream.put(token.view(1))
+        stream.end()
+        assert stream.text == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_temperature_0_is_greedy_search_from_bos(weight, tokenizer, capsys):
+    """Reference: the argmax of full forwards, BOS in front as in training (pitfall 21: not doubled)."""
+    from scripts.common import load_model
+
+    model = load_model(weight)
+    ids = [1, *DocumentEncoder(tokenizer).encode(["the cat"])[0][1:-1]]
+    text = torch.tensor([ids])
+    for _ in range(12):
+        text = torch.cat((text, model(text).logits[:, -1:].argmax(-1)), dim=1)
+    wanted = "the cat" + tokenizer.decode(text[0, len(ids) :], skip_special_tokens=True)
+    for prompt in ("the cat", "<|im_start|>the cat"):
+        shown = run(weight, prompt, "--temperature", "0", capsys=capsys)
+        assert shown.out.removeprefix("<|im_start|>") == wanted + "\n"
+    assert "[12 tokens, " in shown.err and "tokens/s]" in shown.err
+
+
+def test_the_seed_decides_the_text(weight, capsys):
+    texts = [run(weight, "the cat", "--seed", seed, capsys=capsys).out for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+    alone = run(weight, "the cat", "--top_k", "1", capsys=capsys).out
+    assert alone == run(weight, "the cat", "--temperature", "0", capsys=capsys).out
+
+
+def test_a_repetition_penalty_ends_repetition(weight, tokenizer, capsys):
+    plain, penalised = (
+        run(weight, "the", "--temperature", "0", "--max_new_tokens", "30", "--repetition_penalty", p, capsys=capsys).out
+        for p in ("1", "10")
+    )
+    distinct = [len(set(tokenizer.encode(text))) for text in (plain, penalised)]
+    assert distinct[1] > distinct[0]
+
+
+def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokenizer, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n"))
+    assert run(weight, "--temperature", "0", capsys=capsys).err.count("tokens/s") == 2
+
+    seen = []
+    monkeypatch.setattr(generate, "reply", lambda model, tokenizer, ids, args: seen.append(ids) or "yes")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    run(weight, "--chat", capsys=capsys)
+    turns = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "two"},
+    ]
+    assert tokenizer.decode(seen[1]) == tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert generate.chat_ids(tokenizer, turns, 20) == generate.chat_ids(tokenizer, turns[2:], 20)  # the oldest go first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weight", "nowhere.pth"], "no such file"),
+        (["--weight", "."], "no config.json"),
+        (["--max_new_tokens", "32768"], "leaves no room"),
+        (["--tokenizer_path", "nowhere"], "no such tokenizer folder"),
+    ],
+)
+def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message) as error:
+        generate.main(["--weight", weight, "--device", "cpu", "hi", *arguments])
+    assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path):
+    model = tiny_model(vocab_size=97)
+    save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "small")
+    with pytest.raises(UserError, match="vocabulary of 97, the tokenizer one of 6400"):
+        generate.main(["--weight", str(tmp_path / "small.pth"), "--device", "cpu", "hi"])
+
+
+def test_runs_by_path_from_anywhere_and_reports_a_bad_flag_in_one_line(tmp_path):
+    script = [sys.executable, str(ROOT / "scripts" / "generate.py")]
+    done = subprocess.run([*script, "--top_k", "-1"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_twice_the_tokens_per_second_of_the_plain_loop():
+    from benchmarks.generate import main
+
+    assert main(["--tokens", "256", "--rounds", "1", "--threads", "1"]) >= 2
+
+
+def answers_at_the_prompt(monkeypatch, lines):
+    """Stands in for a person at a terminal: an exception in `lines` is what their key does."""
+    waiting = iter(lines)
+
+    def answer(_):
+        line = next(waiting)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(builtins, "input", answer)
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_conversation(weight, monkeypatch, capsys):
+    heard = []
+    monkeypatch.setattr(generate, "chat_ids", lambda _, messages, length: heard.append(messages) or [1, 2, 3])
+    answers_at_the_prompt(monkeypatch, ["first", KeyboardInterrupt(), "second", EOFError()])
+    shown = run(weight, "--chat", capsys=capsys).out
+    assert [message["content"] for message in heard[1]][0::2] == ["first", "second"]
+    assert "Ctrl-D ends the session" in shown
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--top_p", "1.5"),
+        ("--top_p", "0"),
+        ("--seed", str(2**64)),
+        ("--temperature", "-1"),
+        ("--temperature", "1e-300"),
+        ("--temperature", "nan"),
+        ("--repetition_penalty", "1e-300"),
+        ("--top_k", "1" + "0" * 30),
+        ("--tokenizer_path", ""),
+    ],
+)
+def test_a_number_out_of_its_range_ends_in_one_line(weight, flags, capsys):
+    with pytest.raises(SystemExit) as stop:
+        generate.main(["--weight", weight, *flags, "hi"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight, tokenizer, monkeypatch, capsys):
+    text = "\x1b[31mred\x9b2J \u202eback"
+    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+
+    def say(model, tokenizer, prompt, args, stream):
+        stream.put(torch.tensor([prompt]))
+        stream.put(ids)
+        stream.end()
+
+    monkeypatch.setattr(generate, "generate", say)
+    shown = run(weight, text, capsys=capsys).out
+    assert shown.count("␛[31mred<U+009B>2J <U+202E>back") == 2
+
+
+@pytest.mark.parametrize("temperature", ["0.001", "1000"])
+@pytest.mark.parametrize("penalty", ["0.01", "100"])
+def test_the_ends_of_the_ranges_sample(weight, temperature, penalty, capsys):
+    flags = ("--temperature", temperature, "--repetition_penalty", penalty)
+    assert "12 tokens" in run(weight, *flags, "hi", capsys=capsys).err
+
+
+def test_flags_of_sampling_are_named_where_nothing_is_sampled(weight, capsys):
+    shown = run(weight, "--temperature", "0", "--top_p", "0.5", "hi", capsys=capsys)
+    assert "warning: --top_p 0.5 has no effect" in shown.err
+    assert "--seed" not in shown.err
+    assert "warning" not in run(weight, "--top_p", "0.5", "hi", capsys=capsys).err
+
+
+def test_a_prompt_that_is_too_long_or_stopped_early_keeps_the_conversation(weight, tokenizer, monkeypatch, capsys):
+    """Reference: the messages that each turn hands to the template."""
+    heard = []
+    chat_ids = generate.chat_ids
+
+    def stopped_once(tokenizer, messages, length):
+        heard.append([message["content"] for message in messages if message["role"] == "user"])
+        if messages[-1]["content"] == "stopped":
+            raise KeyboardInterrupt
+        return chat_ids(tokenizer, messages, length)
+
+    monkeypatch.setattr(generate, "chat_ids", stopped_once)
+    too_long = "a b " * 40_000
+    answers_at_the_prompt(monkeypatch, ["first", too_long, "stopped", "last", EOFError()])
+    shown = run(weight, "--chat", capsys=capsys)
+    assert "is too long" in shown.err
+    assert heard[-1] == ["first", "last"]
+
+
+def test_ctrl_c_ends_a_command_that_nobody_types_prompts_to(weight, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "reply", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        generate.main(["--weight", weight, "--device", "cpu", "one", "two"])

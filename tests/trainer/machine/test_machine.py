@@ -1,0 +1,150 @@
+"""Devices, precision, seeds, errors. References: torch's own state, the environment as torchrun sets it."""
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.errors import UserError, user_errors
+from dataset.reading.documents import DataError
+from trainer.machine import compiling, devices
+from trainer.machine.command_line import run_cli
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_device, pick_dtype
+from trainer.machine.random_state import rng_state, seed_everything, set_rng_state
+from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.machine.signals import StopSignals
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_process_makes_no_group():
+    assert init_distributed_mode("cpu") == (Ranks(0, 0, 1), CPU)
+    assert not torch.distributed.is_initialized()
+
+
+def test_ddp_without_a_launcher_says_how_to_launch():
+    with pytest.raises(UserError, match="torchrun --nproc_per_node"):
+        init_distributed_mode("cpu", ddp=True)
+
+
+def test_default_device_is_the_best_there_is(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device().type == "mps"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device().type == "cuda" and pick_device("cuda:1").index == 1
+    with pytest.raises(UserError, match="shows 2 CUDA devices"):
+        pick_device("cuda:2")
+
+
+@pytest.mark.parametrize("name", ["abacus", "cuda:x", "meta"])
+def test_unknown_devices(name):
+    with pytest.raises(UserError, match=name):
+        pick_device(name)
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_pitfall_1_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
+    monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: native)
+    chosen, notice = pick_dtype("bfloat16", CPU)
+    assert chosen is dtype and bool(notice) is not native
+    assert pick_dtype("float16", CPU) == (torch.float16, None)
+    assert pick_dtype("float32", CPU) == (torch.float32, None)
+
+
+def test_native_bfloat16_agrees_with_the_cpu_flags():
+    """Reference: /proc/cpuinfo, where there is one."""
+    if not os.path.exists("/proc/cpuinfo"):
+        pytest.skip("no /proc/cpuinfo here")
+    flags = Path("/proc/cpuinfo").read_text().split()
+    if any(name in flags for name in ("avx512_bf16", "amx_bf16", "bf16")):
+        assert devices.cpu_has_bfloat16()
+    elif "flags" in flags:
+        assert not devices.cpu_has_bfloat16()
+
+
+def draws():
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_seeds_and_random_states():
+    seed_everything(5)
+    first = draws()
+    state = rng_state(CPU)
+    following = draws()
+    seed_everything(5)
+    assert draws() == first
+    set_rng_state(state, CPU)
+    assert draws() == following
+    seed_everything(5, rank=1)
+    assert draws() != first
+
+
+def test_random_states_pass_a_strict_load(tmp_path):
+    state = rng_state(CPU)
+    torch.save(state, tmp_path / "state.pt")
+    expected = draws()
+    set_rng_state(torch.load(tmp_path / "state.pt", weights_only=True), CPU)
+    assert draws() == expected
+
+
+@pytest.mark.parametrize("error", [UserError("first\nsecond"), DataError("first\nsecond")])
+def test_run_cli_prints_one_line(capsys, error):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        run_cli(main)
+    assert end.value.code == 2 and capsys.readouterr().err == "error: first second\n"
+
+
+def test_run_cli_hands_on_the_exit_code_and_defects():
+    with pytest.raises(SystemExit) as end:
+        run_cli(lambda: 143)
+    assert end.value.code == 143
+    with pytest.raises(ZeroDivisionError):  # a defect of ours keeps its traceback
+        run_cli(lambda: 1 // 0)
+
+
+def test_user_errors_covers_what_a_user_can_mend():
+    with pytest.raises(UserError, match="no such"), user_errors():
+        raise ValueError("no such")
+    with pytest.raises(UserError), user_errors():
+        Path("/no/such/file").read_text()
+    with pytest.raises(AssertionError), user_errors():
+        raise AssertionError
+
+
+def test_stop_signals_are_noted_and_the_old_handlers_come_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    with StopSignals() as signals:
+        signals.arm()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.take_save_request() and not signals.take_save_request()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)  # within half a second: the launcher's repeat
+        assert signals.signum == signal.SIGTERM
+    assert before == {number: signal.getsignal(number) for number in before}
+
+
+def test_compile_without_a_compiler_says_so(monkeypatch):
+    """Pitfall 2: a setting that is ignored is warned about; auto is quiet where the run is too short to compile for."""
+    monkeypatch.setattr(compiling, "compiler_missing", lambda device: "no compiler")
+    said = []
+    compile_blocks(None, "1", CPU, said.append)
+    assert len(said) == 1 and said[0].startswith("no compiler: training without torch.compile")
+    compile_blocks(None, "auto", CPU, said.append, flops=1e9)
+    compile_blocks(None, "0", CPU, said.append)
+    assert len(said) == 1

@@ -1,0 +1,141 @@
+"""Schedule, parameter groups and optimiser. References: the formulas of the contract, torch's own unfused AdamW."""
+
+import copy
+import math
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers import tiny_model, train, write_corpus
+from trainer.engine import Engine
+from trainer.optim.build import build_optimizer, parameter_groups
+from trainer.optim.schedules import get_lr, learning_rate
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"), [(0, 1.1), (250, 0.1 + 0.5 * (1 + math.sqrt(0.5))), (500, 0.6), (1000, 0.1)]
+)
+def test_get_lr_is_minimind_cosine(step, factor):
+    """Reference: lr/10 + 0.5·lr·(1 + cos(pi·step/total)) by hand."""
+    assert get_lr(step, 1000, 5e-4) == pytest.approx(5e-4 * factor, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "begin", "half", "end"),
+    [("cosine", 1.0, 0.55, 0.1), ("wsd", 1.0, 1.0, 0.0), ("linear", 1.0, 0.5, 0.0), ("constant", 1.0, 1.0, 1.0)],
+)
+def test_other_schedules(schedule, begin, half, end):
+    """Reference: the factors at the beginning, half way and the end, by hand; each is a choice of --lr_schedule."""
+    assert [learning_rate(at, 1.0, 2e-3, schedule) for at in (0.0, 0.5, 1.0)] == pytest.approx(
+        [2e-3 * begin, 2e-3 * half, 2e-3 * end], abs=1e-12
+    )
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
+    """Pitfall 11: every parameter once; the rate of Muon is --muon_lr on the same schedule (lr_scale)."""
+    model = tiny_model(use_moe=True)
+    optimizer = build_optimizer(model, 1e-3, 0.01, "muon", muon_lr=0.02)
+    names = {id(p): name for name, p in model.named_parameters()}
+    listed = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(listed) == sorted(names.values())
+    muon = optimizer.param_groups[-1]
+    assert muon["lr_scale"] == pytest.approx(20)
+    assert {names[id(p)].split(".")[-2] for p in muon["params"]} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("warmup", "factor"), [(0.25, 0.25), (1.0, 1.0), (7.0, 1.0)])
+def test_warmup_multiplies_the_schedule(warmup, factor):
+    assert learning_rate(0.3, warmup, 5e-4) == pytest.approx(factor * get_lr(300, 1000, 5e-4), rel=1e-12)
+
+
+def test_rates_do_not_depend_on_the_cut(tmp_path):
+    """Each update gets the same rate as 1x8, 2x4 and 8x1, warm-up (counted in micro-batches) included."""
+    data = write_corpus(tmp_path / "data.jsonl", 60)
+    rates, update = [], Engine.update
+
+    def noted(engine, lr, *requests):
+        rates[-1].append(lr)
+        update(engine, lr, *requests)
+
+    for batch_size, steps in ((1, 8), (2, 4), (8, 1)):
+        rates.append([])
+        with mock.patch.object(Engine, "update", noted):
+            train(
+                data_path=data, out_dir=tmp_path, batch_size=batch_size, accumulation_steps=steps,
+                warmup_iters=2 * steps, epochs=2, log_interval=100,
+            )  # fmt: skip
+    assert rates[0] == pytest.approx(rates[1], rel=1e-12) and rates[0] == pytest.approx(rates[2], rel=1e-12)
+    assert rates[0][0] == pytest.approx(1.1 * 5e-4 / 2)  # two updates of warm-up
+
+
+class WithBias(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.frozen = nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 3)
+        self.tied = nn.Linear(4, 3, bias=False)
+        self.tied.weight = self.linear.weight
+        self.frozen.requires_grad_(False)
+
+
+@pytest.mark.parametrize("model", [WithBias(), tiny_model(), tiny_model(use_moe=True, generation="minimind3")])
+def test_pitfall_11_every_trainable_parameter_is_in_one_group_and_vectors_are_not_decayed(model):
+    """Reference: the module tree, walked here by name."""
+    decayed, plain = parameter_groups(model, 0.01)
+    assert decayed["weight_decay"] == 0.01 and plain["weight_decay"] == 0
+    listed = [id(p) for group in (decayed, plain) for p in group["params"]]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {id(p) for p in model.parameters() if p.requires_grad}
+    for module in model.modules():
+        if "Norm" in type(module).__name__:
+            assert all(id(p) in map(id, plain["params"]) for p in module.parameters())
+        if getattr(module, "bias", None) is not None and module.bias.requires_grad:
+            assert id(module.bias) in map(id, plain["params"])
+
+
+def test_pitfall_11_every_parameter_moves(tmp_path):
+    """Nothing is left out of training: a short run changes each tensor, the embedding (tied head) included."""
+    from trainer.train_pretrain import init_model
+
+    run = train(data_path=write_corpus(tmp_path / "data.jsonl"), out_dir=tmp_path, use_moe=1, num_hidden_layers=2)
+    torch.manual_seed(run.args.seed)
+    before = dict(init_model(run.engine.model.config).named_parameters())
+    assert all(not torch.equal(p, before[name]) for name, p in run.engine.model.named_parameters())
+
+
+def test_updates_equal_unfused_adamw():
+    """Reference: torch.optim.AdamW without fused or foreach kernels, decay given parameter by parameter."""
+    model = tiny_model()
+    twin = copy.deepcopy(model)
+    ours = build_optimizer(model, 1e-3, weight_decay=0.1)
+    groups = [{"params": [p], "weight_decay": 0.1 if p.dim() > 1 else 0.0} for p in twin.parameters()]
+    theirs = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, foreach=False, fused=False)
+    for step in range(3):
+        torch.manual_seed(step)
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        ours.step()
+        theirs.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+def test_fused_kernel_is_used_where_there_is_one():
+    assert all(group["fused"] for group in build_optimizer(tiny_model(), 1e-3).param_groups)
+
+
+def test_without_fused_kernel_the_plain_one_is_used(monkeypatch):
+    class NoFused(torch.optim.AdamW):
+        def __init__(self, groups, fused=None, **options):
+            if fused:
+                raise RuntimeError(
+                    "`fused=True` requires all the params to be floating point Tensors of supported devices"
+                )
+            super().__init__(groups, **options)
+
+    monkeypatch.setattr(torch.optim, "AdamW", NoFused)
+    assert not build_optimizer(tiny_model(), 1e-3).param_groups[0]["fused"]

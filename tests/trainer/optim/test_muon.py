@@ -1,0 +1,96 @@
+"""trainer/optim/muon.py against torch.optim.Muon, the reference, which takes one matrix at a time."""
+
+import copy
+
+import pytest
+import torch
+
+from trainer.optim.muon import Muon, Together, orthogonalise
+
+SHAPES = [(8, 8), (24, 8), (8, 24), (8, 8)]
+
+
+def matrices(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def run(optimizer, parameters, steps, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=generator)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_equals_torch_muon(weight_decay):
+    ours, theirs = matrices(), matrices()
+    run(Muon(ours, lr=0.02, weight_decay=weight_decay), ours, 5)
+    run(torch.optim.Muon(theirs, lr=0.02, weight_decay=weight_decay), theirs, 5)
+    for a, b in zip(ours, theirs, strict=True):  # both iterate in bf16, so they round differently in a batch
+        assert torch.allclose(a, b, atol=2e-3)
+    assert max((a - b).abs().max() for a, b in zip(ours, matrices(), strict=True)) > 0.05
+
+
+def test_orthogonalise_brings_the_singular_values_near_one():
+    for rows, columns in ((16, 16), (48, 16), (16, 48)):
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(3, rows, columns)).float())
+        assert values.shape == (3, 16)
+        assert values[:, :-2].min() > 0.3 and values.max() < 1.6  # the smallest ones of a square matrix lag behind
+
+
+def test_found_inf_leaves_parameters_and_momentum_as_they_are():
+    """Reliability row 15: a NaN gradient with found_inf set changes nothing, and later updates are as if it never came."""
+    ours, twin = matrices(), matrices()
+    optimizer, reference = Muon(ours), Muon(twin)
+    run(optimizer, ours, 2)
+    run(reference, twin, 2)
+    before = copy.deepcopy([*ours, *(optimizer.state[p]["momentum_buffer"] for p in ours)])
+    for p in ours:
+        p.grad = torch.full_like(p, float("nan"))
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    after = [*ours, *(optimizer.state[p]["momentum_buffer"] for p in ours)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    optimizer.found_inf = torch.zeros(())
+    run(optimizer, ours, 2, seed=5)
+    run(reference, twin, 2, seed=5)
+    assert all(torch.equal(a, b) for a, b in zip(ours, twin, strict=True))
+
+
+def test_together_saves_and_restores_all_parts():
+    def build(parameters):
+        return Together([Muon(parameters[:2]), torch.optim.AdamW(parameters[2:], fused=True)])
+
+    ours, twin = matrices(), matrices()
+    first = build(ours)
+    run(first, ours, 3)
+    second = build(twin)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for a, b in zip(ours, twin, strict=True):
+        b.data.copy_(a.data)
+    run(first, ours, 2, seed=3)
+    run(second, twin, 2, seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(ours, twin, strict=True))
+    assert len(first.param_groups) == 2
+
+
+def test_an_update_makes_no_buffer_that_is_there_already():
+    """The first update makes one for each matrix, later ones none. Counted where torch makes tensors."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Buffers(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten.zeros_like.default
+            return func(*args, **(kwargs or {}))
+
+    parameters = matrices()
+    optimizer, counts = Muon(parameters), []
+    for step in range(3):
+        with Buffers() as made:
+            run(optimizer, parameters, 1, seed=step)
+        counts.append(made.count)
+    assert counts == [len(SHAPES), 0, 0]

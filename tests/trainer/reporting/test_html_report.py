@@ -1,0 +1,188 @@
+"""The report page: nothing of a curve's range is lost, nothing of a text is markup, nothing is fetched."""
+
+import itertools
+import json
+import os
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from scripts import report
+from tests.helpers import records, train
+from trainer.reporting.html_report import BUCKETS, EARLIER, thin, write_report
+from trainer.reporting.records import RunRecords
+
+START = {
+    "step": -1, "update": 0, "tokens": 0, "started": "2026-01-01 00:00:00", "command": "python trainer/train_pretrain.py",
+    "settings": {"hidden_size": 16, "data_path": ["<a>.jsonl"]}, "model": {"parameters": 1000},
+    "data": {"documents": 10, "rows": 5, "fill": 0.9}, "machine": {"cores": 2}, "versions": {"python": "3.11"},
+}  # fmt: skip
+
+
+def metrics_file(path, n=50, **settings):
+    generator = random.Random(0)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps({**START, "settings": {**START["settings"], **settings}}) + "\n")
+        for i in range(n):
+            at = {"step": i, "update": i, "tokens": 100 * i}
+            line = {
+                **at,
+                "loss": generator.random() + 1,
+                "lr": 1e-3,
+                "grad_norm": None if i == 7 else generator.random(),
+            }
+            file.write(json.dumps({**line, "tokens_per_second": 1000.0, "expert_load": [0.5, 0.5]}) + "\n")
+        file.write(json.dumps({**at, "val_loss": 1.25, "bits_per_byte": 0.75}) + "\n")
+        file.write(json.dumps({**at, "prompt": "<i>", "text": "<i> & <script>alert(1)</script> \u4f60\u597d"}) + "\n")
+    return path
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 40))
+def test_thinned_curves_keep_their_extremes(values, buckets):
+    """Of the whole and of each part; the points that are left are points of the curve, in order."""
+    y, x = np.array(values), np.arange(len(values))
+    kept, of_y = thin(x, y, buckets)
+    assert len(kept) <= max(2 * buckets + 2, 1) and (kept[0], kept[-1]) == (0, len(values) - 1)
+    assert (np.diff(kept) > 0).all() and (y[kept] == of_y).all()
+    if len(values) > 2 * buckets + 2:
+        edges = np.linspace(0, len(y), buckets + 1).astype(int)
+        for lo, hi in itertools.pairwise(edges):
+            part = y[kept[(kept >= lo) & (kept < hi)]]
+            assert (part.min(), part.max()) == (y[lo:hi].min(), y[lo:hi].max())
+
+
+def test_the_page_of_a_run(data, tmp_path):
+    """Written at the end of a run, with its own figures, samples and settings; it fetches nothing."""
+    run = train(data_path=data, out_dir=tmp_path, report=1, val_fraction=0.2, sample_prompts="the cat", use_moe=1)
+    page = (tmp_path / "pretrain_16_moe.report.html").read_text(encoding="utf-8")
+    assert f"{records(run)[-1]['loss']:.4f}" in page and f"{run.progress.best_val_loss:.4f}" in page
+    (sample,) = records(run, "text")
+    assert sample["text"].startswith("the cat") and "<b>the cat</b>" in page
+    assert page.count("<svg") >= 7 and "Expert load" in page and "--from_resume 1" in page
+    assert not re.search(r"(src|href|url)\s*=?\s*[\"'(]+\s*(https?:)?//", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
+    assert (tmp_path / "pretrain_16_moe.loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_text_is_never_markup(tmp_path):
+    write_report([metrics_file(tmp_path / "a.metrics.jsonl")], tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "<script" not in page and "&lt;script&gt;alert(1)" in page and "&lt;a&gt;.jsonl" in page and "你好" in page
+
+
+def test_runs_side_by_side(tmp_path, capsys):
+    """Each with a column of its own; what differs between them is marked; the same names are told apart by their folders."""
+    for name, rate in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        metrics_file(tmp_path / name / "run.metrics.jsonl", learning_rate=rate)
+    assert (
+        report.main([str(tmp_path / "a"), str(tmp_path / "b" / "run.pth"), "--out", str(tmp_path / "both.html")]) == 0
+    )
+    page = (tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "a/run" in page and "b/run" in page
+    assert re.search(r'<tr class="differs"><th>learning_rate</th><td>1</td><td>2</td></tr>', page)
+    assert "<tr><th>hidden_size</th><td>16</td><td>16</td></tr>" in page
+    assert str(tmp_path / "both.loss.png") in capsys.readouterr().out and (tmp_path / "both.loss.png").exists()
+
+
+def test_samples_are_limited_and_shown_as_text(tmp_path):
+    """The last evaluation's and 20 earlier ones'; control characters as pictures."""
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    with open(path, "a", encoding="utf-8") as file:
+        for update in range(100, 1100):
+            line = {
+                "step": update,
+                "update": update,
+                "tokens": update,
+                "prompt": "p",
+                "text": f"p text {update}\x00\x1b[2J",
+            }
+            file.write(json.dumps(line) + "\n")
+    write_report([path], tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert page.count("<pre><b>p</b>") == 1 and page.count("after update") == EARLIER
+    assert page.index("text 1099␀␛[2J") < page.index("Earlier ones") and "\x00" not in page and "\x1b" not in page
+
+
+@pytest.mark.parametrize("given", ["", " --from_resume 0", " --from_resume", " --from_resume 1"])
+def test_the_command_that_goes_on(tmp_path, given):
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    text = path.read_text().replace("train_pretrain.py", f"train_pretrain.py --epochs 2{given} --seed 1")
+    path.write_text(text)
+    write_report([path], tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "python trainer/train_pretrain.py --epochs 2 --seed 1 --from_resume 1<" in page
+
+
+def test_damaged_lines_are_passed_over(tmp_path):
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    whole = RunRecords(path)
+    path.write_text(path.read_text() + '{"step": 3, "upd\nnull\n[1]\n')
+    damaged = RunRecords(path)
+    assert damaged.curves.keys() == whole.curves.keys() and damaged.last("loss") == whole.last("loss")
+    assert len(whole.curves["grad_norm"][0]) == 49, "an unknown norm is no point of the curve"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\n", b'{"tokens": 1, "text": "t", "prompt": ""}\n'])
+def test_what_is_no_metrics_file_is_named(tmp_path, content):
+    path = tmp_path / "x.metrics.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match="x.metrics.jsonl"):
+        report.main([str(path)])
+    with pytest.raises(UserError, match="no .*metrics.jsonl in this folder"):
+        (tmp_path / "empty").mkdir()
+        report.main([str(tmp_path / "empty")])
+
+
+@pytest.mark.slow
+def test_a_million_updates_stay_under_3_mb(tmp_path):
+    path = metrics_file(tmp_path / "long.metrics.jsonl", n=1_000_000)
+    write_report([path], tmp_path / "long.html", tmp_path / "long.png")
+    assert (tmp_path / "long.html").stat().st_size < 3e6
+    x, y = RunRecords(path).curves["loss"]
+    assert len(x) == 1_000_000 and len(thin(x, y)[0]) <= 2 * BUCKETS + 2
+
+
+def test_names_settings_and_commands_are_shown_and_not_obeyed(tmp_path):
+    """What a browser would reorder or a copied command would hide; a name with two $ is no formula."""
+    paths = []
+    for name in ("a$\\frac{$\u202e", os.fsdecode(b"caf\xe9")):
+        path = metrics_file(tmp_path / f"{name}.metrics.jsonl", data_path="b\u2066\x9b.jsonl")
+        command = "python trainer/train_pretrain.py --out_dir 'o\u001b[31m\u202e'"
+        path.write_text(path.read_text().replace(START["command"], command.replace("\u001b", "\\u001b")))
+        paths.append(path)
+    write_report(paths, tmp_path / "a.html", tmp_path / "a.png")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    for character in "\x1b\x9b\u202e\u2066":
+        assert character not in page
+    assert "&#39;o␛[31m&lt;U+202E&gt;&#39;" in page
+    assert "b&lt;U+2066&gt;&lt;U+009B&gt;.jsonl" in page
+    assert "caf\\udce9" in page
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"tokens": 1, "settings": {}},
+        {**START, "model": {"parameters": "many"}},
+        {**START, "machine": ["cores"]},
+        {"tokens": 1, "text": "t", "prompt": None, "update": 1},
+        {"tokens": 1, "text": "t", "prompt": "t", "update": "one"},
+        {"tokens": 10**400, "loss": 1.0},
+        {"tokens": 1, "loss": 10**400},
+        {"tokens": float("inf"), "loss": 1.0},
+        {"tokens": 1, "lr": float("inf")},
+    ],
+    ids=range(9),
+)
+def test_a_line_that_no_run_wrote_does_not_end_the_report(tmp_path, line):
+    path = metrics_file(tmp_path / "a.metrics.jsonl", n=3)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n" + "[" * 100_000 + "\n")
+    write_report([path], tmp_path / "a.html", tmp_path / "a.png")
+    assert "hidden_size" in (tmp_path / "a.html").read_text(encoding="utf-8")

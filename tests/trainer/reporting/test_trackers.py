@@ -1,0 +1,82 @@
+"""Experiment trackers get the same records; each that is not installed here is a stand-in that notes its calls."""
+
+import sys
+from unittest import mock
+
+import pytest
+
+from common.errors import UserError
+from tests.helpers import records, train
+from trainer.reporting.trackers import open_tracker
+
+
+@pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
+def test_one_interface(data, tmp_path, kind):
+    """One run with the flags as its config, every record on the same axis, lists as one curve an item."""
+    module = mock.MagicMock(**{"init.return_value.id": "abc"})
+    with mock.patch.dict(sys.modules, {kind: module}):
+        run = train(data_path=data, out_dir=tmp_path, tracker=kind, use_moe=1, val_fraction=0.2)
+    (call,) = module.init.call_args_list
+    assert call.kwargs["config"]["hidden_size"] == 16 and call.kwargs["project"] == "MiniMind-Pretrain"
+    logged = [(call.args[0], call.kwargs["step"]) for call in module.log.call_args_list]
+    lines = [line for line in records(run, "step") if "loss" in line or "val_loss" in line]
+    assert [step for _, step in logged] == [line["step"] for line in lines]
+    assert all("step" not in numbers for numbers, _ in logged), "a name that some trackers keep for themselves"
+    assert sum(logged[0][0][f"expert_load/{i}"] for i in range(4)) == pytest.approx(1)
+    assert module.finish.call_count == 1
+
+
+@pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
+def test_a_resume_continues_the_same_run(data, tmp_path, kind):
+    module = mock.MagicMock(**{"init.return_value.id": "abc"})
+    options = {"data_path": data, "out_dir": tmp_path, "tracker": kind}
+    with mock.patch.dict(sys.modules, {kind: module}):
+        ids = [train(**options).tracker_ids, train(**options, epochs=2, from_resume=1).tracker_ids]
+    first, second = (call.kwargs for call in module.init.call_args_list)
+    assert ids[0] == ids[1] and second["resume"] == "allow"
+    if kind == "trackio":
+        assert first["name"] == second["name"] == ids[0]["trackio"]
+    else:
+        assert (first["id"], second["id"]) == (None, "abc")
+
+
+def test_tensorboard_files(data, tmp_path):
+    """Reference: TensorBoard's own reader; after a resume each step is there once."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    options = {"data_path": data, "out_dir": tmp_path, "tracker": "tensorboard"}
+    train(**options)
+    run = train(**options, epochs=2, from_resume=1)
+    reader = accumulator.EventAccumulator(str(tmp_path / "pretrain_16_tensorboard"))
+    reader.Reload()
+    found = [(event.step, event.value) for event in reader.Scalars("loss")]
+    assert found == [(record["step"], pytest.approx(record["loss"])) for record in records(run)]
+
+
+@pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
+def test_a_package_that_is_missing_or_refuses(kind):
+    with mock.patch.dict(sys.modules, {kind: None}), pytest.raises(UserError, match=f"pip install {kind}"):
+        open_tracker(kind, "P", "n", {}, ".")
+    module = mock.MagicMock(**{"init.side_effect": RuntimeError("no account\n  log in first")})
+    with (
+        mock.patch.dict(sys.modules, {kind: module}),
+        pytest.raises(UserError, match=f"--tracker {kind}: no account log in first"),
+    ):
+        open_tracker(kind, "P", "n", {}, ".")
+
+
+@pytest.mark.parametrize("method", ["log", "finish"])
+def test_a_tracker_that_fails_does_not_end_the_run(data, tmp_path, capsys, method):
+    """Said once; the run, its files and its exit code are as without it."""
+    module = mock.MagicMock(**{"init.return_value.id": "abc", f"{method}.side_effect": ConnectionError("gone")})
+    with mock.patch.dict(sys.modules, wandb=module):
+        run = train(data_path=data, out_dir=tmp_path, tracker="wandb")
+    out = capsys.readouterr().out
+    assert out.count("the tracker has failed") == 1 and "ConnectionError: gone" in out and len(records(run)) > 5
+
+
+def test_a_tracker_that_refuses_leaves_the_run_before_where_it_is(data, tmp_path):
+    train(data_path=data, out_dir=tmp_path)
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*") if path.is_file())
+    with mock.patch.dict(sys.modules, wandb=None), pytest.raises(UserError):
+        train(data_path=data, out_dir=tmp_path, tracker="wandb")
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*") if path.is_file()) == before

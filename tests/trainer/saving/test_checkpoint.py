@@ -1,0 +1,156 @@
+"""Checkpoints as files, in one process; tests/faults has the runs that are killed. References: plain torch.save and sha256sum."""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+
+from common.errors import UserError
+from common.files import HashingWriter, atomic_file
+from trainer.saving import checkpoint
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, verified
+from trainer.saving.weights import save_weights, write_tensors
+
+
+def state(update):
+    return {"update": update, "weights": torch.full((50, 50), float(update))}
+
+
+def save(checkpoints, update, **options):
+    checkpoints.save(state(update), update, **options)
+    checkpoints.wait()
+
+
+def names(checkpoints):
+    return [path.name for path in checkpoints.paths()]
+
+
+def test_atomic_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with pytest.raises(RuntimeError), atomic_file(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["file"]
+    with atomic_file(path) as file:
+        file.write(b"after")
+        assert path.read_bytes() == b"before"
+    assert path.read_bytes() == b"after" and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_names_the_file(tmp_path):
+    """torch.save reports a position that it did not expect; what the user reads is the system's reason and the path."""
+    with (
+        pytest.raises(OSError, match="No space left on device.*update_1") as error,
+        atomic_file(tmp_path / "update_1") as file,
+    ):
+        writer = HashingWriter(open("/dev/full", "wb", buffering=0))  # noqa: SIM115
+        write_tensors({"a": torch.zeros(1000)}, writer)
+        file.write(b"")
+    assert error.value.filename == str(tmp_path / "update_1") and not list(tmp_path.iterdir())
+
+
+def test_snapshot_is_a_copy_and_keeps_ties(tmp_path):
+    weight = torch.ones(3, 3)
+    copy = snapshot({"a": weight, "b": weight, "list": [weight.t(), {"c": 1}], "empty": torch.empty(0)})
+    weight.zero_()
+    assert copy["a"].eq(1).all() and copy["a"] is copy["b"] and copy["list"][1] == {"c": 1}
+    assert copy["list"][0].eq(1).all()
+
+
+def test_digest_is_what_sha256sum_checks(tmp_path):
+    save(Checkpoints(tmp_path), 1)
+    assert verified(tmp_path / "update_00000001.pt")
+    assert torch.equal(load_checkpoint(tmp_path / "update_00000001.pt")["weights"], state(1)["weights"])
+    if shutil.which("sha256sum"):
+        subprocess.run(["sha256sum", "-c", "update_00000001.pt.sha256"], cwd=tmp_path, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_are_kept(tmp_path, keep):
+    checkpoints = Checkpoints(tmp_path, keep)
+    for update in range(1, 6):
+        save(checkpoints, update)
+    assert names(checkpoints) == [f"update_{update:08d}.pt" for update in range(5, 5 - keep, -1)]
+    assert len(os.listdir(tmp_path)) == 2 * keep
+    assert checkpoints.newest()[0]["update"] == 5
+
+
+def test_nothing_is_pruned_before_the_newer_one_is_verified(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 1)
+    monkeypatch.setattr(checkpoint, "verified", lambda path: False)
+    checkpoints.save(state(2), 2)
+    with pytest.raises(OSError, match="update_00000002.pt"):
+        checkpoints.wait()
+    assert "update_00000001.pt" in names(checkpoints)
+
+
+def test_damaged_ones_do_not_count_as_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for update in (1, 2):
+        save(checkpoints, update)
+    (tmp_path / "update_00000002.pt").write_bytes(b"")
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    said = []
+    assert checkpoints.newest(said.append)[0]["update"] == 1 and "update_00000002.pt" in said[0]
+    save(checkpoints, 3)
+    assert names(checkpoints) == ["update_00000003.pt", "update_00000001.pt"]
+
+
+def test_saves_never_overlap(tmp_path, monkeypatch):
+    """The second waits for the first; the training thread goes on meanwhile."""
+    running, most, write = [], [], Checkpoints._write
+
+    def slow(self, *arguments):
+        running.append(threading.current_thread())
+        most.append(len(running))
+        time.sleep(0.05)
+        write(self, *arguments)
+        running.pop()
+
+    monkeypatch.setattr(Checkpoints, "_write", slow)
+    checkpoints = Checkpoints(tmp_path)
+    start = time.monotonic()
+    checkpoints.save(state(1), 1)
+    assert time.monotonic() - start < 0.04 and checkpoints.writing()
+    for update in (2, 3):
+        checkpoints.save(state(update), update)
+    checkpoints.wait()
+    assert most == [1, 1, 1] and names(checkpoints)[0] == "update_00000003.pt"
+
+
+def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+
+    def fail(copy):
+        raise OSError(28, "No space left on device", "weights.pth")
+
+    checkpoints.save(state(1), 1, before=fail)
+    with pytest.raises(OSError, match="weights.pth"):
+        checkpoints.wait()
+    checkpoints.wait()
+    assert names(checkpoints) == ["update_00000001.pt"]  # the checkpoint does not suffer from it
+
+
+def test_none_none_good_and_good(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "resume")
+    assert checkpoints.newest() is None
+    save(checkpoints, 1)
+    (tmp_path / "resume" / "update_00000001.pt.sha256").unlink()
+    with pytest.raises(UserError, match="none of its 1 checkpoints is intact"):
+        checkpoints.newest(lambda text: None)
+
+
+def test_weights_are_half_precision_tied_and_atomic(tmp_path):
+    weight = torch.randn(4, 4)
+    save_weights({"model.embed_tokens.weight": weight, "lm_head.weight": weight}, {"hidden_size": 4}, tmp_path / "w")
+    loaded = torch.load(tmp_path / "w.pth", weights_only=True)
+    assert loaded["lm_head.weight"].dtype is torch.float16 and torch.equal(loaded["lm_head.weight"], weight.half())
+    assert loaded["lm_head.weight"].data_ptr() == loaded["model.embed_tokens.weight"].data_ptr()
+    assert sorted(os.listdir(tmp_path)) == ["w.json", "w.pth"]

@@ -1,0 +1,210 @@
+"""A run that could not write its files ends at its start, in one line; one that ended before its first save leaves nothing."""
+
+import json
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from tests.helpers import flags, train, write_corpus
+from trainer import loop, session, train_electra, train_pretrain
+from trainer.saving.checkpoint import Checkpoints
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_corpus(tmp_path / "corpus.jsonl", 20)
+
+
+def complaint(monkeypatch, **changes):
+    """The one line with which a run ends before its data is opened."""
+
+    def too_late(*arguments, **named):
+        raise AssertionError("the data is opened already")
+
+    monkeypatch.setattr(train_pretrain, "open_corpus", too_late)
+    with pytest.raises(UserError) as error:
+        train_pretrain.main(flags(**changes))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["pretrain_16.pth", "pretrain_16.json", "pretrain_16.metrics.jsonl"])
+def test_a_folder_in_the_place_of_a_file(tmp_path, data, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
+    assert str(tmp_path / name) in line and "is a folder" in line
+
+
+def test_a_file_in_the_place_of_the_checkpoints(tmp_path, data, monkeypatch):
+    (tmp_path / "pretrain_16_resume").write_text("mine")
+    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
+    assert "pretrain_16_resume is a file" in line
+
+
+def test_a_name_that_the_file_system_does_not_take(tmp_path, data, monkeypatch):
+    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path, save_weight="x" * 300)
+    assert "--save_weight" in line and len(line) < 400
+    # Its .pth could be written, and the temporary file of its metrics could not.
+    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path, save_weight="x" * 245)
+    assert "--save_weight" in line
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "../b", "/tmp/b", "a\\b"])
+def test_a_name_that_is_a_path_or_nothing(tmp_path, data, capsys, name):
+    with pytest.raises(SystemExit) as ended:
+        train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_weight=name))
+    assert ended.value.code == 2
+    assert "--save_weight" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder that takes no file from anybody")
+def test_a_folder_that_takes_no_file(data, monkeypatch):
+    line = complaint(monkeypatch, data_path=data, out_dir="/sys/kernel")
+    assert line.startswith("/sys/kernel: nothing can be written there")
+
+
+def test_checkpoints_that_take_no_file(tmp_path, data, monkeypatch):
+    """Of another user, say. Root may write everywhere, so the refusal is planted."""
+    resume_folder = tmp_path / "pretrain_16_resume"
+    resume_folder.mkdir()
+    real_open = open
+
+    def refusing_open(path, mode="r", *arguments, **named):
+        if "w" in mode and Path(path).parent == resume_folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_open(path, mode, *arguments, **named)
+
+    monkeypatch.setattr("builtins.open", refusing_open)
+    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
+    assert f"{resume_folder}: nothing can be written there (Permission denied)" in line
+
+
+def test_a_disk_without_room_for_a_checkpoint(tmp_path, data, monkeypatch):
+    """Found out before the first update, with what is wanted and what is there."""
+
+    def no_update(run):
+        raise AssertionError("training has begun")
+
+    monkeypatch.setattr(session, "fit", no_update)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(10**9, 10**9 - 5000, 5000))
+    with pytest.raises(UserError, match=r"a checkpoint takes [\d.]+ MB, and 0.0 MB are free there: free some space"):
+        train_pretrain.main(flags(data_path=data, out_dir=tmp_path))
+
+
+def test_a_file_system_that_tells_no_size_is_believed(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(0, 0, 0))
+    train(data_path=data, out_dir=tmp_path)
+
+
+def test_nothing_is_left_of_the_trial(tmp_path, data, monkeypatch):
+    complaint_of_length = complaint(monkeypatch, data_path=data, out_dir=tmp_path / "out", save_weight="x" * 300)
+    assert complaint_of_length
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_electra_finds_a_file_in_the_place_of_a_network(tmp_path, data):
+    (tmp_path / "electra_small").mkdir()
+    (tmp_path / "electra_small" / "generator").write_text("mine")
+    with pytest.raises(UserError, match="generator is a file"):
+        train_electra.main(
+            ["--data_path", str(data), "--out_dir", str(tmp_path), "--device", "cpu", "--max_steps", "2"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"), [(28, "free some space"), (122, "free some space"), (13, "mend that"), (21, "mend that")]
+)
+def test_the_advice_at_a_failed_last_save_fits_its_cause(tmp_path, data, monkeypatch, number, advice):
+    def fail(self, state, update):
+        raise OSError(number, os.strerror(number), "update_1.pt")
+
+    monkeypatch.setattr(Checkpoints, "_write", fail)
+    with pytest.raises(UserError) as error:
+        train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
+    assert f"(update_1.pt: {os.strerror(number)}): {advice}; there is no checkpoint before it" in str(error.value)
+
+
+# ------------------------------------------------------------------------------ killed before the first save
+
+
+class KilledError(Exception):
+    pass
+
+
+def killed_run(monkeypatch, trainer, arguments):
+    """A run that ends as if by kill -9, after a few updates that have not been saved."""
+    update = loop.log_step
+
+    def killed(run, *rest):
+        update(run, *rest)
+        if run.progress.update == 2:
+            run.reporter.file.close()
+            raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "log_step", killed)
+        with pytest.raises(KilledError):
+            trainer.main(arguments)
+
+
+def folders(place):
+    return sorted(path.name for path in place.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("from_resume", [0, 1])
+def test_restarts_before_the_first_save_leave_no_folder(tmp_path, data, monkeypatch, from_resume):
+    out = tmp_path / "out"
+    arguments = flags(data_path=data, out_dir=out, from_resume=from_resume)
+    for _ in range(3):
+        killed_run(monkeypatch, train_pretrain, arguments)
+        assert folders(out) == []
+    train_pretrain.main(arguments)
+    assert folders(out) == ["pretrain_16_resume"]
+    lines = [json.loads(line) for line in (out / "pretrain_16.metrics.jsonl").read_text().splitlines()]
+    assert sum("settings" in line for line in lines) == 1
+
+
+def test_restarts_after_a_finished_run_keep_it_once(tmp_path, data, monkeypatch):
+    """The finished run is in one folder, whole, however often its successor was killed."""
+    out = tmp_path / "out"
+    arguments = flags(data_path=data, out_dir=out)
+    train_pretrain.main(arguments)
+    weights = (out / "pretrain_16.pth").read_bytes()
+    for _ in range(3):
+        killed_run(monkeypatch, train_pretrain, arguments)
+        assert folders(out) == ["pretrain_16_resume_old1"]
+    kept = out / "pretrain_16_resume_old1"
+    assert (kept / "pretrain_16.pth").read_bytes() == weights
+    assert (kept / "pretrain_16.metrics.jsonl").exists()
+    assert list(kept.glob("update_*.pt"))
+
+
+def test_metrics_of_a_finished_run_are_kept_though_its_weights_are_gone(tmp_path, data):
+    """Somebody has moved the weights and deleted the checkpoints: the curve is still theirs."""
+    out = tmp_path / "out"
+    train_pretrain.main(flags(data_path=data, out_dir=out))
+    metrics = (out / "pretrain_16.metrics.jsonl").read_bytes()
+    shutil.rmtree(out / "pretrain_16_resume")
+    (out / "pretrain_16.pth").unlink()
+    (out / "pretrain_16.json").unlink()
+    train_pretrain.main(flags(data_path=data, out_dir=out))
+    assert (out / "pretrain_16_resume_old1" / "pretrain_16.metrics.jsonl").read_bytes() == metrics
+
+
+def test_electra_restarts_before_the_first_save_leave_no_folder(tmp_path, data, monkeypatch):
+    """Its own vocabulary is there from the start, and is no reason to keep anything."""
+    sizes = ["--hidden_size", "16", "--num_hidden_layers", "1", "--num_attention_heads", "2", "--max_seq_len", "16"]
+    arguments = [
+        "--data_path", str(data), "--out_dir", str(tmp_path), "--device", "cpu", "--max_steps", "40", "--batch_size", "2",
+        "--intermediate_size", "16", "--embedding_size", "16", "--log_interval", "1", "--num_workers", "0",
+        "--use_compile", "0", "--report", "0", "--generator_divisor", "1", *sizes,
+    ]  # fmt: skip
+    for _ in range(3):
+        killed_run(monkeypatch, train_electra, arguments)
+        assert folders(tmp_path / "electra_small") == ["vocabulary"]

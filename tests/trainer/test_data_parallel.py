@@ -1,0 +1,251 @@
+"""Two ranks in real Gloo processes. References: one rank, and tests/updates.py (brute force per document).
+
+One start of the two processes serves the whole file: importing torch takes longer than all that they do.
+"""
+
+import json
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from common.errors import UserError
+from tests.helpers import flags, new_port, run_ranks, tiny_model, train, write_corpus
+from tests.updates import KINDS, gradients, reference_gradients, relative_difference
+from trainer import loop, session, train_pretrain
+from trainer.engine import Engine, Reducer
+from trainer.evaluation import evaluate
+from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.machine.signals import StopSignals
+from trainer.optim.build import build_optimizer
+
+CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
+RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}
+
+
+def rank(folder):
+    """What one rank does; returns tensors and plain containers."""
+    new_port("run")
+    with mock.patch.object(session, "init_distributed_mode", wraps=init_distributed_mode) as joined:
+        result = {"run": watched_run(folder), "joined": joined.call_count, "left": not dist.is_initialized()}
+    new_port("engine")
+    ranks, _ = init_distributed_mode("cpu", timeout_s=60)
+    try:
+        result["gradients"] = {kind: [gradients(kind, *cut, ranks) for cut in CUTS] for kind in KINDS}
+        result["evaluation"] = evaluation(folder, ranks)
+        result["poison"] = poisoned_rank(ranks)
+        result["buckets"] = buckets(ranks)
+    finally:
+        dist.destroy_process_group()
+    new_port("too many")
+    result["too many"] = too_many_bad_updates(folder)
+    return result
+
+
+def watched_run(folder):
+    """A whole run of the trainer: its parameters, the calls of all_reduce, and the sums of the micro-batches of each log line."""
+    calls, sums = [], [[]]
+    all_reduce, update, objective, log_step = dist.all_reduce, Engine.update, train_pretrain.objective, loop.log_step
+
+    def counted(*args, **kwargs):
+        calls[-1] += 1
+        return all_reduce(*args, **kwargs)
+
+    def counted_update(self, *args):
+        calls.append(0)
+        update(self, *args)
+        calls.append(0)  # whatever comes before the next update
+
+    def recorded(model):
+        losses = objective(model)
+
+        def record(*args):
+            result = losses(*args)
+            sums[-1].append(result[1].tolist())
+            return result
+
+        return record
+
+    def logged(*args):
+        log_step(*args)
+        sums.append([])  # of the next line
+
+    with (
+        mock.patch.object(loop, "log_step", logged),
+        mock.patch.object(dist, "all_reduce", counted),
+        mock.patch.object(Engine, "update", counted_update),
+        mock.patch.object(train_pretrain, "objective", recorded),
+    ):
+        calls.append(0)
+        run = train(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/two", batch_size=2, use_moe=1, **RUN)
+    return {
+        "parameters": [p.detach() for p in run.engine.parameters],
+        "in updates": calls[1::2],
+        "between updates": calls[0::2],
+        "sums": sums[:-1],
+        "wandb": run.reporter.tracker is not None,
+        "file": run.reporter.file and run.reporter.file.name,
+    }
+
+
+def evaluation(folder, ranks):
+    """The validation figures of a model that is the same everywhere."""
+    from dataset.corpus import Corpus
+    from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+
+    encoder = DocumentEncoder(load_tokenizer(train_pretrain.ROOT / "model"))
+    corpus = Corpus([f"{folder}/data.jsonl"], encoder, max_seq_len=6, seed=0, val_path=f"{folder}/valid.jsonl")
+    model = tiny_model(vocab_size=encoder.vocab_size)
+    engine = Engine(
+        model, build_optimizer(model, 1e-3), None, device=torch.device("cpu"), dtype=torch.float32, ranks=ranks
+    )
+    batches = corpus.validation()
+    assert len(batches) > 2
+    values, stop_signal = evaluate(engine, batches, StopSignals())
+    assert not stop_signal
+    return values
+
+
+def poisoned_rank(ranks):
+    """Rank 1's loss is not finite in the second update: the outcome and whether the parameters moved, update by update."""
+    from tests.trainer.test_engine import batch_of, poisoned
+
+    model, now = tiny_model(), {"now": ""}
+    engine = Engine(
+        model, build_optimizer(model, 1e-3), poisoned(model, now), device=torch.device("cpu"), dtype=torch.float16, ranks=ranks
+    )  # fmt: skip
+    seen = []
+    for what in ("", "gradient", "loss", ""):
+        now["now"] = what if ranks.rank == 1 else ""
+        before = [p.detach().clone() for p in engine.parameters]
+        engine.micro_batch(*batch_of())
+        engine.update(1e-3)
+        moved = any(not torch.equal(p, q) for p, q in zip(engine.parameters, before, strict=True))
+        seen.append([engine.poll()[-1].skipped, moved, engine.scaler.get_scale()])
+    return seen
+
+
+def buckets(ranks):
+    """Gradients after one update in one bucket and in several; rank 1 has no rows in the second of two updates."""
+    from tests.trainer.test_engine import batch_of
+
+    found = []
+    for bucket_bytes in (1 << 20, 3000):
+        model, started = tiny_model(), []
+        engine = Engine(model, build_optimizer(model, 1e-3), train_pretrain.objective(model), device=torch.device("cpu"),
+                        dtype=torch.float32, ranks=ranks)  # fmt: skip
+        engine.reducer = Reducer(list(model.parameters()), bucket_bytes)
+        for rows in ([[0, 1], [2]][ranks.rank], [[0], None][ranks.rank]):
+            if rows is not None:
+                engine.micro_batch(*batch_of(rows=rows), last=True)
+            started.append(len(engine.reducer._started))
+            engine.update(1e-3)
+        found.append((started, len(engine.reducer.buckets), [p.detach().clone() for p in model.parameters()]))
+    return found
+
+
+def too_many_bad_updates(folder):
+    """The message with which a run ends whose second rank has nothing but NaN losses."""
+    objective = train_pretrain.objective
+
+    def broken(model):
+        return lambda *args: tuple(x * float("nan") for x in objective(model)(*args))
+
+    with mock.patch.object(train_pretrain, "objective", broken), pytest.raises(UserError) as error:
+        train_pretrain.main(flags(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/bad", max_bad_updates=3))
+    return str(error.value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_ranks")
+    write_corpus(folder / "data.jsonl", 53)
+    write_corpus(folder / "valid.jsonl", 20, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    return run_ranks(rank, str(folder))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_equal_those_of_one_big_batch(both, kind):
+    """1e-6 in fp32 against the formula; the last update of the epoch leaves rank 1 short (1x4, 2x2) or empty (4x1)."""
+    reference = reference_gradients(kind)
+    one_rank = gradients(kind, 8, 1)
+    for result in both:
+        for ours in result["gradients"][kind]:
+            assert relative_difference(ours, reference) < 1e-6
+            assert relative_difference(ours, one_rank) < 1e-6
+
+
+def test_ranks_hold_the_same_parameters_bitwise(both):
+    ours, theirs = (result["run"]["parameters"] for result in both)
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+
+
+def test_pitfall_5_one_all_reduce_per_update(both):
+    """Counted by a wrapper around dist.all_reduce; evaluations (two in this run, one at its end) have one each."""
+    for result in both:
+        run = result["run"]
+        assert len(run["in updates"]) > 8 and set(run["in updates"]) == {1}
+        assert sum(run["between updates"]) >= 2
+        assert max(run["between updates"]) == 1
+
+
+def test_gradients_are_sent_while_the_backward_pass_goes_on(both):
+    """All buckets but the last are on their way when the pass ends; the parameters are those of a single bucket, though
+    a rank without rows sends its zeros later."""
+    for rank, of_rank in enumerate(both):
+        (one, n_one, whole), (several, n_several, cut) = of_rank["buckets"]
+        assert (one, n_one) == ([0, 0], 1) and n_several > 3
+        assert several == [n_several - 1, n_several - 1 if rank == 0 else 0]
+        assert all(torch.equal(p, q) for p, q in zip(whole, cut, strict=True))
+        assert all(torch.equal(p, q) for p, q in zip(cut, both[0]["buckets"][1][2], strict=True))
+
+
+def test_one_rank_with_the_same_global_batch_ends_alike(both, folder):
+    """Reference: one rank with twice the micro-batch. AdamW enlarges rounding, so the parameters agree less closely."""
+    run = train(data_path=folder / "data.jsonl", out_dir=folder / "one", batch_size=4, use_moe=1, **RUN)
+    for ours, theirs in zip(run.engine.parameters, both[0]["run"]["parameters"], strict=True):
+        torch.testing.assert_close(ours.detach(), theirs, rtol=1e-3, atol=2e-5)
+
+
+def test_pitfall_8_the_logged_loss_is_the_mean_over_all_ranks_since_the_last_line(both):
+    """Reference: the sums of every micro-batch of both ranks, noted down by a wrapper around the objective."""
+    with open(both[0]["run"]["file"], encoding="utf-8") as file:
+        lines = [line for line in map(json.loads, file) if "loss" in line]
+    ours, theirs = (result["run"]["sums"] for result in both)
+    assert len(lines) == len(ours) == len(theirs) > 6
+    for line, *intervals in zip(lines, ours, theirs, strict=True):
+        cross_entropy, aux, targets, documents, *slots = map(sum, zip(*intervals[0], *intervals[1], strict=True))
+        assert line["expert_load"] == pytest.approx([share / sum(slots) for share in slots])
+        assert line["loss"] == pytest.approx(cross_entropy / targets, rel=1e-5)
+        assert line["aux_loss"] == pytest.approx(aux / documents, rel=1e-5)
+
+
+def test_pitfall_10_only_rank_0_writes(both):
+    assert both[0]["run"]["file"] and both[1]["run"]["file"] is None
+
+
+def test_process_group_is_left_at_the_end(both):
+    assert all(result["left"] and result["joined"] == 1 for result in both)
+
+
+def test_evaluation_is_identical_on_one_and_two_ranks(both, folder):
+    assert both[0]["evaluation"] == both[1]["evaluation"] == evaluation(folder, Ranks())
+
+
+def test_row_15_and_16_what_one_rank_breaks_no_rank_applies(both):
+    """Updates: good, NaN gradients on rank 1 (fp16: the scale is halved), infinite loss on rank 1, good."""
+    assert both[0]["poison"] == both[1]["poison"]
+    assert [skipped for skipped, _, _ in both[0]["poison"]] == [0, 1, 2, 2]
+    assert [moved for _, moved, _ in both[0]["poison"]] == [True, False, False, True]
+    assert [scale for _, _, scale in both[0]["poison"]] == [65536, 32768, 32768, 32768]
+
+
+def test_row_15_all_ranks_stop_after_max_bad_updates(both):
+    """Both of them, and one says why."""
+    assert both[0]["too many"].startswith("3 updates in a row") and both[1]["too many"] == ""

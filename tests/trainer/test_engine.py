@@ -1,0 +1,289 @@
+"""One update: accumulation, precision, skipping. References: brute force per document (tests/updates.py), torch.autograd."""
+
+import copy
+
+import pytest
+import torch
+
+from dataset.loader import Batch, assemble
+from dataset.packing import Totals
+from tests.helpers import tiny_model, token_store
+from tests.updates import KINDS, gradients, plan_of, reference_gradients, relative_difference
+from trainer.engine import Engine
+from trainer.machine.ranks import Ranks
+from trainer.optim.build import build_optimizer
+from trainer.train_pretrain import metrics, n_sums, objective
+
+CPU = torch.device("cpu")
+CUTS = [(1, 8), (2, 4), (8, 1)]
+
+
+def make_engine(model, lr=1e-3, dtype=torch.float32, losses=None, **options):
+    return Engine(
+        model,
+        build_optimizer(model, lr),
+        losses or objective(model),
+        device=CPU,
+        dtype=dtype,
+        ranks=Ranks(),
+        n_sums=n_sums(model.config),
+        **options,
+    )
+
+
+def batch_of(kind="dense packed", rows=range(4)):
+    """(Batch, Totals) of an update of these rows alone."""
+    store, plan = plan_of(kind)
+    batch = assemble(store, plan, rows)
+    return batch, Totals(batch.n_targets, batch.n_documents)
+
+
+def parameters_of(engine):
+    return [p.detach().clone() for p in engine.parameters]
+
+
+def all_equal(xs, ys):
+    return all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
+
+
+# ------------------------------------------------------------------------------------------- accumulation
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pitfall_3_and_4_gradients_do_not_depend_on_the_micro_batches(kind):
+    """1x8, 2x4, 8x1 against one big batch document by document, the ragged tail of the epoch included: 1e-6 in fp32."""
+    reference = reference_gradients(kind)
+    cuts = [gradients(kind, *cut) for cut in CUTS]
+    assert len(reference) == 3
+    for ours in cuts:
+        assert relative_difference(ours, reference) < 1e-6
+        assert relative_difference(ours, cuts[0]) < 1e-6
+
+
+def test_pitfall_3_reference_notices_a_mean_per_micro_batch():
+    """The check above is sharp: the mean of the micro-batches' means is far outside its tolerance."""
+    kind = "dense padded"
+    means = [gradients(kind, 1, 1)[i] for i in range(8)]
+    wrong = [sum(parts) / 8 for parts in zip(*means, strict=True)]
+    assert relative_difference([wrong], reference_gradients(kind)[:1]) > 1e-2
+
+
+def test_pitfall_4_nothing_leaks_into_the_next_update():
+    engine = make_engine(tiny_model())
+    engine.micro_batch(*batch_of())
+    engine.update(1e-3)
+    assert all(p.grad is None for p in engine.parameters)
+
+
+@pytest.mark.parametrize("kind", ["dense packed", "moe padded"])
+def test_pitfall_9_a_batch_without_a_kept_token_changes_nothing(kind):
+    """Reference: the same update without that micro-batch, bitwise; alone it gives zero gradients, no NaN."""
+    batch, totals = batch_of(kind)
+    shape = batch.input_ids.shape
+    empty = Batch(
+        torch.zeros(shape, dtype=torch.int64), torch.full(shape, -100), torch.full(shape, -1), torch.zeros_like(batch.input_ids), 0, 0
+    )  # fmt: skip
+    ends = []
+    for parts in ([batch], [batch, empty], [empty, batch]):
+        engine = make_engine(tiny_model(**KINDS[kind][0]))
+        for part in parts:
+            engine.micro_batch(part, totals)
+        engine.update(1e-3)
+        ends.append((parameters_of(engine), engine.collect()))
+    assert all(all_equal(end[0], ends[0][0]) and end[1] == ends[0][1] for end in ends)
+    engine = make_engine(tiny_model(**KINDS[kind][0]))
+    engine.micro_batch(empty, Totals(0, 0))
+    assert all(not p.grad.any() for p in engine.parameters if p.grad is not None)
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_moe": True}, {"generation": "minimind3"}])
+def test_overfitting_one_batch(fields):
+    model = tiny_model(**fields)
+    engine = make_engine(model)
+    batch, totals = batch_of()
+    for _ in range(150):
+        engine.micro_batch(batch, totals)
+        engine.update(1e-2)
+        loss = metrics(engine.collect(), model.config.num_experts)[0]["loss"]
+    assert loss < 0.05
+
+
+def test_clipping_equals_torch():
+    """Reference: torch.nn.utils.clip_grad_norm_; and the outcome's norm is the one before clipping."""
+    batch, totals = batch_of()
+    norms = []
+    for grad_clip in (0.1, 0.0):
+        model = tiny_model()
+        twin = copy.deepcopy(model)
+        engine = make_engine(model, grad_clip=grad_clip)
+        engine.micro_batch(batch, totals)
+        objective(twin)(batch, totals)[0].backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(twin.parameters(), grad_clip or float("inf"))))
+        build_optimizer(twin, 1e-3).step()
+        engine.update(1e-3)
+        assert engine.poll()[-1].grad_norm == pytest.approx(norms[-1], rel=1e-6)
+        for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6, msg=name)
+    assert norms[0] > 0.1
+
+
+def test_pitfall_8_sums_are_means_over_tokens_with_the_auxiliary_loss_apart():
+    """Reference: cross-entropies and auxiliary losses of the micro-batches, added up here."""
+    model = tiny_model(use_moe=True)
+    engine = make_engine(model)
+    parts = [batch_of("moe packed", range(0, 1))[0], batch_of("moe packed", range(1, 7))[0]]
+    totals = Totals(sum(b.n_targets for b in parts), sum(b.n_documents for b in parts))
+    losses, aux = 0.0, 0.0
+    for batch in parts:
+        engine.micro_batch(batch, totals)
+        with torch.no_grad():
+            cross_entropy, aux_loss = model.training_losses(*batch[:4])
+        losses, aux = losses + float(cross_entropy), aux + float(aux_loss) * batch.n_documents
+    values, tokens = metrics(engine.collect(), model.config.num_experts)
+    assert tokens == totals.targets
+    assert values["loss"] == pytest.approx(losses / totals.targets, rel=1e-6)
+    assert values["aux_loss"] == pytest.approx(aux / totals.documents, rel=1e-6)
+    assert engine.collect() == [0.0] * n_sums(model.config)
+
+
+# ---------------------------------------------------------------------------------------------- precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_pitfall_1_autocast_follows_the_flag_and_the_scaler_is_for_float16(dtype):
+    seen = []
+
+    def losses(batch, totals):
+        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
+        return objective(model)(batch, totals)
+
+    model = tiny_model()
+    engine = make_engine(model, dtype=dtype, losses=losses)
+    assert engine.scaler.is_enabled() == (dtype is torch.float16)
+    assert not torch.is_autocast_enabled("cpu")
+    before = parameters_of(engine)
+    engine.micro_batch(*batch_of())
+    engine.update(1e-3)
+    assert seen == [dtype] and not all_equal(before, parameters_of(engine)) and engine.poll()[-1].skipped == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pitfall_12_the_residual_stream_stays_fp32_under_the_engines_autocast(dtype):
+    model = tiny_model(use_moe=True, num_hidden_layers=3)
+    streams, products = [], []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _, __, output: streams.append(output[0].dtype))
+        layer.self_attn.q_proj.register_forward_hook(lambda _, __, output: products.append(output.dtype))
+    make_engine(model, dtype=dtype).micro_batch(*batch_of())
+    assert streams == [torch.float32] * 3 and products == [dtype] * 3
+
+
+@pytest.mark.parametrize("kind", ["dense packed", "moe packed"])
+def test_pitfall_7_no_value_is_read_back_to_the_host(kind, monkeypatch):
+    """Every way from a tensor to a Python number is closed while micro-batches and an update run."""
+    engine = make_engine(tiny_model(**KINDS[kind][0]))
+    batch, totals = batch_of(kind)
+    assert engine.fused
+    with monkeypatch.context() as closed:
+        for name in ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__"):
+            closed.setattr(
+                torch.Tensor, name, lambda self, *a, _name=name: pytest.fail(f"Tensor.{_name} waits for the device")
+            )
+        for _ in range(2):
+            engine.micro_batch(batch, totals)
+            engine.update(1e-3)
+    assert engine.poll()[-1].skipped == 0
+
+
+# ----------------------------------------------------------------------------- what is not finite (rows 15, 16)
+
+
+def poisoned(model, poison):
+    """An objective whose loss or gradients are not finite while poison["now"] is set."""
+    plain = objective(model)
+
+    def losses(batch, totals):
+        loss, sums = plain(batch, totals)
+        if poison["now"] == "loss":  # infinite, with finite gradients
+            loss = loss + float("inf")
+        if poison["now"] == "gradient":
+            loss = loss * float("nan")
+        if poison["now"] == "sums":
+            loss, sums = loss * float("nan"), sums * float("nan")
+        return loss, sums
+
+    return losses
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient", "sums"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_non_finite_updates_are_not_applied(what, fused):
+    """Reference: a run without the poisoned update; parameters and AdamW's moments and steps bitwise equal."""
+    batch, totals = batch_of()
+    ends = []
+    for poison in (["", what, what, ""], ["", ""]):
+        now, model = {"now": ""}, tiny_model()
+        engine = make_engine(model, losses=poisoned(model, now))
+        if not fused:
+            engine.fused = False
+            for group in engine.optimizer.param_groups:
+                group["fused"] = False
+        for now["now"] in poison:
+            engine.micro_batch(batch, totals)
+            engine.update(1e-3)
+            if now["now"]:
+                assert engine.poll()[-1].skipped_in_a_row >= 1
+        ends.append((engine, engine.poll()[-1], engine.collect()))
+    (engine, outcome, sums), (clean, _, _) = ends
+    assert outcome.skipped == 2 and outcome.skipped_in_a_row == 0
+    assert all(map(torch.isfinite, map(torch.tensor, sums)))
+    assert all_equal(engine.parameters, clean.parameters)
+    states, expected = engine.optimizer.state_dict()["state"], clean.optimizer.state_dict()["state"]
+    assert all(all_equal(states[i].values(), expected[i].values()) for i in expected)
+
+
+def test_fp16_overflow_skips_the_update_and_halves_the_scale_once():
+    """Row 16: the scale is 2^16 at first; a loss too large for fp16 gradients halves it, and nothing else changes."""
+    model, now = tiny_model(), {"now": ""}
+    engine = make_engine(model, dtype=torch.float16, losses=poisoned(model, now))
+    batch, totals = batch_of()
+    scale, before = engine.scaler.get_scale(), parameters_of(engine)
+    now["now"] = "gradient"
+    engine.micro_batch(batch, totals)
+    engine.micro_batch(batch, totals)
+    engine.update(1e-3)
+    assert engine.scaler.get_scale() == scale / 2
+    assert all_equal(before, parameters_of(engine)) and engine.poll()[-1].skipped == 1
+    now["now"] = ""
+    engine.micro_batch(batch, totals)
+    engine.update(1e-3)
+    assert engine.scaler.get_scale() == scale / 2
+    assert not all_equal(before, parameters_of(engine)) and engine.poll()[-1].skipped == 1
+
+
+def test_fp16_scaler_and_counts_survive_a_state_dict():
+    model, now = tiny_model(), {"now": "gradient"}
+    engine = make_engine(model, dtype=torch.float16, losses=poisoned(model, now))
+    engine.micro_batch(*batch_of())
+    engine.update(1e-3)
+    other = make_engine(tiny_model(), dtype=torch.float16)
+    other.load_state_dict(engine.state_dict())
+    assert other.scaler.state_dict() == engine.scaler.state_dict()
+    assert other.poll()[-1][:2] == engine.poll()[-1][:2] == (1.0, 1.0)
+
+
+def test_requests_reach_the_outcome():
+    engine = make_engine(tiny_model())
+    engine.micro_batch(*batch_of())
+    engine.update(1e-3, stop_signal=15, save=True)
+    assert engine.poll()[-1].stop_signal == 15 and engine.poll()[-1].save == 1
+    engine.micro_batch(*batch_of())
+    engine.update(1e-3)
+    assert engine.poll()[-1].stop_signal == engine.poll()[-1].save == 0
+
+
+def test_documents_of_one_token_give_no_row():
+    """Pitfall 9 by construction: an update without a target cannot be planned."""
+    from dataset.packing import EpochPlan
+
+    assert EpochPlan(token_store([1, 1, 0]), 8, 0, 0).n_rows == 0

@@ -1,0 +1,141 @@
+"""Validation and samples. References: forward() on each document alone, torch's random state."""
+
+import json
+import math
+import random
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dataset.corpus import Corpus
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from tests.helpers import ROOT, records, tiny_model, train, write_corpus
+from trainer import train_pretrain
+from trainer.engine import Engine
+from trainer.evaluation import evaluate, read_prompts, sample, samples
+from trainer.machine.ranks import Ranks
+from trainer.machine.signals import StopSignals
+from trainer.optim.build import build_optimizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(ROOT / "model")
+
+
+def make_engine(model, dtype=torch.float32):
+    return Engine(model, build_optimizer(model, 1e-3), None, device=torch.device("cpu"), dtype=dtype, ranks=Ranks())
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_moe": True}])
+def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
+    """Reference: forward() on each document alone, cut into pieces of max_seq_len targets, summed here."""
+    data = write_corpus(tmp_path / "data.jsonl", 20)
+    encoder = DocumentEncoder(tokenizer)
+    corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data), allow_val_overlap=True)
+    model = tiny_model(vocab_size=encoder.vocab_size, **fields)
+    values, stop_signal = evaluate(make_engine(model), corpus.validation(), StopSignals())
+    assert stop_signal == 0 and model.training
+
+    model.eval()
+    total, targets, longest = 0.0, 0, 0
+    for i in range(len(corpus.store)):
+        begin, end = corpus.store.offsets[i : i + 2]
+        ids = torch.from_numpy(corpus.store.tokens[begin:end].astype(np.int64))
+        longest = max(longest, len(ids))
+        for start in range(0, len(ids) - 1, 12):
+            piece = ids[start : start + 13]
+            with torch.no_grad():
+                logits = model(piece[None, :-1]).logits[0]
+            total += float(F.cross_entropy(logits, piece[1:], reduction="sum"))
+            targets += len(piece) - 1
+    n_bytes = sum(len(json.loads(line)["text"].encode()) for line in data.read_text(encoding="utf-8").splitlines())
+    assert longest > 13  # some document was cut
+    assert values["val_loss"] == pytest.approx(total / targets, rel=1e-6)
+    assert values["perplexity"] == pytest.approx(math.exp(total / targets), rel=1e-5)
+    assert values["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes, rel=1e-6)
+
+
+def test_a_stop_signal_ends_an_evaluation(tokenizer, tmp_path):
+    data = write_corpus(tmp_path / "data.jsonl", 20)
+    encoder = DocumentEncoder(tokenizer)
+    corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data), allow_val_overlap=True)
+    signals = StopSignals()
+    signals.signum = 15
+    model = tiny_model(vocab_size=encoder.vocab_size)
+    assert evaluate(make_engine(model), corpus.validation(), signals)[1] == 15
+    assert model.training
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_samples_leave_the_random_state_of_training_alone(tokenizer, dtype):
+    model = tiny_model(vocab_size=len(tokenizer))
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    encoder = DocumentEncoder(tokenizer)
+    texts = [sample(make_engine(model, dtype), tokenizer, encoder, "The cat", 7, max_new_tokens=5) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+    assert texts[0] == texts[1] and texts[0].startswith("The cat") and model.training
+
+
+def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path, capsys):
+    """Reference: the run without; dropout would show a random state that was used up."""
+    data, valid = write_corpus(tmp_path / "data.jsonl"), write_corpus(tmp_path / "valid.jsonl", 5, seed=1)
+    config_from_flags = train_pretrain.config_from_flags
+
+    def with_dropout(*args):
+        config = config_from_flags(*args)
+        config.dropout = 0.1
+        return config
+
+    with mock.patch.object(train_pretrain, "config_from_flags", with_dropout):
+        plain = train(data_path=data, out_dir=tmp_path / "plain")
+        watched = train(
+            data_path=data, out_dir=tmp_path / "watched", val_path=valid, eval_interval=4, sample_prompts="The cat"
+        )
+    assert len(records(watched, "val_loss")) > 2
+    assert capsys.readouterr().out.count("--- sample from 'The cat'") == len(records(watched, "val_loss"))
+    for p, q in zip(plain.engine.parameters, watched.engine.parameters, strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_prompt_begins_as_a_document_does(tokenizer):
+    """Pitfall 21: one BOS, whether or not the prompt spells it; other special tokens in it are text."""
+    model, encoder, seen = tiny_model(vocab_size=len(tokenizer)), DocumentEncoder(tokenizer), []
+    generate = model.generate
+    with mock.patch.object(
+        model, "generate", lambda ids, **options: seen.append(ids[0].tolist()) or generate(ids, **options)
+    ):
+        for prompt in ("The", "<|im_start|>The", "The<|im_end|>The", ""):
+            sample(make_engine(model), tokenizer, encoder, prompt, 7, max_new_tokens=2)
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    assert seen[0] == seen[1] and [ids.count(bos) for ids in seen] == [1] * 4 and all(eos not in ids for ids in seen)
+
+
+def test_a_stop_while_sampling_gives_all_samples_up(tokenizer):
+    """They come again with the evaluation, after the resume."""
+    signals, prompts = StopSignals(), ["a", "b", "c"]
+    engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
+
+    def stopped(*args, **options):
+        signals.signum = 15 if args[3] == "b" else 0
+        return "text"
+
+    with mock.patch("trainer.evaluation.sample", stopped):
+        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts, signals, 7) == ([], 15)
+        signals.signum = 0
+        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts[::2], signals, 7)[0] == [
+            ("a", "text"),
+            ("c", "text"),
+        ]
+
+
+def test_prompts_are_strings_or_the_lines_of_a_file(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("The cat\n\n猫\n", encoding="utf-8")
+    assert read_prompts([str(file)]) == ["The cat", "猫"]
+    assert read_prompts(["The cat", str(file)]) == ["The cat", str(file)]
+    assert read_prompts(["x" * 5000]) == ["x" * 5000]

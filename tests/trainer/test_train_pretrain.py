@@ -1,0 +1,504 @@
+"""The main trainer as its users meet it: flags, log lines, files. References: the contract's formats, a run with other flags."""
+
+import json
+import os
+import re
+import signal
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from common.errors import DataError, UserError
+from dataset.store import check as store_check
+from dataset.store import format as store_format
+from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
+from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
+from trainer import arguments, train_pretrain
+from trainer.engine import Engine
+
+LOG_LINE = re.compile(
+    r"^Epoch:\[(\d+)/(\d+)\]\((\d+)/(\d+)\) loss:(\d+\.\d{3}) lr:(\d\.\d{12}) epoch_Time:(\d+\.\d)min:", re.MULTILINE
+)
+
+
+def public_keys(layers, moe=False, qk_norm=False):
+    """The public key list, by checkpoints.md."""
+    keys = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    for i in range(layers):
+        block = f"model.layers.{i}."
+        keys |= {f"{block}self_attn.{name}_proj.weight" for name in "qkvo"}
+        keys |= {f"{block}{name}_layernorm.weight" for name in ("input", "post_attention")}
+        keys |= {f"{block}self_attn.{name}_norm.weight" for name in "qk"} if qk_norm else set()
+        mlps = ["mlp."] if not moe else [f"mlp.experts.{j}." for j in range(4)]
+        if moe:
+            keys.add(f"{block}mlp.gate.weight")
+            mlps += [] if qk_norm else ["mlp.shared_experts.0."]
+        keys |= {f"{block}{mlp}{name}_proj.weight" for mlp in mlps for name in ("gate", "up", "down")}
+    return keys
+
+
+# ---------------------------------------------------------------------------------------------- what comes out
+
+
+def test_log_lines_and_exit_code(data, tmp_path):
+    """In a process of its own, started elsewhere; reference: the contract's line, with 0-based steps and lr 1.1·5e-4 first."""
+    ended = command_line(flags(data_path=data, out_dir="there", epochs=2, log_interval=3), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    lines = LOG_LINE.findall(ended.stdout)
+    steps = int(lines[0][3])
+    assert lines[0][:4] == ("1", "2", "0", str(steps)) and lines[0][5] == "0.000550000000"
+    wanted = [step for step in range(steps) if step % 3 == 0 or step == steps - 1]
+    assert [int(line[2]) for line in lines] == wanted * 2
+    assert [line[0] for line in lines] == ["1"] * len(wanted) + ["2"] * len(wanted)
+    assert "tokens each" in ended.stdout and "parameters" in ended.stdout and "FLOP per token" in ended.stdout
+    start, *metrics = map(json.loads, (tmp_path / "there" / "pretrain_16.metrics.jsonl").read_text().splitlines())
+    assert [f"{record['loss']:.3f}" for record in metrics] == [line[4] for line in lines]
+    assert {"step", "update", "loss", "lr", "epoch_Time", "grad_norm", "tokens_per_second", "memory"} <= set(metrics[0])
+    assert {"settings", "model", "data", "machine", "versions"} <= set(start)
+    assert start["command"].startswith("python trainer/train_pretrain.py --hidden_size 16 ")
+
+
+@pytest.mark.parametrize("generation", ["minimind2", "minimind3"])
+@pytest.mark.parametrize("moe", [0, 1])
+def test_weights_and_config(data, tmp_path, generation, moe):
+    """The public key list exactly, fp16, the tied head under both names; it loads strictly, with and without the config."""
+    shape = {"generation": generation, "use_moe": moe, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    run = train(data_path=data, out_dir=tmp_path, **shape)
+    path = tmp_path / f"pretrain_16{'_moe' if moe else ''}.pth"
+    state = torch.load(path, weights_only=True)
+    assert set(state) == public_keys(2, moe, generation == "minimind3")
+    assert all(tensor.dtype is torch.float16 and tensor.device.type == "cpu" for tensor in state.values())
+    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
+    config = json.loads(path.with_suffix(".json").read_text())
+    fresh = MiniMindForCausalLM(MiniMindConfig(**config))
+    fresh.load_state_dict(state, strict=True)
+    loaded = MiniMindForCausalLM.from_pth(path)
+    assert loaded.config.generation == generation and loaded.config.hidden_size == 16
+    for name, p in run.engine.model.named_parameters():
+        assert torch.equal(p.half(), state[name]) and torch.equal(loaded.get_parameter(name), state[name].float())
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("save_interval", [3, 1000])
+def test_pitfall_6_the_last_save_is_of_the_last_update(data, tmp_path, save_interval):
+    """Reference: the weights in memory at the end; a run shorter than the interval saves too."""
+    run = train(data_path=data, out_dir=tmp_path, save_interval=save_interval)
+    state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
+    assert all(torch.equal(p.half(), state[name]) for name, p in run.engine.model.named_parameters())
+    newest = run.checkpoints.paths()[0]
+    assert newest.name == f"update_{run.progress.update:08d}.pt"
+
+
+def test_pitfall_6_saves_happen_at_update_boundaries(data, tmp_path):
+    """The first boundary at or after the interval: with 2 micro-batches an update, interval 3 saves after steps 4, 6, 10, 12 ..."""
+    seen = []
+    with mock.patch("trainer.loop.save", lambda run: seen.append((run.progress.update, run.engine.parameters[0].grad))):
+        run = train(data_path=data, out_dir=tmp_path, save_interval=3)
+    expected = {-(-steps // 2) for steps in range(3, 2 * run.progress.update, 3)} | {run.progress.update}
+    assert [update for update, _ in seen] == sorted(expected)
+    assert all(gradient is None for _, gradient in seen)
+
+
+def test_pitfall_6_intervals_run_on_over_epochs(data, tmp_path):
+    """An epoch that is shorter than the interval is saved and evaluated as often as one long epoch would be."""
+    seen = {"save": [], "validate": []}
+
+    def validate(run):
+        run.progress.evaluation_due = False
+        seen["validate"].append(run.progress.step + 1)
+        return 0
+
+    with (
+        mock.patch("trainer.loop.save", lambda run: seen["save"].append(run.progress.update)),
+        mock.patch("trainer.loop.validate", validate),
+    ):
+        run = train(data_path=data, out_dir=tmp_path, epochs=4, accumulation_steps=1, batch_size=8, save_interval=7,
+                    eval_interval=9, val_fraction=0.2)  # fmt: skip
+    steps = run.progress.step + 1
+    assert steps == run.progress.update and steps // 4 < 7 < steps
+    assert seen["save"] == [*range(7, steps, 7), steps]
+    assert seen["validate"] == [*range(9, steps, 9), steps]
+
+
+def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
+    """What a resume announces as changed is changed: the groups' options are the new flags', the moments the old ones."""
+    options = {"data_path": data, "out_dir": tmp_path, "optimizer": "muon"}
+    before = train(**options, epochs=1).engine.optimizer
+    after = train(
+        **options, epochs=2, from_resume=1, weight_decay=0.3, muon_lr=0.05, learning_rate=1e-3
+    ).engine.optimizer
+    assert [group["weight_decay"] for group in before.param_groups] == [0.01, 0.0, 0.01]
+    assert [group["weight_decay"] for group in after.param_groups] == [0.3, 0.0, 0.3]
+    assert after.param_groups[-1]["lr_scale"] == pytest.approx(0.05 / 1e-3)
+
+
+def test_a_stop_in_the_final_samples_gives_them_to_the_next_resume(data, tmp_path, capsys):
+    """Once; the resume after it has nothing to do."""
+    arguments = flags(data_path=data, out_dir=tmp_path, sample_prompts="the cat")
+
+    def stopped(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "the cat"
+
+    with mock.patch("trainer.evaluation.sample", stopped):
+        assert train_pretrain.main(arguments) == 128 + signal.SIGTERM
+    assert train_pretrain.main([*arguments, "--from_resume", "1"]) == 0
+    assert "nothing to do" not in capsys.readouterr().out
+    assert train_pretrain.main([*arguments, "--from_resume", "1"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tmp_path / "pretrain_16.metrics.jsonl").read_text().count('"prompt": "the cat"') == 1
+
+
+def test_a_finished_run_writes_missing_weights_again(data, tmp_path):
+    run = train(data_path=data, out_dir=tmp_path)
+    (tmp_path / "pretrain_16.pth").unlink()
+    metrics = (tmp_path / "pretrain_16.metrics.jsonl").read_bytes()
+    again = flags(
+        data_path=data, out_dir=tmp_path, from_resume=1, report=1, sample_prompts="the cat", tracker="tensorboard"
+    )
+    assert train_pretrain.main(again) == 0
+    assert (tmp_path / "pretrain_16.metrics.jsonl").read_bytes() == metrics
+    assert not [path for path in tmp_path.iterdir() if "report" in path.name or "tensorboard" in path.name]
+    state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
+    assert all(torch.equal(p.half(), state[name]) for name, p in run.engine.model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"muon_lr": 0.1}, {"warmup_iters": 1000}, {"eval_interval": 7}, {"wandb_project": "mine"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_settings_without_effect_are_named(data, tmp_path, capsys, changes):
+    """Pitfall 2, the contract: a setting that is ignored is warned about."""
+    train(data_path=data, out_dir=tmp_path, **changes)
+    out = capsys.readouterr().out
+    assert any(f"warning: --{name} {value}" in out for name, value in changes.items())
+
+
+def test_a_micro_batch_that_is_never_trained_is_the_tail(data, tmp_path):
+    """Pitfall 4: every target is trained in every epoch, tail included. Reference: the corpus counted here."""
+    run = train(data_path=data, out_dir=tmp_path, epochs=2, batch_size=3, accumulation_steps=5)
+    targets = int((run.assembler.store.offsets[1:] - run.assembler.store.offsets[:-1] - 1).sum())
+    assert run.progress.tokens == 2 * targets
+
+
+# ---------------------------------------------------------------------------------------- the same run, cut up
+
+
+def test_cuts_of_an_update_train_alike(data, tmp_path):
+    """Pitfall 3 and 4 over whole runs: 1x8, 2x4, 8x1 end with the same loss and weights to rounding."""
+    runs = [
+        train(data_path=data, out_dir=tmp_path, batch_size=b, accumulation_steps=8 // b, epochs=2, use_moe=1, log_interval=1000,
+              val_fraction=0.2)
+        for b in (1, 2, 8)
+    ]  # fmt: skip
+    first = runs[0].engine.parameters
+    for run in runs[1:]:
+        assert run.progress.best_val_loss == pytest.approx(runs[0].progress.best_val_loss, rel=1e-5)
+        for p, q in zip(run.engine.parameters, first, strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradient_checkpointing": 1},
+        {"num_workers": 2},
+        {"save_interval": 2, "epochs": 1},
+        {"gradient_checkpointing": 1, "use_moe": 1, "generation": "minimind3", "num_key_value_heads": 2},
+    ],
+)
+def test_what_must_not_change_the_losses(data, tmp_path, changes):
+    same = {name: changes[name] for name in ("use_moe", "generation", "num_key_value_heads") if name in changes}
+    plain = train(data_path=data, out_dir=tmp_path, **same)
+    assert losses(train(data_path=data, out_dir=tmp_path, **changes)) == losses(plain)
+
+
+def test_pitfall_8_the_interval_mean_is_over_tokens(data, tmp_path):
+    """Reference: the sums of every micro-batch, noted down by a wrapper; auxiliary loss apart."""
+    sums, objective = [], train_pretrain.objective
+
+    def recorded(model):
+        plain = objective(model)
+
+        def record(*args):
+            result = plain(*args)
+            sums.append(result[1].tolist())
+            return result
+
+        return record
+
+    with mock.patch.object(train_pretrain, "objective", recorded):
+        run = train(data_path=data, out_dir=tmp_path, use_moe=1, log_interval=4, pack=0)
+    last = -1
+    for record in records(run):
+        cross_entropy, aux, targets, documents, *_ = map(sum, zip(*sums[last + 1 : record["step"] + 1], strict=True))
+        assert record["loss"] == pytest.approx(cross_entropy / targets, rel=1e-6)
+        assert record["aux_loss"] == pytest.approx(aux / documents, rel=1e-6)
+        last = record["step"]
+    assert last == len(sums) - 1
+
+
+# ------------------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_pitfall_1_half_precision_trains(data, tmp_path, dtype):
+    """Within 2 % of the fp32 losses; the engine holds what the flag says (bfloat16 is float32 where the CPU has none)."""
+    reference = losses(train(data_path=data, out_dir=tmp_path))
+    with mock.patch("trainer.machine.devices.cpu_has_bfloat16", lambda: True):
+        run = train(data_path=data, out_dir=tmp_path, dtype=dtype)
+    assert run.engine.dtype is getattr(torch, dtype)
+    assert run.engine.scaler.is_enabled() == (dtype == "float16")
+    assert losses(run) == pytest.approx(reference, rel=0.02)
+
+
+def test_bfloat16_falls_back_where_the_cpu_has_none_and_says_so_once(data, tmp_path, capsys):
+    with mock.patch("trainer.machine.devices.cpu_has_bfloat16", lambda: False):
+        run = train(data_path=data, out_dir=tmp_path, dtype="bfloat16")
+    assert run.engine.dtype is torch.float32
+    assert capsys.readouterr().out.count("no native bfloat16") == 1
+
+
+def test_pack_0_gives_one_document_a_row(data, tmp_path):
+    run = train(data_path=data, out_dir=tmp_path, pack=0)
+    assert run.plan(0).n_rows == len(run.assembler.store) and run.plan(0).T == 23
+    assert run.progress.tokens == run.plan(0).row_targets(0, len(run.assembler.store))
+
+
+def test_from_weight_by_name_and_by_path(data, tmp_path):
+    """Reference: the loss of the first micro-batch, computed here with the weights of the file."""
+    first = train(data_path=data, out_dir=tmp_path, save_weight="base", epochs=2)
+    by_name = train(data_path=data, out_dir=tmp_path, from_weight="base")
+    by_path = train(data_path=data, out_dir=tmp_path / "other", from_weight=tmp_path / "base_16.pth")
+    assert losses(by_name) == losses(by_path)
+    assert losses(by_name)[0] < losses(first)[0] - 0.1
+    model = MiniMindForCausalLM.from_pth(tmp_path / "base_16.pth")
+    from dataset.loader import assemble
+
+    batch = assemble(by_name.assembler.store, by_name.plan(0), range(2))
+    expected = model.training_losses(*batch[:4])[0].item() / batch.n_targets
+    assert losses(by_name)[0] == pytest.approx(expected, rel=1e-5)
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["minimind2", "minimind3"])
+def test_public_tokenizers_train(data, tmp_path, name):
+    run = train(data_path=data, out_dir=tmp_path, tokenizer_path=SHARED / "tokenizers" / name)
+    assert losses(run)[-1] < losses(run)[0] and run.engine.model.config.vocab_size == 6400
+
+
+def test_train_epoch_and_friends_are_offered():
+    """The Python interface of the contract."""
+    assert train_pretrain.get_lr(0, 10, 1.0) == pytest.approx(1.1)
+    for name in ("init_model", "init_distributed_mode", "train_epoch", "main"):
+        assert callable(getattr(train_pretrain, name))
+
+
+def test_a_local_rank_that_does_not_fit_is_ignored_with_a_warning(data, tmp_path, capsys):
+    train(data_path=data, out_dir=tmp_path, local_rank=3)
+    assert "warning: --local_rank 3 has no effect" in capsys.readouterr().out
+    train(data_path=data, out_dir=tmp_path, local_rank=0)
+    assert "--local_rank" not in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------ row 15: what is not finite
+
+
+def break_updates(which):
+    """A patch of the objective: the micro-batches whose number is in `which` have NaN losses."""
+    objective, count = train_pretrain.objective, iter(range(10**6))
+
+    def broken(model):
+        plain = objective(model)
+
+        def losses(*args):
+            loss, sums = plain(*args)
+            return (loss, sums) if next(count) not in which else (loss * float("nan"), sums * float("nan"))
+
+        return losses
+
+    return mock.patch.object(train_pretrain, "objective", broken)
+
+
+def test_row_15_a_non_finite_update_is_named_counted_and_not_applied(data, tmp_path, capsys):
+    with break_updates({3}):  # the second micro-batch of the second update
+        run = train(data_path=data, out_dir=tmp_path)
+    said = [line for line in capsys.readouterr().out.splitlines() if "non-finite" in line]
+    documents = {d for row in range(4, 8) for d, _, _ in run.plan(0).pieces_of_row(row)}
+    assert len(said) == 1 and said[0].startswith("step 3: ") and "update 2 is not applied (1 so far)" in said[0]
+    named = said[0].split("(counted from 0) are ")[1]
+    assert {int(n) for n in re.findall(r"\d+", named.split(" and ")[0])} <= documents
+    assert records(run)[-1]["skipped_updates"] == 1
+    assert all(torch.isfinite(p).all() for p in run.engine.parameters)
+    text = (tmp_path / "pretrain_16.metrics.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text  # every line is JSON by the standard
+
+
+def test_row_15_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_path):
+    with break_updates(range(6, 10**6)), pytest.raises(UserError, match="3 updates in a row") as error:
+        train(data_path=data, out_dir=tmp_path, max_bad_updates=3, save_interval=2)
+    assert "\n" not in str(error.value)
+    state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
+    assert all(torch.isfinite(tensor).all() for tensor in state.values())
+
+
+# -------------------------------------------------------------------------------------------------------- W&B
+
+
+def test_pitfall_10_one_run_with_the_contracts_keys(data, tmp_path):
+    """Reference: a stand-in for wandb that notes what it is asked for. (Rank 1: tests/trainer/test_data_parallel.py.)"""
+    wandb = mock.MagicMock(**{"init.return_value.id": "abc"})
+    with mock.patch.dict("sys.modules", wandb=wandb):
+        run = train(
+            data_path=data, out_dir=tmp_path, use_wandb="true", wandb_project="P", val_fraction=0.2, eval_interval=0
+        )
+    assert run.tracker_ids == {"wandb": "abc"} and wandb.init.call_count == 1
+    assert wandb.init.call_args.kwargs["project"] == "P"
+    logged = [call.args[0] for call in wandb.log.call_args_list]
+    assert len(logged) == len(records(run)) + 1 and {"loss", "lr", "epoch_Time"} <= set(logged[0])
+    assert "val_loss" in logged[-1] and wandb.finish.called
+
+
+@pytest.mark.slow
+def test_wandb_offline_needs_no_network(data, tmp_path):
+    pytest.importorskip("wandb")
+    proxy = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
+    arguments = [*flags(data_path=data, out_dir=tmp_path), "--use_wandb"]
+    ended = command_line(arguments, cwd=tmp_path, WANDB_MODE="offline", WANDB_DIR=str(tmp_path), **proxy)
+    assert ended.returncode == 0, ended.stderr
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
+
+
+# ---------------------------------------------------------------------------------- launches, torch.compile
+
+
+def final_loss(stdout):
+    return LOG_LINE.findall(stdout)[-1][4]
+
+
+@pytest.mark.parametrize("where", ["/", *(pytest.param(w, marks=pytest.mark.slow) for w in (".", "trainer"))])
+def test_row_20_launch_from_elsewhere(data, tmp_path, where):
+    ended = command_line(flags(data_path=data, out_dir=tmp_path / "a"), cwd=where if where == "/" else ROOT / where)
+    assert ended.returncode == 0, ended.stderr
+    assert final_loss(ended.stdout) == f"{losses(train(data_path=data, out_dir=tmp_path / 'b'))[-1]:.3f}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["/", ".", "trainer"])
+def test_row_20_launch_by_torchrun(data, tmp_path, where):
+    """Reference: one process with the same global batch."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    arguments = flags(data_path=data, out_dir=tmp_path / "a", batch_size=1, val_fraction=0.2)
+    ended = command_line(arguments, launcher, cwd=where if where == "/" else ROOT / where)
+    assert ended.returncode == 0, ended.stderr
+    one = train(data_path=data, out_dir=tmp_path / "b", batch_size=2, val_fraction=0.2)
+    with open(tmp_path / "a" / "pretrain_16.metrics.jsonl", encoding="utf-8") as file:
+        (ours,) = [record["val_loss"] for record in map(json.loads, file) if "val_loss" in record]
+    assert ours == pytest.approx(one.progress.best_val_loss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_pitfall_24_compiled_names_stay_out_of_every_file(data, tmp_path):
+    """Compiled run -> its weights and checkpoint have the plain names, and the losses are the eager ones to rounding."""
+    eager = train(data_path=data, out_dir=tmp_path / "eager")
+    run = train(data_path=data, out_dir=tmp_path / "compiled", use_compile=1)
+    assert losses(run) == pytest.approx(losses(eager), rel=1e-4)
+    assert set(torch.load(tmp_path / "compiled" / "pretrain_16.pth", weights_only=True)) == public_keys(1)
+    checkpoint = torch.load(run.checkpoints.paths()[0], weights_only=True)
+    assert set(checkpoint["model"]) == public_keys(1)
+    MiniMindForCausalLM.from_pth(tmp_path / "compiled" / "pretrain_16.pth")
+
+
+def test_pitfall_7_nothing_waits_for_the_device_between_updates(data, tmp_path):
+    """Between two log lines the loop reads one Outcome an update; micro-batches read nothing."""
+    reads, item = [], torch.Tensor.item
+    micro_batch = Engine.micro_batch
+
+    def closed(self, *args, **named):
+        with mock.patch.object(torch.Tensor, "item", lambda t: reads.append(t) or item(t)):
+            micro_batch(self, *args, **named)
+
+    with mock.patch.object(Engine, "micro_batch", closed):
+        train(data_path=data, out_dir=tmp_path, log_interval=1000)
+    assert not reads
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no file names that are not UTF-8")
+def test_folders_whose_names_are_not_utf8(tmp_path):
+    """Training, metrics and report; the name in the metrics file is read back as it was."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    data = write_corpus(folder / "corpus.jsonl", 4)
+    train(data_path=data, out_dir=folder / "out", report=1)
+    start = json.loads(next((folder / "out").glob("*.metrics.jsonl")).read_text().splitlines()[0])
+    assert start["settings"]["out_dir"] == str(folder / "out")
+    assert list((folder / "out").glob("*.report.html"))
+
+
+def test_a_prompt_that_is_not_utf8_is_named_at_the_start(tmp_path):
+    data = write_corpus(tmp_path / "corpus.jsonl", 4)
+    with pytest.raises(UserError, match="--sample_prompts: .* is not UTF-8"):
+        train(data_path=data, out_dir=tmp_path / "out", sample_prompts=os.fsdecode(b"caf\xe9"))
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.metrics.jsonl"))
+
+
+def test_an_absurd_number_of_workers_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        arguments.parse_args(["--num_workers", "500"])
+    assert stop.value.code == 2
+    assert "500 must be from 0 to 64" in capsys.readouterr().err
+
+
+def test_one_of_a_thing_is_not_told_in_the_plural(tmp_path, capsys):
+    train(data_path=write_corpus(tmp_path / "corpus.jsonl", 1), out_dir=tmp_path / "out")
+    assert (
+        re.search(r"\b1 (documents|tokens|rows|updates|epochs|ranks|layers|processes)\b", capsys.readouterr().out)
+        is None
+    )
+
+
+def as_older_transformers(monkeypatch):
+    """What the transformers 5 of early 2026 have: `gradient_checkpointing_enable` alone."""
+    enable = PreTrainedModel._activation_checkpointing_enable
+    monkeypatch.setattr(PreTrainedModel, "gradient_checkpointing_enable", enable)
+    monkeypatch.delattr(PreTrainedModel, "activation_checkpointing_enable")
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_gradient_checkpointing_recomputes_in_every_transformers_5(data, tmp_path, monkeypatch, recwarn, older):
+    """The forward pass of a block runs twice a micro-batch; losses are those without; nobody is told of a new name."""
+    plain = train(data_path=data, out_dir=tmp_path / "plain", epochs=1)
+    if older:
+        as_older_transformers(monkeypatch)
+    calls = []
+    compute = Block.compute
+
+    def counted(*args, **kwargs):
+        calls.append(torch.is_grad_enabled())
+        return compute(*args, **kwargs)
+
+    monkeypatch.setattr(Block, "compute", counted)
+    run = train(data_path=data, out_dir=tmp_path / "recomputed", epochs=1, gradient_checkpointing=1)
+    assert losses(run) == losses(plain)
+    assert len(calls) == 2 * (run.progress.step + 1)
+    assert not [warning for warning in recwarn if "checkpointing" in str(warning.message)]
+
+
+def test_damaged_tokens_end_a_run_before_anything_is_saved_and_the_next_start_mends_them(tmp_path, monkeypatch):
+    """As for a large store, whose tokens are looked at beside the training. Reference: the run on undamaged data."""
+    monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(store_check, "CHECKED_AT_ONCE", 0)
+    data = write_corpus(tmp_path / "corpus.jsonl", 40)
+    undamaged = losses(train(data_path=data, out_dir=tmp_path / "undamaged"))
+    (tokens,) = (tmp_path / ".token_store").glob("*/tokens.bin")
+    content = bytearray(tokens.read_bytes())
+    content[40] ^= 1
+    tokens.write_bytes(content)
+    with pytest.raises(DataError, match="tokens.bin is damaged"):
+        train(data_path=data, out_dir=tmp_path / "out")
+    assert not list((tmp_path / "out").glob("**/*.pt")) and not list((tmp_path / "out").glob("*.pth"))
+    assert losses(train(data_path=data, out_dir=tmp_path / "out")) == undamaged

@@ -1,0 +1,118 @@
+"""The files of a fine-tuning command: those that it reads, and the results of an earlier one that it replaces."""
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import DataError, UserError
+from common.wording import counted
+from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, read_features
+from dataset.glue.glue_tasks import TASKS
+from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
+from trainer.machine.ranks import on_main
+from trainer.saving.places import check_kinds, check_writable
+from trainer.session import make_folder
+
+LOOKED_AT = 1000  # examples of a file
+
+
+class Data(NamedTuple):
+    """The files of a task, as GlueAssemblers."""
+
+    name: str
+    task: Any
+    key: str  # changes with the training file, the tokenizer and the length
+    train: Any
+    dev: dict  # {suffix of the metrics' names: ...}
+    test: dict  # {leaderboard's name: ...}
+
+
+def task_folders(args, say):
+    """{task: folder} of --task below --data_dir. Errors: UserError where there is none."""
+    top = Path(args.data_dir).expanduser()
+    if args.task != "all":
+        task = TASKS[args.task]
+        below = top / task.folder
+        if not below.is_dir() and not any((top / file).exists() for _, file in (("", "train.tsv"), *task.dev)):
+            raise UserError(f"--data_dir {top}: neither a folder {task.folder} nor its train.tsv is in there")
+        return {args.task: below if below.is_dir() else top}
+    found = {name: top / task.folder for name, task in TASKS.items() if (top / task.folder).is_dir()}
+    if not found:
+        wanted = ", ".join(task.folder for task in TASKS.values())
+        raise UserError(f"--data_dir {top}: no folder of a task is in there ({wanted})")
+    if absent := [TASKS[name].folder for name in TASKS if name not in found]:
+        say(f"not in {top}, so left out: {', '.join(absent)}")
+    return found
+
+
+def read_task(job, name, folder):
+    """The Data of a task; the files that this command needs must be there, those of the test may be absent."""
+    args, task = job.args, TASKS[name]
+
+    def read(file, labelled=True):
+        options = (args.max_seq_len, args.cache_dir, labelled, args.overwrite_cache, job.say)
+        path = Path(on_main(job.ranks, lambda: str(cached_features(folder / file, task, job.encoder, *options))))
+        features = read_features(path)
+        check_sentences(features, job.encoder.unk_id, f"{folder / file}, --model_path {args.model_path}")
+        if features.skipped:
+            job.say(f"{folder / file}: skipped {counted(int(features.skipped), 'line')} with too few fields")
+        return GlueAssembler(features, job.encoder, args.max_seq_len), path.stem
+
+    training, key = read("train.tsv") if args.do_train else (None, "")
+    dev = {suffix: read(file)[0] for suffix, file in task.dev} if args.do_eval else {}
+    test = {}
+    for target, file in task.test if args.do_predict else ():
+        if (folder / file).exists():
+            test[target] = read(file, labelled=False)[0]
+        else:
+            job.say(f"{folder / file} is not there: no predictions {target}.tsv")
+    return Data(name, task, key, training, dev, test)
+
+
+def check_sentences(features: Features, unk_id: int | None, what: str) -> None:
+    """Errors: DataError where the tokenizer knows little of the first sentences, or makes nothing of them."""
+    check_known(features.tokens, unk_id, what)
+    empty = (features.first + features.second == 0)[:LOOKED_AT]
+    if len(empty) >= FEWEST and empty.mean() > MOST_UNKNOWN:
+        raise DataError(
+            f"{what}: the tokenizer makes no token of {empty.mean():.0%} of the first {len(empty):,} examples; its "
+            "vocabulary is not whole, or the sentences are empty"
+        )
+
+
+def earlier_results(args, out, names):
+    """What an earlier command has left of these tasks and is to be replaced. Errors: UserError if nobody asked for it."""
+    if args.from_resume:
+        return []
+    for name in names:
+        earlier = [*out.glob(f"{name}/seed_*/*"), *out.glob(f"{name}/eval_results.json")]
+        if earlier and not args.overwrite_output_dir:
+            raise UserError(
+                f"--out_dir: {out / name} holds results already: name another folder, replace them with "
+                "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
+            )
+    return [path for name in names for what in ("seed_*", "eval_results.json") for path in out.glob(f"{name}/{what}")]
+
+
+def check_place(args, out, names, folder):
+    """Errors: UserError where the model of `folder`, --model_path's, is among what this command replaces."""
+    own = [out / name / f"seed_{seed}" for name in names for seed in seeds(args)]
+    for path in (*earlier_results(args, out, names), *own):
+        if folder.resolve().is_relative_to(path.resolve()):
+            raise UserError(
+                f"--model_path {args.model_path} lies in {path}, which this command replaces: copy the model "
+                "elsewhere, or name another --out_dir"
+            )
+
+
+def seeds(args):
+    return range(args.seed, args.seed + (args.num_seeds if args.do_train else 1))
+
+
+def make_room(args, out, names):
+    for path in earlier_results(args, out, names):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name in names:
+        make_folder(out / name)
+        check_writable(out / name / name)
+        check_kinds(out / name / name, folders=[out / name / f"seed_{seed}" for seed in seeds(args)])

@@ -1,0 +1,251 @@
+"""The model of train_glue.py: a pretrained encoder with a head for a task, its rates by layer, loss and saving."""
+
+import argparse
+import hashlib
+import math
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
+from transformers.utils import cached_file
+
+from common.errors import UserError, user_errors
+from common.files import atomic_folder
+from common.packages import loader_reason
+from dataset.glue.glue_tasks import Task
+from dataset.tokenizing.tokenizer_files import save_tokenizer
+from dataset.tokenizing.vocabulary import check_size
+from model.electra.compiled_encoder import compile_layers, eager_if
+from model.electra.model_electra import init_position_embeddings
+from trainer.glue.padding import choose_way, computes_in, has_segments, is_known, notice, way_of
+from trainer.optim.build import parameter_groups
+
+
+def find_model(model_path):
+    """The folder of --model_path; a name is looked up in the local cache of Hugging Face."""
+    path = Path(model_path).expanduser()
+    if (path / "config.json").exists():
+        return path
+    if not path.exists():
+        try:
+            return Path(cached_file(str(model_path), "config.json", local_files_only=True)).parent
+        except (OSError, ValueError):
+            pass
+    raise UserError(
+        f"--model_path {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
+        "train_electra.py writes a folder {size}/discriminator that fits"
+    )
+
+
+def init_model(args, task, folder, vocab_size):
+    """(classifier of a folder, --model_path's, for a task, in fp32 on the CPU; names of its weights that are new).
+
+    Errors: UserError where it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
+    """
+    what = f"--model_path {args.model_path}"
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # each loader raises its own kinds
+        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
+    check_config(config, args, vocab_size)
+    if not args.from_scratch:  # new embeddings fit any tokenizer
+        with user_errors():
+            check_size(vocab_size, config.vocab_size, what)
+    words = task.labels or ("LABEL_0",)
+    saved = [word for _, word in sorted((config.id2label or {}).items())]
+    if not args.do_train and set(saved) == set(words) and saved != list(words):
+        raise UserError(f"{what}: its classes are {', '.join(saved)}, in another order than {', '.join(words)}")
+    config.id2label, config.label2id = dict(enumerate(words)), {word: i for i, word in enumerate(words)}
+    if args.dropout is not None:
+        names = [name for name in DROPOUTS if hasattr(config, name)]
+        if not names:
+            raise UserError(f"--dropout {args.dropout}: {what}'s config has no field {' or '.join(DROPOUTS)}")
+        for name in names:
+            setattr(config, name, args.dropout)
+    config.problem_type = "single_label_classification" if task.labels else "regression"
+    if args.from_scratch:
+        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+        init_position_embeddings(model)
+        check_positions(model, args)
+        choose_way(model, what, args.max_seq_len)
+        return model, set(model.state_dict())
+    options = {"config": config, "dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
+    try:
+        model, faults = AutoModelForSequenceClassification.from_pretrained(
+            folder, ignore_mismatched_sizes=True, trust_remote_code=False, **options
+        )
+    except Exception as error:  # each loader raises its own kinds
+        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
+    check_positions(model, args)
+    new = {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
+    encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
+    if encoder:
+        raise UserError(f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}")
+    if new and not args.do_train:
+        raise UserError(
+            f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
+        )
+    choose_way(model, what, args.max_seq_len)
+    return model, new
+
+
+def check_config(config: PretrainedConfig, args: argparse.Namespace, vocab_size: int) -> None:
+    """Errors: UserError where a config has too few positions or entries. Positions that are counted from one token to
+    another have no table: such a config has no limit, or one below 1."""
+    positions = getattr(config, "max_position_embeddings", None)
+    limits = [("vocab_size", getattr(config, "vocab_size", 0), vocab_size, "its tokenizer has more entries")]
+    if positions is not None and positions > 0:
+        why = "a lower --max_seq_len is wanted"
+        limits.insert(0, ("max_position_embeddings", positions, args.max_seq_len, why))
+    for name, value, least, why in limits:
+        if value < least:
+            raise UserError(f"--model_path {args.model_path}: {name} is {value}, not {least}: {why}")
+
+
+# Names that configs have for the dropout of hidden states and of attention
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+
+
+def check_positions(model, args):
+    """Errors: UserError where --max_seq_len is beyond the table of positions, as far as it can be used: RoBERTa counts
+    from behind the number of its padding."""
+    for name, table in model.named_modules():
+        if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
+            usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+            if usable < args.max_seq_len:
+                raise UserError(
+                    f"--model_path {args.model_path}: {usable} of its {table.num_embeddings} positions can be used, "
+                    f"not {args.max_seq_len}: a lower --max_seq_len is wanted"
+                )
+
+
+class Checked(NamedTuple):
+    lines: list  # for the user, on what a model lacks
+    dtype: torch.dtype  # of its products
+
+
+def check_models(
+    args: argparse.Namespace, tasks: list[Task], folder: Path, vocab_size: int, dtype: torch.dtype = torch.float32
+) -> Checked:
+    """Load the model for every task once, for the errors of init_model. dtype: the one that is asked for."""
+    for task in tasks:
+        model, _ = init_model(args, task, folder, vocab_size)
+    lines = [notice(model)]
+    if not computes_in(model, dtype, args.max_seq_len):
+        lines.append(f"{type(model).__name__} cannot compute in {dtype}: training in float32 instead")
+        dtype = torch.float32
+    if not has_segments(model) and any(len(task.text) > 1 for task in tasks):
+        lines.append(
+            f"{type(model).__name__} has no segments: two sentences are told apart by the separator between them alone"
+        )
+    if args.use_compile == "1" and not is_known(model):
+        lines.append(f"{type(model).__name__} has no compiled form here: training without torch.compile")
+    return Checked([line for line in lines if line], dtype)
+
+
+def layer_groups(model, weight_decay, layer_decay):
+    """Optimiser groups with `lr_scale` = layer_decay ** exponent: 0 for the head, 1 for the top layer and so on down to
+    the embeddings; each with and without weight decay. Every trainable parameter is in exactly one."""
+    where = {name: re.search(r"\.layers?\.(\d+)\.", name) for name, _ in model.named_parameters()}
+    n_layers = max((int(match[1]) + 1 for match in where.values() if match), default=0)
+    parts = {}
+    for name, parameter in model.named_parameters():
+        below_head = n_layers - int(where[name][1]) if where[name] else (n_layers + 1) * ("embeddings" in name)
+        parts.setdefault(below_head, []).append(parameter)
+    groups = []
+    for exponent, parameters in sorted(parts.items()):
+        options = {"exponent": exponent, "lr_scale": layer_decay**exponent}
+        of_part = parameter_groups(torch.nn.ParameterList(parameters), weight_decay)
+        groups += [{**group, **options} for group in of_part if group["params"]]
+    return groups
+
+
+def rates(groups, args):
+    """One line: what each part's rate is at the top of the schedule."""
+    scales = {group["exponent"]: group["lr_scale"] for group in groups}
+    last = max(scales)
+
+    def name(exponent):
+        return "head" if exponent == 0 else "embeddings" if exponent == last else f"layer {last - 1 - exponent}"
+
+    parts = [f"{name(e)} {e} {args.learning_rate * scale:.2e}" for e, scale in scales.items()]
+    return f"group, exponent of --layer_decay {args.layer_decay:g}, rate: {', '.join(parts)}"
+
+
+class Layers(NamedTuple):
+    """What compile_blocks compiles of a Hugging Face encoder."""
+
+    model: Any
+
+    def compile_training(self, shape):
+        """Compile for training batches of `shape` (rows, positions): one graph. All else is computed without, so that
+        no number depends on which shapes came before; nor does it on an earlier run's graphs."""
+        torch.compiler.reset()
+        self.model.compiled_shape = shape
+        compile_layers(self.model)
+
+
+def compiled_shape(model):
+    return getattr(model, "compiled_shape", None)
+
+
+# -------------------------------------------------------------------------------------------- loss and metrics
+
+
+def forward(model, batch):
+    """Logits, float32 [R, outputs]."""
+    shape = compiled_shape(model)
+    with eager_if(shape is not None and not (model.training and shape == batch.ids.shape)):
+        return way_of(model)(model, batch).float()
+
+
+def loss_sum(task, logits, labels):
+    """The sum over examples of cross-entropy, or of the squared error of a score."""
+    if task.labels:
+        return F.cross_entropy(logits, labels, reduction="sum")
+    return F.mse_loss(logits[:, 0], labels, reduction="sum")
+
+
+def objective(task, model):
+    """The loss for the engine. Its sums: loss, examples, those whose class is right, tokens."""
+
+    def losses(batch, totals):
+        logits = forward(model, batch)
+        loss = loss_sum(task, logits, batch.labels)
+        with torch.no_grad():
+            right = (logits.argmax(-1) == batch.labels).sum()
+            examples = loss.new_full((), len(batch.labels))  # a fill: a copy from the host would wait for the device
+            sums = torch.stack((loss.detach(), examples, right.float(), batch.mask.sum().float()))
+        return loss / totals.examples, sums
+
+    return losses
+
+
+def metrics(task, sums):
+    """(what to log, tokens) of the sums of `objective`."""
+    loss, examples, right, tokens = sums
+    if not examples:  # all updates since the last line were skipped
+        return {"loss": math.nan}, 0
+    accuracy = {"train_acc": right / examples} if task.labels else {}
+    return {"loss": loss / examples, **accuracy}, tokens
+
+
+# ------------------------------------------------------------------------------------------------- saving
+
+
+def save_model(folder, model, tokenizer, weights):
+    """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write."""
+    with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:
+        model.save_pretrained(temporary, state_dict=weights)
+        save_tokenizer(tokenizer, temporary)
+
+
+def weights_digest(model):
+    """Of the encoder's weights on the CPU: what a resumed run must have begun with. The head is drawn by the seed."""
+    digest = hashlib.sha256()
+    for parameter in model.base_model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()[:16]

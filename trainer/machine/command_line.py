@@ -1,0 +1,64 @@
+"""How a command begins and ends: its errors in one line, its exit code, and the line that started it."""
+
+import os
+import shlex
+import sys
+import warnings
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from common.errors import DataError, UserError
+from common.wording import one_line
+from dataset.loader_workers import LoaderError
+from trainer.machine.limits import what_the_machine_lacks
+
+
+def plain_warning(message, category, filename, lineno, line=None) -> str:
+    """A warning as a line for users: Python's own form shows a place in our source, and its code."""
+    return f"warning: {one_line(message)}\n"
+
+
+def run_cli(main):
+    """Run `main()`; print what the user can mend, or what the machine lacks, as one line on stderr and exit with 2.
+
+    Exit code 1 where nothing is to be mended: a worker process died.
+    """
+    warnings.formatwarning = plain_warning
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a sample's characters must not end a run
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = main()
+        sys.stdout.flush()
+        sys.exit(code)
+    except (UserError, DataError) as error:
+        end_with_line(str(error), 2)
+    except LoaderError as error:
+        end_with_line(str(error), 2 if error.is_fault_of_data else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has left
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.exit(1)
+    except (MemoryError, RuntimeError, OSError) as error:
+        lack = what_the_machine_lacks(error)
+        if lack is None:
+            raise
+        end_with_line(lack, 2)
+
+
+def end_with_line(message: str, code: int) -> NoReturn:
+    if message:  # otherwise another rank says it
+        print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
+    # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
+    if dist.is_initialized():
+        os._exit(code)
+    sys.exit(code)
+
+
+def launch_line(script, arguments):
+    """The command that started this process, as a user types it."""
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    launcher = ["python"] if processes == "1" else ["torchrun", "--nproc_per_node", processes]
+    return shlex.join([*launcher, script, *map(str, arguments)])

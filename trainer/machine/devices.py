@@ -1,0 +1,51 @@
+"""Which device a run takes, and the precision that it computes in."""
+
+import torch
+
+from common.errors import UserError
+
+
+def pick_device(name=None):
+    """torch.device for the user's choice, or CUDA, MPS, CPU in this order. Errors: UserError if it is not there.
+
+    A CUDA device has its number: torch.cuda.set_device wants one.
+    """
+    has_mps = torch.backends.mps.is_available()
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"--device {name}: unknown; use cuda, cuda:N, mps or cpu") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"--device {name}: this machine shows {torch.cuda.device_count()} CUDA devices; try --device cpu"
+        )
+    if device.type == "mps" and not has_mps:
+        raise UserError("--device mps: not available on this machine; try --device cpu")
+    if device.type not in ("cuda", "mps", "cpu"):
+        raise UserError(f"--device {name}: unknown; use cuda, cuda:N, mps or cpu")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", 0)
+    return device
+
+
+def cpu_has_bfloat16():
+    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16, AMX or ARM's BF16); emulation is slower than fp32."""
+    names = ("avx512_bf16", "amx_bf16", "bf16", "amx_tile", "arm_bf16", "sve_bf16")
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in names)
+
+
+def pick_dtype(name, device):
+    """(torch.dtype for autocast, notice or None). Falls back where the hardware has no bfloat16."""
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+    if dtype is torch.bfloat16 and device.type == "cpu" and not cpu_has_bfloat16():
+        return torch.float32, "this CPU has no native bfloat16: training in float32 instead"
+    if (
+        dtype is torch.bfloat16
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        return torch.float16, "this GPU has no native bfloat16: training in float16 with a gradient scaler instead"
+    return dtype, None

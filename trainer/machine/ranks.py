@@ -1,0 +1,122 @@
+"""The processes of a run: where this one stands among them, how they join, and work that one of them does for all."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from common.errors import DataError, UserError, user_errors
+from common.notices import announce
+from common.processes import watch_parent
+from trainer.machine.devices import pick_device
+
+
+def on_main(ranks, work):
+    """The result of `work()`, which rank 0 alone does while the others wait; small, since all ranks get it.
+
+    Errors: what a user can mend ends all ranks; only rank 0 prints its line.
+    """
+    answer = [None, False]  # the result, whether it failed
+    error = None
+    if ranks.is_main:
+        try:
+            with user_errors():
+                answer[0] = work()
+        except (UserError, DataError) as caught:
+            answer[1], error = True, caught
+    if ranks.world_size > 1:
+        dist.broadcast_object_list(answer, src=0)
+    if answer[1]:
+        raise error or UserError("")
+    return answer[0]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands among those of the run."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_main(self):
+        return self.rank == 0
+
+
+def init_distributed_mode(device=None, timeout_s=600, ddp=False):
+    """Join the process group that torchrun describes in the environment; returns (Ranks, torch.device).
+
+    device: the user's choice ("cuda:0", "mps", "cpu") or None for the best there is. Under torchrun a CUDA rank takes
+    the GPU of its local rank. Errors: UserError for `ddp` without torchrun or a device that is not there.
+    """
+    if int(os.environ.get("RANK", -1)) == -1:
+        if ddp:
+            raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
+        device = pick_device(device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # events and streams are of the current one
+        return Ranks(), device
+    end_with_launcher()
+    ranks = Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+    device = pick_device(device)
+    if device.type == "cuda":
+        if ranks.local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"--nproc_per_node asks for more processes than this machine has GPUs ({torch.cuda.device_count()})"
+            )
+        device = torch.device("cuda", ranks.local_rank)
+        torch.cuda.set_device(device)
+    elif device.type == "mps":
+        raise UserError("data parallel does not work on mps: launch with python instead of torchrun, or --device cpu")
+    backend = pick_backend(device, ranks)
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(
+        backend,
+        store=rendezvous_store(timeout),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=timeout,
+        device_id=device if backend == "nccl" else None,
+    )
+    return ranks, device
+
+
+def pick_backend(device, ranks: Ranks) -> str:
+    """The library that carries tensors between ranks: NCCL between GPUs where this PyTorch has it, Gloo elsewhere."""
+    if device.type != "cuda":
+        return "gloo"
+    if dist.is_nccl_available():
+        return "nccl"
+    if ranks.is_main:
+        announce("this PyTorch has no NCCL (on Windows it never has): the ranks use Gloo, which is slower")
+    return "gloo"
+
+
+def end_with_launcher() -> None:
+    """Under torchrun: end this rank soon after the launcher is gone, even if that was killed.
+
+    Ranks that went on alone would write over what the next launch trains. Only torchrun's ranks: a process that somebody
+    started in the background by hand is to go on when the shell is closed.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+
+    def leave():
+        announce("error: the launcher is gone, so this rank ends", to_stderr=True)
+        os._exit(1)
+
+    watch_parent(os.getppid(), leave)
+
+
+def rendezvous_store(timeout):
+    """The key-value store in which the ranks find each other.
+
+    torchrun keeps one store over its restarts, so a restarted rank could read the address of a peer that is dead, and
+    wait for it. Each restart gets names of its own. (Of several nodes each counts its own restarts, so not there.)
+    """
+    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
+    return dist.PrefixStore(f"attempt_{attempt}", store)

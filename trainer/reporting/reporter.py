@@ -1,0 +1,271 @@
+"""What the user sees: progress bar or log lines, the metrics file, an experiment tracker. Only global rank 0 reports."""
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from common.files import atomic_file
+from common.wording import counted, printable
+from dataset.loader import UpdateSchedule
+from trainer.machine.measure import describe_machine, versions
+
+
+class Reporter:
+    """Prints and records. On the other ranks every method does nothing."""
+
+    def __init__(self, is_main):
+        self.is_main, self.tracker, self.file, self.bar = is_main, None, None, None
+        self.has_terminal = is_main and sys.stdout.isatty() and columns(sys.stdout) > 0
+        self._unwritten = b""  # lines that a full disk did not take; they are tried again with the next one
+
+    def open(self, metrics_path, is_past=None):
+        """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
+
+        is_past: tells of a line (as a dict) that is there already whether to keep it; default: of none.
+        """
+        if not self.is_main:
+            return
+        path = Path(metrics_path)
+        lines = path.read_bytes().splitlines(keepends=True) if is_past and path.exists() else []
+        with atomic_file(path) as file:
+            file.writelines(line for line in lines if is_past(_record(line)))
+        self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - close() does it
+
+    def say(self, text):
+        if self.is_main:
+            text = printable(text)  # file names and samples may hold what a terminal would obey
+            with self._terminal():
+                if self.bar is None:
+                    print(text, flush=True)
+                else:
+                    self.bar.write(text, file=sys.stdout)
+
+    def advance(self, done, total):
+        """Move the bar, where there is a terminal, to `done` updates of `total`."""
+        if not self.has_terminal:
+            return
+        with self._terminal():
+            if self.bar is None:
+                tqdm.monitor_interval = 0  # no thread of its own
+                layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} updates [{elapsed}<{remaining}]{postfix}"
+                self.bar = tqdm(total=total, initial=done, file=sys.stdout, bar_format=layout, dynamic_ncols=True)
+            self.bar.total = total
+            self.bar.update(done - self.bar.n)
+
+    def log(self, record, text=None):
+        """Record one dict (`step` and `update` are its axis); print `text`, or show a log line's figures in the bar."""
+        if not self.is_main:
+            return
+        if self.bar is not None and "lr" in record:
+            with self._terminal():
+                self.bar.set_postfix_str(bar_line(record))
+        elif text:
+            self.say(text)
+        self.record(record)
+        numbers = flat_numbers(record)
+        del numbers["step"]
+        self._to_tracker("log", numbers, record["step"])
+
+    def record(self, record):
+        """Put a dict into the metrics file alone."""
+        if self.file:
+            self._write(_json_line(record))
+
+    def _to_tracker(self, method, *arguments):
+        """Call a tracker's method: whatever happens to it (a network, a disk) is no reason to end the run."""
+        if self.tracker is None:
+            return
+        try:
+            getattr(self.tracker, method)(*arguments)
+        except Exception as error:
+            self.tracker = None
+            self.say(
+                f"warning: the tracker has failed and gets no more ({type(error).__name__}: {error}); training goes on"
+            )
+
+    @contextlib.contextmanager
+    def _terminal(self):
+        """Around what writes to stdout: if the terminal was closed or the reader has gone, training goes on without it."""
+        try:
+            yield
+        except OSError:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            if self.bar is not None:
+                self.bar.disable = True
+            self.bar, self.has_terminal = None, False
+
+    def _write(self, line):
+        first = not self._unwritten
+        self._unwritten += line
+        try:
+            self._unwritten = self._unwritten[self.file.write(self._unwritten) :]
+        except OSError as error:
+            if first:
+                self.say(f"warning: {self.file.name}: {error.strerror}; the line is kept and tried again")
+
+    def close(self):
+        with self._terminal():
+            if self.bar is not None:
+                self.bar.close()
+        self.bar = None
+        if self.file:
+            if self._unwritten:
+                self._write(b"")
+            self.file.close()
+        self._to_tracker("finish")
+
+
+def columns(terminal):
+    """Its width in characters: some pseudo-terminals say 0, and a bar would not show."""
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns
+    except (OSError, ValueError):  # it does not tell
+        return 80
+
+
+def position(run):
+    """Where a line of the metrics file stands: the axis that all of them share."""
+    return {"step": run.progress.step, "update": run.progress.update, "tokens": run.progress.tokens}
+
+
+def finite(value):
+    """`value` with None for NaN and infinity, which JSON does not have; a skipped update's gradient norm is one."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _json_line(record):
+    """A record as a line of the metrics file. A file name that is not UTF-8 holds lone surrogates, which only JSON's
+    own escapes can spell."""
+    return json.dumps(finite(record), ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+def flat_numbers(record):
+    """The numbers of a record by name, those of a list as name/0, name/1 ...: what trackers draw."""
+    numbers = {}
+    for name, value in record.items():
+        numbers |= {f"{name}/{i}": item for i, item in enumerate(value)} if isinstance(value, list) else {name: value}
+    return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+
+
+def _record(line):
+    """The dict of a metrics line; for one that a crash left damaged a dict that is never of the past."""
+    try:
+        return {"step": math.inf, **json.loads(line)}
+    except (ValueError, TypeError):
+        return {"step": math.inf}
+
+
+class Stopwatch:
+    """Seconds since the last log line, and an estimate of what is left of an epoch."""
+
+    def __init__(self, first_step=0, seconds_before=0.0):
+        """first_step: of the epoch's micro-batches the one that comes first now. seconds_before: see `elapsed`."""
+        self.start = time.perf_counter()
+        self.last, self.first_step = self.start - seconds_before, first_step
+
+    def elapsed(self):
+        """Seconds since the last lap: a resumed run hands them in again, with the sums of that interval."""
+        return time.perf_counter() - self.last
+
+    def lap(self):
+        now = time.perf_counter()
+        elapsed, self.last = now - self.last, now
+        return elapsed
+
+    @contextlib.contextmanager
+    def paused(self):
+        """What the block takes does not count for the next lap: evaluations are no training."""
+        start = time.perf_counter()
+        yield
+        self.last += time.perf_counter() - start
+
+    def seconds_per_step(self, step):
+        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done."""
+        return (time.perf_counter() - self.start) / (step - self.first_step + 1)
+
+
+# What fields are called in a log line, where that is not their name in the metrics
+LOG_NAMES = {"updates_per_second": "updates/s"}
+
+
+def log_line(record: dict, head: str, shown: Sequence[str] = ()) -> str:
+    """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
+    line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
+    more = {LOG_NAMES.get(name, name): f"{record[name]:.4g}" for name in shown if record.get(name) is not None}
+    more["tokens/s"] = f"{record['tokens_per_second']:,.0f}"
+    if record["skipped_updates"]:
+        more["skipped_updates"] = str(record["skipped_updates"])
+    return line + "".join(f" {name}:{value}" for name, value in more.items())
+
+
+def bar_line(record):
+    """What stands behind the bar: the figures of the last log line."""
+    parts = [f"{record['tokens'] / 1e6:,.2f}M tokens", f"{record['tokens_per_second']:,.0f}/s"]
+    parts += [f"loss {record['loss']:.3f}", f"lr {record['lr']:.2g}", f"{record['memory'] / 1e9:.1f} GB"]
+    if record["skipped_updates"]:
+        parts.append(f"{record['skipped_updates']} skipped")
+    return ", ".join(parts)
+
+
+def flops_per_token(config, length):
+    """Floating-point operations of one training step (forward and backward) per token.
+
+    Counts matrix products alone: 2 per multiply-add forward and twice that backward; exact causal attention over rows
+    of mean squared length / mean length = `length`; the tied head once, the embedding look-up free.
+    """
+    h, L, D = config.hidden_size, config.num_hidden_layers, config.head_dim
+    H, KV = config.num_attention_heads, config.num_key_value_heads
+    if config.use_moe:
+        width = config.moe_intermediate_size
+        mlp = 3 * h * width * (config.num_experts_per_tok + config.n_shared_experts) + h * config.num_experts
+    else:
+        mlp = 3 * h * config.intermediate_size
+    weights = L * (2 * h * H * D + 2 * h * KV * D + mlp) + config.vocab_size * h
+    return 6 * weights + 6 * L * length * H * D
+
+
+def mean_context(plan):
+    """Mean squared / mean length of the pieces in the first 1,000 rows of a plan: `length` of `flops_per_token`."""
+    *_, pairs = plan.pieces(range(min(plan.n_rows, 1000)))
+    return float((pairs**2).sum() / max(pairs.sum(), 1))
+
+
+def describe(run, rows, dtype, lines, model, documents):
+    """Print what the run derives from its flags, once, before it starts; record it for the report.
+
+    rows: the plan of the epoch that comes next. lines: what the trainer has to say about data and model.
+    model: what the report shows of the model, by name. documents: how many the data has.
+    """
+    args, ranks, device = run.args, run.ranks, run.engine.device
+    schedule = UpdateSchedule(rows.n_rows, args.batch_size, args.accumulation_steps, ranks.world_size)
+    updates = min(schedule.n_updates * run.epochs, run.max_updates)
+    settings = (
+        f"run: {counted(updates, 'update')} in {counted(run.epochs, 'epoch')}, {counted(schedule.rows_per_update, 'row')} = "
+        f"{schedule.rows_per_update * rows.T:,} tokens each ({args.batch_size} x {counted(args.accumulation_steps, 'micro-batch', 'micro-batches')} "
+        f"x {counted(ranks.world_size, 'rank')}), {device}, {str(dtype).removeprefix('torch.')}"
+    )
+    for line in (*lines, settings):
+        run.reporter.say(line)
+    run.reporter.record(
+        {
+            **position(run),
+            "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "command": run.command,
+            "settings": {name: value for name, value in vars(args).items() if value is not None},
+            "model": model,
+            "data": {"documents": documents, "rows": rows.n_rows, "fill": rows.fill},
+            "machine": {**describe_machine(device, ranks.world_size), "dtype": str(dtype)},
+            "versions": versions(),
+        }
+    )

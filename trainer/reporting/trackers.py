@@ -1,0 +1,65 @@
+"""Experiment trackers: the same records to Weights & Biases, SwanLab, Trackio or TensorBoard."""
+
+import importlib
+import secrets
+
+from common.errors import UserError
+
+TRACKERS = ("wandb", "swanlab", "trackio", "tensorboard")
+
+
+def open_tracker(kind, project, name, settings, folder, run_id=None, step=-1):
+    """Begin the run `name` in a tracker, or continue the one of `run_id` after `step`.
+
+    folder: where TensorBoard's files go. Returns an object with `id` (for the checkpoint), log(numbers, step) and finish().
+    Errors: UserError where the package is not installed or refuses.
+    """
+    try:
+        if kind == "tensorboard":
+            return TensorBoard(f"{folder}/{name}_tensorboard", settings, step)
+        return Tracker(importlib.import_module(kind), kind, project, name, settings, run_id)
+    except ImportError as error:
+        raise UserError(f"--tracker {kind} needs a package that is not here: pip install {kind}") from error
+    except Exception as error:  # each package raises its own kinds
+        hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
+        raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
+
+
+class Tracker:
+    """W&B and the two that took over its interface."""
+
+    def __init__(self, module, kind, project, name, settings, run_id):
+        self.module = module
+        if kind == "trackio":  # it knows a run by its name alone
+            self.id = run_id or f"{name}-{secrets.token_hex(4)}"
+            module.init(project=project, name=self.id, resume="allow", config=settings)
+        else:
+            run = module.init(project=project, name=name, id=run_id, resume="allow", config=settings)
+            self.id = run.id
+
+    def log(self, numbers, step):
+        self.module.log(numbers, step=step)
+
+    def finish(self):
+        self.module.finish()
+
+
+class TensorBoard:
+    """Event files; `tensorboard --logdir out` shows them."""
+
+    id = None
+
+    def __init__(self, folder, settings, step):
+        from torch.utils.tensorboard import (
+            SummaryWriter,  # its package is not needed by anybody who does not ask for it
+        )
+
+        self.writer = SummaryWriter(folder, purge_step=step + 1)  # a killed run has logged beyond its last checkpoint
+        self.writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in settings.items()), 0)
+
+    def log(self, numbers, step):
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+
+    def finish(self):
+        self.writer.close()

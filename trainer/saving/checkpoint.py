@@ -1,0 +1,233 @@
+"""Checkpoints to resume from: written whole or not at all, verified when read.
+
+Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
+    pretrain_512_resume/update_00000120.pt    everything a resume needs (one `state_dict`)
+    pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
+"""
+
+import errno
+import glob
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.errors import BadContentError, UserError
+from common.files import HashingWriter, atomic_file, file_digest, is_link_of, link_or_copy, remove, replace
+from model.weight_files import check_kind
+from trainer.saving.weights import write_tensors
+
+
+def remove_temporaries(stem, folder):
+    """Delete what a killed run of this name left half written: beside `stem` and in its checkpoint folder.
+
+    Other names in the same place are left alone; they may belong to a run that is writing them now.
+    """
+    name = glob.escape(stem.name)
+    beside = [*stem.parent.glob(f"{name}.*.tmp"), *stem.parent.glob(f".{name}.*.tmp")]
+    for path in [*beside, *folder.glob("update_*.tmp")]:
+        remove(path)
+
+
+def snapshot(value):
+    """A copy on the CPU that later updates do not change; tied tensors stay one."""
+    copies = {}
+
+    def copy(value):
+        if isinstance(value, torch.Tensor):
+            key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            if key not in copies or value.numel() == 0:
+                copies[key] = value.detach().to("cpu", copy=True)
+            return copies[key]
+        if isinstance(value, dict):
+            return {name: copy(item) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(copy(item) for item in value)
+        return value
+
+    return copy(value)
+
+
+def verified(path):
+    """Whether a checkpoint's bytes are those that its digest file was made from."""
+    try:
+        expected = Path(f"{path}.sha256").read_text().split()[0]
+        return file_digest(path) == expected
+    except (OSError, IndexError, UnicodeDecodeError):
+        return False
+
+
+def load_checkpoint(path: str | Path) -> Any:
+    """The state dict in a checkpoint; nothing in it can run code. Errors: BadContentError for what torch cannot read."""
+    try:
+        check_kind(Path(path))
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:  # the machine's fault, not the file's
+        raise
+    except Exception as error:  # a pickle of something else raises whatever it likes, KeyError and IndexError among it
+        raise BadContentError(f"it cannot be read, {type(error).__name__}") from error
+
+
+def update_of(path: Path) -> int:
+    """The update that a checkpoint is named for; -1 for a name that is none of ours."""
+    number = path.stem.removeprefix("update_")
+    return int(number) if number.isdecimal() and len(number) < 20 else -1
+
+
+def folder_number(folder):
+    """n of {name}_old{n}, 0 if that is no number."""
+    number = folder.name.rpartition("_old")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+class Checkpoints:
+    """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
+
+    def __init__(self, folder, keep=2):
+        self.folder, self.keep = Path(folder), keep
+        self._thread = self._error = None
+        self._damaged = set()  # found by newest(); they do not count as kept
+
+    def paths(self):
+        """Existing checkpoints, newest first."""
+        return sorted(self.folder.glob("update_*.pt"), reverse=True)
+
+    def save(self, state, update, before=None):
+        """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
+
+        Waits for the save before this one, whose error (OSError) `wait` has to be asked for first.
+        """
+        self.wait()
+        copy = snapshot(state)
+
+        def write():
+            for step in (lambda: before and before(copy), lambda: self._write(copy, update)):
+                try:
+                    step()
+                except BaseException as error:  # carried to the training thread by wait()
+                    self._error = error
+
+        # Not a daemon: an interpreter that ends must first finish what it has begun to write.
+        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread.start()
+
+    def writing(self):
+        """Whether a save is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self):
+        """Wait until nothing is being written; raise the error of the last save, if any."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self, state, update):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"update_{update:08d}.pt"
+        with atomic_file(path) as file:
+            writer = HashingWriter(file)
+            write_tensors(state, writer)
+            # The digest first: a checkpoint is never seen without it.
+            with atomic_file(f"{path}.sha256") as digest_file:
+                digest_file.write(f"{writer.digest.hexdigest()}  {path.name}\n".encode())
+        if not verified(path):
+            raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
+        self._damaged.discard(path)
+        self._prune(path)
+
+    def _prune(self, newest):
+        """Delete all but `newest`, which has just been verified, and the `keep` - 1 good ones before it.
+
+        Those with a higher number were damaged when this run resumed from one before them.
+        """
+        kept = [path for path in self.paths() if path <= newest and path not in self._damaged][: self.keep]
+        for path in self.paths():
+            if path not in kept:
+                path.unlink(missing_ok=True)
+                Path(f"{path}.sha256").unlink(missing_ok=True)
+
+    def set_aside(self, files, weights=(), notice=print, unsaved=()):
+        """Keep an earlier run when a fresh one takes its place: its checkpoints and other `files` move to a folder.
+
+        One rename moves them, so that a kill at any moment leaves them together, here or there. `weights` (files or
+        folders) stay here too until the new ones replace them. `unsaved`: files that are deleted if there is nothing
+        else, since their run ended before it had saved anything.
+        """
+        files, weights = list(map(Path, files)), list(map(Path, weights))
+        if any((self.folder / path.name).exists() for path in files + weights):  # brought back and not resumed
+            self._move(notice)
+        before = self._asides()[-1:]
+        kept = [path for path in files + weights if path.exists()]
+        kept = [path for path in kept if not any(is_link_of(folder / path.name, path) for folder in before)]
+        if not self.paths() and set(kept) <= set(map(Path, unsaved)):
+            for path in kept:
+                remove(path)
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in kept:
+            if path.is_dir():
+                shutil.copytree(path, self.folder / path.name, copy_function=link_or_copy)
+            else:
+                link_or_copy(path, self.folder / path.name)
+        self._move(notice)
+        for path in kept:
+            if path in files:
+                remove(path)
+
+    def _move(self, notice):
+        numbers = [folder_number(folder) for folder in self._asides()]
+        old = self.folder.with_name(f"{self.folder.name}_old{max(numbers, default=0) + 1}")
+        hint = "; --from_resume 1 would have gone on with it" if self.paths() else ""
+        self.folder.rename(old)
+        notice(f"a fresh run: what there is of the one before is now in {old}{hint}")
+
+    def _asides(self):
+        """The folders that `set_aside` has made, the latest last."""
+        found = self.folder.parent.glob(f"{glob.escape(self.folder.name)}_old*")
+        return sorted((folder for folder in found if folder_number(folder)), key=folder_number)
+
+    def last_aside(self):
+        """The folder of the last run that was set aside with checkpoints, or None."""
+        return next((folder for folder in reversed(self._asides()) if any(folder.glob("update_*.pt"))), None)
+
+    def bring_back(self):
+        """Put what `set_aside` has moved with a run, whose folder was renamed back, where it was."""
+        for path in [path for path in self.folder.iterdir() if not path.name.startswith("update_")]:
+            replace(path, self.folder.parent / path.name)
+
+    def newest(
+        self, notice: Callable[[str], None] = print, check: Callable[[Any, Path], None] | None = None
+    ) -> tuple[Any, Path] | None:
+        """(state, path) of the newest checkpoint whose digest and content hold, or None where there is none at all.
+
+        Those that do not are named through `notice` and passed over. check(state, path): raises BadContentError for a
+        content that cannot be used. Errors: UserError where some exist and none holds; what `check` raises besides.
+        """
+        for folder_digest in self.folder.glob("update_*.pt.sha256"):
+            if not folder_digest.with_suffix("").exists():  # killed between the two renames
+                folder_digest.unlink(missing_ok=True)
+        paths = self.paths()
+        for path in paths:
+            if not verified(path):
+                notice(f"{path}: damaged or without its digest; passed over")
+            else:
+                try:
+                    state = load_checkpoint(path)
+                    if check is not None:
+                        check(state, path)
+                    return state, path
+                except BadContentError as error:
+                    notice(f"{path}: its digest holds, but not its content ({error}); passed over")
+            self._damaged.add(path)
+        if paths:
+            raise UserError(
+                f"{self.folder}: none of its {len(paths)} checkpoints is intact; "
+                "delete the folder to start afresh, or continue from weights with --from_weight"
+            )
+        return None

@@ -1,0 +1,274 @@
+"""What a checkpoint must hold before anything of it is taken over.
+
+A digest shows that a file is the one that was written. It does not show that the right thing was written: a fault of a
+disk or of memory before the digest was made, or a file that somebody else has made, passes it. So a resume looks at all
+that it is going to use, and changes nothing of the run until all of it is good. What is wrong is told in a few words.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.errors import BadContentError
+from trainer.optim.muon import Muon
+
+# The tensors that an optimiser keeps for a parameter in the parameter's shape, and the count that AdamW keeps beside
+MOMENTS = {torch.optim.AdamW: ("exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
+COUNTS = {torch.optim.AdamW: ("step",), Muon: ()}
+LARGEST_COUNT = 2**53
+# Of settings and the like, which are compared and printed: a nest of references could be walked through for ever
+DEEPEST = 6
+MOST_ITEMS = 100_000
+
+
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise BadContentError(what)
+
+
+# ------------------------------------------------------------------------------------- whatever the run
+
+
+def check_form(state: Any) -> None:
+    """Errors: BadContentError unless `state` has the fields of resume.state_dict, each of its kind."""
+    require(isinstance(state, dict), f"it holds a {type(state).__name__}, not the state of a run")
+    kinds: dict[str, type] = {
+        "model": dict,
+        "engine": dict,
+        "progress": dict,
+        "ranks": list,
+        "identity": dict,
+        "settings": dict,
+        "tracker_ids": dict,
+    }
+    for name, kind in kinds.items():
+        require(name in state, f"{name} is missing")
+        require(isinstance(state[name], kind), f"{name} is a {type(state[name]).__name__}, not a {kind.__name__}")
+    for name in ("identity", "settings", "tracker_ids"):
+        _check_plain(state[name], name)
+    for name in ("batch_size", "accumulation_steps"):
+        value = state["settings"].get(name)
+        require(_is_count(value) and value > 0, f"settings: {name} is {_short(value)}")
+    require(_is_number(state.get("seconds")) and state["seconds"] >= 0, f"seconds is {_short(state.get('seconds'))}")
+    require(len(state["ranks"]) > 0, "ranks is empty")
+
+
+def _check_plain(value: Any, name: str) -> None:
+    """Text, numbers, and lists and dicts of them, in a bounded amount."""
+    waiting = [(value, 0)]
+    seen = 0
+    while waiting:
+        item, depth = waiting.pop()
+        seen += 1
+        require(seen <= MOST_ITEMS and depth <= DEEPEST, f"{name} is nested too deep or too large")
+        if isinstance(item, dict):
+            require(all(isinstance(key, str) for key in item), f"{name} has a key that is no text")
+            waiting.extend((below, depth + 1) for below in item.values())
+        elif isinstance(item, (list, tuple)):
+            waiting.extend((below, depth + 1) for below in item)
+        else:
+            plain = item is None or isinstance(item, (str, int, float, bool))
+            require(plain, f"{name} holds a {type(item).__name__}")
+
+
+# ------------------------------------------------------------------------------------------ for one run
+
+
+def check_fit(state: dict, run: Any, update: int) -> None:
+    """Errors: BadContentError unless `run` can take all of `state` over.
+
+    state: passed check_form, and is of this run's data, model and optimiser. update: the one that the file is named for.
+    """
+    check_progress(state["progress"], run.progress, update)
+    check_weights(state["model"], run.engine.model.state_dict())
+    check_engine(state["engine"], run.engine, update)
+    for number, of_rank in enumerate(state["ranks"]):
+        check_rank(of_rank, f"rank {number}", len(run.engine.sums), run.engine.device.type)
+    row = state["progress"]["row"]
+    if row:  # a plan is not made for a row that every epoch has
+        n_rows = run.plan(state["progress"]["epoch"]).n_rows
+        require(row < n_rows, f"progress: row is {row}, and the epoch has {n_rows}")
+
+
+def check_progress(progress: dict, own: Any, update: int) -> None:
+    """`own`: the run's Progress, for its fields."""
+    known = {field.name for field in fields(own)}
+    unknown = sorted(set(map(str, progress)) - known)
+    require(not unknown, f"progress has an unknown field {unknown[:1]}")
+    for name in ("epoch", "row", "update", "tokens"):
+        require(_is_count(progress.get(name)), f"progress: {name} is {_short(progress.get(name))}")
+    step, skipped = progress.get("step"), progress.get("skipped", 0)
+    require(_is_count(skipped), f"progress: skipped is {_short(skipped)}")
+    require(
+        progress["update"] == update, f"progress: update is {progress['update']}, and the file's name says {update}"
+    )
+    # An update has a micro-batch or more, an epoch an update or more.
+    require(_is_count(step) and step >= update - 1, f"progress: step is {_short(step)} after {update} updates")
+    require(progress["epoch"] <= update, f"progress: epoch is {progress['epoch']} after {update} updates")
+    norm = progress.get("grad_norm")
+    require(norm is None or isinstance(norm, float), f"progress: grad_norm is {_short(norm)}")
+    best = progress.get("best_val_loss", math.inf)
+    require(isinstance(best, float) and not math.isnan(best), f"progress: best_val_loss is {_short(best)}")
+    due = progress.get("evaluation_due", False)
+    require(isinstance(due, bool), f"progress: evaluation_due is {_short(due)}")
+
+
+def check_weights(weights: dict, own: dict[str, torch.Tensor]) -> None:
+    """`own`: the state dict that they are to replace."""
+    missing = sorted(own.keys() - weights.keys())
+    require(not missing, f"model: {len(missing)} weights are missing, {missing[:1]}")
+    strange = sorted(map(str, weights.keys() - own.keys()))
+    require(not strange, f"model: {len(strange)} weights are unknown, {strange[:1]}")
+    for name, tensor in own.items():
+        _check_tensor(weights[name], f"model: {name}", tensor.shape, tensor.dtype)
+        if tensor.is_floating_point():
+            require(bool(torch.isfinite(weights[name]).all()), f"model: {name} has numbers that are NaN or infinite")
+
+
+def check_engine(state: dict, engine: Any, update: int) -> None:
+    for name in ("optimizer", "scaler"):
+        require(isinstance(state.get(name), dict), f"engine: {name} is a {type(state.get(name)).__name__}")
+    skipped = state.get("skipped")
+    of_numbers = isinstance(skipped, list) and len(skipped) == 2 and all(_is_number(n) and n >= 0 for n in skipped)
+    require(of_numbers, f"engine: skipped is {_short(skipped)}")
+    _check_scaler(state["scaler"])
+    applied = update - skipped[0]  # type: ignore[index]
+    optimizer = engine.optimizer
+    together = getattr(optimizer, "optimizers", None)
+    if together is None:
+        _check_optimizer(state["optimizer"], optimizer, applied)
+        return
+    parts = state["optimizer"].get("optimizers")
+    require(isinstance(parts, list) and len(parts) == len(together), "optimizer: another number of optimisers")
+    for part, own in zip(parts, together, strict=True):  # type: ignore[arg-type]
+        require(isinstance(part, dict), f"optimizer: a {type(part).__name__} in place of a dict")
+        _check_optimizer(part, own, applied)
+
+
+def _check_scaler(scaler: dict) -> None:
+    if not scaler:  # of a run that had none
+        return
+    for name in ("scale", "growth_factor", "backoff_factor", "growth_interval"):
+        value = scaler.get(name)
+        require(_is_number(value) and value > 0, f"engine: the scaler's {name} is {_short(value)}")
+    tracker = scaler.get("_growth_tracker")
+    require(_is_count(tracker), f"engine: the scaler's _growth_tracker is {_short(tracker)}")
+
+
+def _check_optimizer(state: dict, own: torch.optim.Optimizer, applied: float) -> None:
+    """applied: updates that changed the weights; without one an optimiser may have nothing to keep."""
+    groups, of_parameter = state.get("param_groups"), state.get("state")
+    mine = own.state_dict()["param_groups"]
+    require(isinstance(groups, list) and len(groups) == len(mine), "optimizer: another number of groups")
+    for group, my_group in zip(groups, mine, strict=True):  # type: ignore[arg-type]
+        require(isinstance(group, dict), "optimizer: a group is no dict")
+        params = group.get("params")
+        of_numbers = isinstance(params, list) and all(map(_is_count, params))
+        require(of_numbers and params == my_group["params"], "optimizer: a group has other parameters")
+        _check_plain({str(name): value for name, value in group.items() if name != "params"}, "optimizer: a group")
+    require(isinstance(of_parameter, dict), "optimizer: its state is no dict")
+    if not of_parameter and applied <= 0:
+        return
+    parameters = [parameter for group in own.param_groups for parameter in group["params"]]
+    complete = of_parameter.keys() == set(range(len(parameters)))  # type: ignore[union-attr]
+    require(complete, "optimizer: it does not have a state for each parameter")
+    moments, counts = MOMENTS[type(own)], COUNTS[type(own)]
+    for i, parameter in enumerate(parameters):
+        kept = of_parameter[i]  # type: ignore[index]
+        whole = isinstance(kept, dict) and kept.keys() == {*moments, *counts}
+        require(whole, f"optimizer: parameter {i} has not the entries {', '.join((*counts, *moments))}")
+        for name in counts:
+            count = kept[name]
+            _check_tensor(count, f"optimizer: {name} of parameter {i}", torch.Size(), torch.float32)
+            good = math.isfinite(count.item()) and count.item() >= 0
+            require(good, f"optimizer: {name} of parameter {i} is {count.item()}")
+        for name in moments:
+            what = f"optimizer: {name} of parameter {i}"
+            _check_tensor(kept[name], what, parameter.shape, parameter.dtype)
+            require(not bool(torch.isnan(kept[name]).any()), f"{what} has numbers that are NaN")
+
+
+def check_rank(state: Any, name: str, n_sums: int, device_type: str) -> None:
+    """What a rank keeps for itself: its sums for the log, and its random states, tried on generators of their own."""
+    require(isinstance(state, dict), f"{name} is a {type(state).__name__}")
+    sums, rng = state.get("sums"), state.get("rng")
+    right = isinstance(sums, list) and len(sums) == n_sums and all(map(_is_number, sums))
+    require(right, f"{name}: sums are not {n_sums} numbers")
+    require(isinstance(rng, dict), f"{name}: rng is a {type(rng).__name__}")
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "torch": torch.Generator().set_state,
+        "python": random.Random().setstate,
+        "numpy": _try_numpy,
+    }
+    for kind, try_it in kinds.items():
+        try:
+            try_it(rng[kind])  # type: ignore[index]
+        except Exception:  # what a library says of a state that is none is of no use to a reader
+            raise BadContentError(f"{name}: the random state of {kind} is none") from None
+    for kind in ("cuda", "mps"):
+        require(kind in rng, f"{name}: no random state of {kind}")  # type: ignore[operator]
+        state = rng[kind]  # type: ignore[index]
+        if state is None:
+            continue
+        _check_tensor(state, f"{name}: the random state of {kind}", None, torch.uint8)
+        if kind == device_type:
+            backend = torch.cuda if kind == "cuda" else torch.mps
+            wanted = backend.get_rng_state().shape
+            _check_tensor(state, f"{name}: the random state of {kind}", wanted, torch.uint8)
+
+
+def _try_numpy(state: Any) -> None:
+    kind, keys, position, has_gauss, gauss = state
+    # NumPy itself takes any position, and reads beyond its table.
+    require(_is_count(position) and position <= 624, "position")
+    require(has_gauss in (0, 1) and _is_number(gauss), "gauss")
+    np.random.RandomState().set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+
+
+# ------------------------------------------------------------------------------------------------ pieces
+
+
+def _check_tensor(value: Any, what: str, shape: torch.Size | None, dtype: torch.dtype) -> None:
+    """A block of numbers of its own in memory; shape None: any."""
+    require(isinstance(value, torch.Tensor), f"{what} is a {type(value).__name__}")
+    plain = value.layout is torch.strided and not value.is_quantized and value.device.type == "cpu"
+    require(plain, f"{what} is no plain tensor")
+    require(value.dtype == dtype, f"{what} is {value.dtype}, not {dtype}")
+    require(shape is None or value.shape == shape, f"{what} is {list(value.shape)}, not {list(shape or ())}")
+    require(_has_own_memory(value), f"{what} claims more numbers than it has")
+
+
+def _has_own_memory(tensor: torch.Tensor) -> bool:
+    """Whether each number has a place of its own, in whatever order the dimensions lie in memory."""
+    if not tensor.numel():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_COUNT
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_COUNT
+
+
+def _short(value: Any) -> str:
+    """A value as an error line can show it."""
+    if isinstance(value, (int, float, str, bool)) or value is None:
+        return repr(value)[:40]
+    return f"a {type(value).__name__}"

@@ -1,0 +1,74 @@
+"""Whether a run can write its files where they are to go: found out at the start, not after hours of work."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from trainer.saving.checkpoint_content import MOMENTS
+
+
+def check_writable(stem: Path) -> None:
+    """Errors: UserError where no file can be written beside `stem`, the path of a run's files without their endings, or
+    among its checkpoints. Nothing is left behind."""
+    # The longest of the names that the run will use, of a file that a restart after a kill clears away
+    _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():07d}.tmp"))
+    resume_folder = stem.with_name(f"{stem.name}_resume")
+    if resume_folder.is_dir():
+        _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
+
+
+def check_kinds(stem: Path, files: Iterable[Path] = (), folders: Iterable[Path] = ()) -> None:
+    """Errors: UserError where a folder is in the place of a file of the run, or a file in that of a folder.
+
+    files, folders: what it leaves beside metrics, report and checkpoints.
+    """
+    own_files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("metrics.jsonl", "report.html", "loss.png")]
+    for path in (*own_files, *files):
+        if path.is_dir():
+            raise UserError(f"{path} is a folder, and a file of this run is to go there: move it away")
+    for path in (stem.with_name(f"{stem.name}_resume"), *folders):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file, and a folder of this run is to go there: move it away")
+
+
+def _try_to_write(path: Path) -> None:
+    """Write a byte to a file at `path` and delete it. Errors: UserError."""
+    try:
+        with open(path, "wb") as file:
+            file.write(b"\0")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            length = len(os.fsencode(path.name))
+            raise UserError(
+                f"{path.parent} takes no file name of {length} bytes, such as {path.name[:40]}...: a shorter "
+                "--save_weight or --out_dir is wanted"
+            ) from error
+        raise UserError(
+            f"{path.parent}: nothing can be written there ({error.strerror}): mend that, or name another --out_dir"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def check_space(folder: Path, engine: Any) -> None:
+    """Errors: UserError where the disk has less room than a checkpoint of the engine's model takes."""
+    needed = sum(p.numel() * p.element_size() for p in engine.model.parameters())
+    for optimizer in getattr(engine.optimizer, "optimizers", [engine.optimizer]):
+        moments = len(MOMENTS[type(optimizer)])
+        for group in optimizer.param_groups:
+            needed += moments * sum(p.numel() * p.element_size() for p in group["params"])
+    disk = shutil.disk_usage(folder)
+    # Some network file systems tell no size at all.
+    if disk.total and disk.free < needed:
+        raise UserError(
+            f"{folder}: a checkpoint takes {needed / 1e6:,.1f} MB, and {disk.free / 1e6:,.1f} MB are free there: free "
+            "some space, or name another --out_dir"
+        )

@@ -1,0 +1,69 @@
+"""One run at a time writes a set of files: a lock that the operating system releases when its process ends, however.
+
+Beside the files of `out/pretrain_512` lie `out/.pretrain_512.lock`, which stays, is empty and means nothing by itself,
+and, while a run holds the lock, `out/.pretrain_512.running`, which says who it is.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from common.errors import UserError
+from common.files import atomic_file
+from common.notices import announce
+
+WAIT_S = 3.0  # ranks of a launcher that was just killed need a moment to notice it
+
+_held: list[tuple[FileLock, Path]] = []  # of this process
+
+
+def hold(stem: Path) -> None:
+    """Take the lock of the files `{stem}*` until `release_all` or the end of this process.
+
+    Errors: UserError that names the process that has it. Where the file system has no locks, a line says so.
+    """
+    stem = stem.absolute()
+    lock = FileLock(_beside(stem, "lock"), thread_local=False, fallback_to_soft=False, preserve_lock_file=True)
+    running = _beside(stem, "running")
+    try:
+        lock.acquire(timeout=WAIT_S)
+    except Timeout:
+        raise UserError(
+            f"{stem}: {_who(running)} is writing these files: wait for it, stop it, or name another --out_dir"
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, PermissionError):
+            raise
+        announce(f"note: {stem.parent} takes no lock ({error}): see to it that no second run writes there")
+        return
+    _held.append((lock, running))
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+    with contextlib.suppress(OSError), atomic_file(running) as file:  # a full disk: the lock itself holds all the same
+        file.write(json.dumps(owner).encode())
+
+
+def release_all() -> None:
+    """Give back what `hold` took."""
+    while _held:
+        lock, running = _held.pop()
+        with contextlib.suppress(OSError):
+            running.unlink(missing_ok=True)
+        lock.release()
+
+
+def _beside(stem: Path, kind: str) -> Path:
+    return stem.with_name(f".{stem.name}.{kind}")
+
+
+def _who(running: Path) -> str:
+    """The process that holds the lock, as its file tells."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        owner = json.loads(running.read_text())
+        pid, host, started = int(owner["pid"]), str(owner["host"]), str(owner["started"])
+        return f"process {pid} on {host!r} (since {started})"
+    return "another process"

@@ -1,0 +1,57 @@
+"""The half-precision weights of a run, as other people's code loads them: `pretrain_512.pth` and `pretrain_512.json`."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from common.files import HashingWriter, atomic_file, file_digest
+from common.notices import announce
+from model.weight_files import DIGEST_FIELD
+
+FLOAT16_MAX = torch.finfo(torch.float16).max
+
+
+def save_weights(state_dict: dict[str, torch.Tensor], config: dict, stem: str | Path) -> None:
+    """Write `{stem}.pth`, a flat fp16 state dict on the CPU with the public key names, and `{stem}.json`, the config.
+
+    The .json has the SHA-256 of the .pth. It is renamed first; so that a crash between the two leaves a good pair, it
+    has that of the .pth before as well.
+    """
+    weights = weights_to_save(state_dict)
+    path = Path(f"{stem}.pth")
+    before = [file_digest(path)] if path.is_file() else []
+    with atomic_file(path) as file:
+        writer = HashingWriter(file)
+        write_tensors(weights, writer)
+        content = {**config, DIGEST_FIELD: [writer.digest.hexdigest(), *before]}
+        with atomic_file(f"{stem}.json") as beside:
+            beside.write(json.dumps(content, indent=2, sort_keys=True).encode())
+
+
+def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights on the CPU in float16, or all in float32 where float16 would turn one of them into infinity.
+
+    A tied matrix is stored once.
+    """
+    dtype = torch.float16
+    for name, tensor in state_dict.items():
+        largest = tensor.abs().max().item() if tensor.numel() else 0.0
+        if FLOAT16_MAX < largest < float("inf"):
+            announce(f"warning: {name} reaches {largest:.3g}, beyond float16: the weights are saved in float32")
+            dtype = torch.float32
+            break
+    copies = {}
+    for tensor in state_dict.values():
+        copies[tensor.data_ptr()] = tensor.to("cpu", dtype)
+    return {name: copies[tensor.data_ptr()] for name, tensor in state_dict.items()}
+
+
+def write_tensors(state, writer):
+    """torch.save into a HashingWriter. OSError where the disk is full: torch itself reports its own confusion instead."""
+    try:
+        torch.save(state, writer)
+    except RuntimeError:
+        if writer.error is None:
+            raise
+        raise writer.error from None
