@@ -48,7 +48,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
 from trainer.machine.measure import product_rate
-from trainer.reporting.reporter import flops_per_token
+from trainer.pretrain.flops import flops_per_token
 
 CORPORA = ROOT.parent / "shared" / "corpora"  # reference material beside the checkout; optional
 LENGTHS, LONGEST = (64, 600), 512  # tokens of a document, BOS and EOS included: drawn from this range, then cut

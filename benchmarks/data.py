@@ -60,7 +60,8 @@ START = """
 import sys, time
 began = time.perf_counter()
 sys.path[0] = sys.argv[1]
-from trainer.train_pretrain import Corpus, DocumentEncoder, load_tokenizer
+from dataset.corpus import Corpus
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 encoder = DocumentEncoder(load_tokenizer(sys.argv[1] + "/model"))
 imported = time.perf_counter()
 corpus = Corpus([sys.argv[2]], encoder, max_seq_len=512, seed=42, cache_dir=sys.argv[3])

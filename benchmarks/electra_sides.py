@@ -6,6 +6,7 @@ GPU), eager, the generator's head on every position, unfused AdamW.
 
 import itertools
 import tempfile
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,16 +16,16 @@ from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan
 from dataset.loader import UpdateSchedule, make_loader
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
+from dataset.tokenizing.sample import Source
 from dataset.tokenizing.wordpiece import train_wordpiece
 from model.electra.model_electra import IGNORE, ElectraPretrainer, configs, flops_per_token, sample
 from model.electra.sizes import SIZES
-from trainer.electra.loss import DISC_WEIGHT, N_SUMS, objective
+from trainer.electra.loss import DISC_WEIGHT, N_SUMS, electra_loss
 from trainer.engine import Engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_adamw, parameter_groups
-from trainer.train_tokenizer import Source
 
 T, ENTRIES, SHARE = SIZES["small"].max_seq_len, 30_522, SIZES["small"].mask_share
 
@@ -90,7 +91,7 @@ def train_ours(args, device, turns):
     model, dtype = new_model().to(device), pick_dtype("bfloat16", device)[0]
     optimizer = build_adamw(parameter_groups(model, 0.01), 5e-4, eps=1e-6)
     options = {"device": device, "dtype": dtype, "ranks": Ranks(), "n_sums": N_SUMS}
-    engine = Engine(model, optimizer, objective(model), **options)
+    engine = Engine(model, optimizer, partial(electra_loss, model), **options)
     compile_blocks(model, args.use_compile, device, print)
     with tempfile.TemporaryDirectory() as folder:
         for step, (batch, totals) in enumerate(batches(args, folder)):

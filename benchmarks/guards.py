@@ -9,6 +9,7 @@ clipping needs the norm anyway. Medians, and the ratio.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,9 +34,9 @@ from trainer.engine import Engine
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
+from trainer.pretrain.loss import pretrain_loss
 from trainer.saving.checkpoint import Checkpoints, snapshot
 from trainer.saving.weights import save_weights
-from trainer.train_pretrain import objective
 
 
 class PlainEngine(Engine):
@@ -85,7 +86,7 @@ def main():
     model = MiniMindForCausalLM(MiniMindConfig()).to(device).train()
     optimizer = build_optimizer(model, 1e-4)
     engines = [
-        kind(model, optimizer, objective(model), device=device, dtype=dtype, ranks=Ranks())
+        kind(model, optimizer, partial(pretrain_loss, model), device=device, dtype=dtype, ranks=Ranks())
         for kind in (Engine, PlainEngine)
     ]
     batch = random_batch(args.rows, 512, model.config.vocab_size).to(device)

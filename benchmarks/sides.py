@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
-from trainer.train_pretrain import n_sums, objective
+from trainer.pretrain.loss import n_sums, pretrain_loss
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
 LR, ENDLESS = 5e-4, 10**6  # updates: more than any run makes
@@ -134,7 +135,7 @@ def train_ours(args, config, device, turns):
     model = MiniMindForCausalLM(config).to(device).train()
     optimizer, dtype = build_optimizer(model, LR), pick_dtype("bfloat16", device)[0]
     options = {"device": device, "dtype": dtype, "ranks": Ranks(), "n_sums": n_sums(config)}
-    engine = Engine(model, optimizer, objective(model), **options)
+    engine = Engine(model, optimizer, partial(pretrain_loss, model), **options)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(
             [args.documents], encoder, max_seq_len=T, seed=42, cache_dir=folder, num_procs=args.threads, progress=False

@@ -9,6 +9,7 @@ each counts, so that other processes on the machine disturb the ratio less.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,8 +34,8 @@ from trainer.machine.compiling import compile_blocks
 from trainer.machine.measure import peak_memory, product_rate, seconds
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
-from trainer.reporting.reporter import flops_per_token
-from trainer.train_pretrain import n_sums, objective
+from trainer.pretrain.flops import flops_per_token
+from trainer.pretrain.loss import n_sums, pretrain_loss
 
 
 def packed_batch(rows, T, mean_length, vocab_size, generator):
@@ -71,7 +72,7 @@ def main():
     engine = Engine(
         model,
         build_optimizer(model, 5e-4),
-        objective(model),
+        partial(pretrain_loss, model),
         device=device,
         dtype=torch.bfloat16,
         ranks=Ranks(),

@@ -165,8 +165,8 @@ class Loader:
         self.failure: LoaderError | None = None  # why the batches end too early, as soon as that is known
         self._pool: WorkerPool | None = None
 
-    def epoch(self, plan, schedule: UpdateSchedule) -> Iterator[tuple[int, int, Any]]:
-        """Yields (update, micro-batch within it, batch) from `schedule.start_row` on; None for an empty slice.
+    def updates(self, plan, schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
+        """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
 
         An update begins when all of its batches are here, so that an error never leaves one half done: LoaderError
         comes between two updates. Where other ranks take part it is known in `failure` some updates before, so that
@@ -187,16 +187,16 @@ class Loader:
                 ready.append(update)
             if not ready:
                 break
-            yield from ready.popleft()
+            yield ready.popleft()
         if self.failure is not None:
             raise self.failure
 
-    def _whole_updates(self, plan, schedule: UpdateSchedule) -> Iterator[list[tuple[int, int, Any]]]:
-        """The (update, micro-batch, batch) of one update after the other."""
+    def _whole_updates(self, plan, schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
+        """(number, batches) of one update after the other."""
         batches = self._batches(_recipes(plan, schedule, self.rank), schedule.accumulation_steps)
         for update in range(schedule.first_update, schedule.n_updates):
             slices = schedule.slices(update, self.rank)
-            yield [(update, micro, next(batches) if lo < hi else None) for micro, (lo, hi) in enumerate(slices)]
+            yield update, [next(batches) if lo < hi else None for lo, hi in slices]
 
     def _batches(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
         if self.num_workers:
@@ -222,9 +222,11 @@ def _recipes(plan, schedule: UpdateSchedule, rank: int) -> Iterator[Any]:
 
 
 def make_loader(assembler, plan, schedule: UpdateSchedule, rank: int = 0, num_workers: int = 0, pin_memory=False):
-    """Yields what a Loader gives in one epoch. Worker processes end with the iterator."""
+    """Yields (update, micro-batch within it, batch) of one epoch. Worker processes end with the iterator."""
     loader = Loader(assembler, rank, num_workers, pin_memory)
     try:
-        yield from loader.epoch(plan, schedule)
+        for update, batches in loader.updates(plan, schedule):
+            for micro_batch, batch in enumerate(batches):
+                yield update, micro_batch, batch
     finally:
         loader.close()

@@ -28,7 +28,7 @@ def chat_text(tokenizer, messages: list[dict]) -> str:
 
     Errors: UserError for a template that fails, takes too long or too much memory, or writes too much.
     """
-    from trainer.train_tokenizer import CHAT_TEMPLATE
+    from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 
     template = tokenizer.get_chat_template()
     if template == CHAT_TEMPLATE:

@@ -1,5 +1,6 @@
 """What several test files need."""
 
+import contextlib
 import json
 import os
 import random
@@ -99,13 +100,27 @@ def flags(**changes):
 
 
 def train(**changes):
-    """Call the trainer's main in this process; returns its Run (engine, progress, ...) after it has finished."""
-    from trainer import session, train_pretrain
+    """Call the trainer's main in this process; returns its Trainer (engine, progress, ...) after it has finished."""
+    from trainer import train_pretrain
 
-    runs, fit = [], session.fit
-    with mock.patch.object(session, "fit", lambda run: runs.append(run) or fit(run)):
+    with trainers_that_fit() as trainers:
         assert train_pretrain.main(flags(**changes)) == 0
-    return runs[0]
+    return trainers[0]
+
+
+@contextlib.contextmanager
+def trainers_that_fit():
+    """The list of the Trainers whose `fit` is called within the block."""
+    from trainer.loop import Trainer
+
+    trainers, fit = [], Trainer.fit
+
+    def recorded(trainer):
+        trainers.append(trainer)
+        return fit(trainer)
+
+    with mock.patch.object(Trainer, "fit", recorded):
+        yield trainers
 
 
 def records(run, key="loss"):

@@ -104,7 +104,7 @@ OWN_FILES = {arguments: "train_pretrain", electra_arguments: "electra", glue_arg
 
 @pytest.mark.parametrize("module", OWN_FILES, ids=OWN_FILES.values())
 def test_pitfall_2_every_flag_is_read(module):
-    """Reference: the parser's own list; a flag counts as read where trainer/ has `args.<flag>` (or a list of the flags'
+    """Reference: the parser's own list; a flag counts as read where trainer/ has `settings.<flag>` or `args.<flag>` (or a list of the flags'
     names) outside the files of flags and those of other trainers."""
     parser, others = module.parser, [name for name in OWN_FILES.values() if name != OWN_FILES[module]]
     files = [
@@ -119,7 +119,7 @@ def test_pitfall_2_every_flag_is_read(module):
         "local_rank",
     }  # use_wandb becomes --tracker wandb; of local_rank a warning is all there is
     flags = {action.dest for action in parser()._actions} - here
-    read = {flag for flag in flags if re.search(rf"\bargs\.{flag}\b", text)}
+    read = {flag for flag in flags if re.search(rf"\b(args|settings)\.{flag}\b", text)}
     assert flags - read == set()
     assert all(action.help for action in parser()._actions)
 

@@ -1,5 +1,7 @@
 """One update through the engine, and its reference: every document alone through autograd, for tests of gradients."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -8,7 +10,7 @@ from dataset.packing import EpochPlan, Totals
 from tests.helpers import tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
-from trainer.train_pretrain import n_sums, objective
+from trainer.pretrain.loss import n_sums, pretrain_loss
 
 T = 16
 KINDS = {
@@ -43,7 +45,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None):
     ranks = ranks or Ranks()
     model = tiny_model(**KINDS[kind][0])
     engine = Engine(
-        model, Recorder(model.parameters()), objective(model), device=torch.device("cpu"), dtype=torch.float32,
+        model, Recorder(model.parameters()), partial(pretrain_loss, model), device=torch.device("cpu"), dtype=torch.float32,
         ranks=ranks, grad_clip=0, n_sums=n_sums(model.config),
     )  # fmt: skip
     store, plan = plan_of(kind)

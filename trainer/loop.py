@@ -1,283 +1,398 @@
-"""The training loop of every trainer: epochs of updates, and around them logging, evaluation and saving.
+"""The training loop of every trainer.
 
-What differs between trainers comes in as the functions of a `Run`; what makes an update is in engine.py.
+    Trainer.run          go on or begin, train, end with a report
+      Trainer.fit        epoch after epoch, until the run is finished or stopped
+        train_epoch      the two loops: updates of an epoch, micro-batches of an update
+          after_update   what follows each update: count, log, evaluate, save, stop
+
+What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py.
 """
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from common.errors import UserError
 from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
-from dataset.store.check import TokenCheck
-from trainer.machine.measure import peak_memory
-from trainer.reporting.reporter import Stopwatch, log_line, position
-from trainer.saving.resume import finish_saving, save
+from trainer.engine import Engine, Outcome
+from trainer.job import UNLIMITED, Job, Outlook, Plan, Progress, Surroundings, Update
+from trainer.machine.measure import product_rate
+from trainer.machine.ranks import on_main
+from trainer.reporting import opening
+from trainer.reporting.log_lines import describe, log_line, log_record, position
+from trainer.reporting.reporter import Reporter, Stopwatch
+from trainer.saving import resume
+from trainer.saving.checkpoint import Checkpoints, remove_temporaries
 
 CHECK_BEFORE_SAVE_S = 5.0  # a stop signal must not wait for longer
 # Asks the other ranks to stop in the place of a signal's number. With some ranks' signals the mean stays above them.
 LOADER_FAILED = 1 << 16
 LARGEST_SIGNAL = 64
+# A run of fewer FLOPs, some tens of seconds, is not kept waiting for a measurement of the machine.
+WORTH_MEASURING = 1e13
 
 
-@dataclass
-class Progress:
-    """Where a run stands. `row` is the global row of `epoch` that comes next, whatever the world size."""
+class Epoch(NamedTuple):
+    """The epoch that is under way: its number from 0, its rows, and how they are dealt out to updates and ranks."""
 
-    epoch: int = 0
-    row: int = 0
-    update: int = 0
-    step: int = -1  # the last micro-batch, counted over all epochs and resumes
-    tokens: int = 0  # targets seen so far by all ranks, those of skipped updates included
-    skipped: int = 0  # updates that were not applied, as far as they are reported
-    grad_norm: float | None = None  # of the last update whose outcome is known
-    best_val_loss: float = float("inf")
-    evaluation_due: bool = False  # a stop signal came before or in an evaluation
+    number: int
+    plan: Plan
+    schedule: UpdateSchedule
 
 
-@dataclass
-class Run:
-    """A training run. The functions are what a trainer decides; the rest is the same for all.
+class Trainer:
+    """Trains a Job in its Surroundings. Everything that changes while a run goes on is an attribute of this object.
 
-    A plan says what an epoch trains: `n_rows`, and for rows [lo, hi) `totals(lo, hi)` (whose `targets` are the tokens
-    trained), `documents_of(lo, hi)` and `recipe(rows)`, which `assembler` turns into a batch.
+    epochs, max_updates: where the run ends. progress: where it stands. all_updates: of the whole run, as the epoch
+    that is under way expects. flops_per_token, product_rate: for the log; 0 where they are not known. tracker_ids:
+    {tracker: id of the run in it}. saved_update: the one that was saved last. seconds_before: of the log interval in
+    which the resumed run was stopped.
     """
 
-    args: Any
-    ranks: Any
-    signals: Any
-    reporter: Any
-    engine: Any
-    checkpoints: Any
-    plan: Callable  # epoch -> plan
-    assembler: Any
-    learning_rate: Callable  # (epoch, rows of the epoch, first_row, end_row of an update) -> its rate
-    metrics: Callable  # the engine's sums -> (dict of what to log, tokens)
-    save_weights: Callable  # (model state dict, on the CPU; updates done) -> None
-    identity: dict  # what a checkpoint must agree with: {what: value}
-    command: str = ""  # that started it, for the report
-    token_check: TokenCheck | None = None  # of the stores, on one rank of a machine
-    validate: Callable | None = None  # () -> (dict with val_loss, number of a stop signal that came or 0)
-    sample: Callable | None = None  # () -> ([(prompt, text)] on rank 0, number of a stop signal that came or 0)
-    epochs: int = 1
-    max_updates: float = float("inf")  # the run ends there, though it be in the middle of an epoch
-    save_at: frozenset = frozenset()  # updates after which it is saved, beside those of --save_interval
-    shown: tuple = ("grad_norm",)  # fields of a log line beside loss and rate
-    progress: Progress = field(default_factory=Progress)
-    flops_per_token: float = 0.0
-    product_rate: float = 0.0  # FLOP/s of this rank's best matrix product; 0: not measured
-    tracker_ids: dict = field(default_factory=dict)  # {tracker: id of the run in it}
-    all_updates: int = 0  # of the whole run, as the epoch that is under way expects
-    saved_update: int = -1
-    loader: Loader | None = None  # made for the first epoch and kept for the next ones
-    watch: Stopwatch | None = None
-    seconds_before: float = 0.0  # of the log interval in which the resumed run was stopped
+    def __init__(self, job: Job, surroundings: Surroundings) -> None:
+        settings = job.settings
+        self.job = job
+        self.settings = settings
+        self.ranks = surroundings.ranks
+        self.device = surroundings.device
+        self.signals = surroundings.signals
+        self.command = surroundings.command
+        self.engine = Engine(
+            job.model,
+            job.optimizer,
+            job.loss,
+            device=self.device,
+            dtype=job.dtype,
+            ranks=self.ranks,
+            grad_clip=settings.grad_clip,
+            n_sums=job.n_sums,
+        )
+        self.checkpoints = Checkpoints(f"{job.stem}_resume", settings.keep_checkpoints)
+        self.reporter = Reporter(self.ranks.is_main)
+        self.loader: Loader | None = None  # made for the first epoch and kept for the next ones
+        self.watch: Stopwatch | None = None
+        self.progress = Progress()
+        self.epochs = job.epochs
+        self.max_updates = job.max_updates
+        self.all_updates: float = 0
+        self.flops_per_token = 0.0
+        self.product_rate = 0.0
+        self.tracker_ids: dict[str, str | None] = {}
+        self.saved_update = -1
+        self.seconds_before = 0.0
 
     @property
-    def finished(self):
+    def finished(self) -> bool:
         """By updates where they are limited (`epochs` is an estimate then), by epochs otherwise."""
-        if self.max_updates < float("inf"):
+        if self.max_updates < UNLIMITED:
             return self.progress.update >= self.max_updates
         return self.progress.epoch >= self.epochs
 
+    # ------------------------------------------------------------------------------------------- the whole run
 
-def train_epoch(run, epoch):
-    """Train from row `run.progress.row` to the end of `epoch`. Returns the number of the stop signal that ended it, or 0.
+    def run(self) -> int:
+        """Go on or begin, train to the end or to a stop signal, and write the report. Returns the exit code."""
+        if self.ranks.is_main:
+            remove_temporaries(self.job.stem, self.checkpoints.folder)
+        resumed = bool(self.settings.from_resume) and resume.resume(self)
+        if self.finished and not self.progress.evaluation_due:
+            self.say_that_all_is_done()
+            return 0
+        on_main(self.ranks, lambda: opening.open_records(self, resumed))
+        self.job.begin()
+        self.prepare()
+        exit_code = self.fit()
+        if exit_code == 0:
+            self.reporter.say(self.written)
+        self.reporter.close()
+        if exit_code == 0 and self.settings.report and self.ranks.is_main:
+            opening.write_own_report(self.job.stem, self.reporter.say)
+        return exit_code
 
-    Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
-    """
-    args, engine, progress, ranks = run.args, run.engine, run.progress, run.ranks
-    plan = run.plan(epoch)
-    schedule = UpdateSchedule(plan.n_rows, args.batch_size, args.accumulation_steps, ranks.world_size, progress.row)
-    if run.loader is None:
-        run.loader = Loader(run.assembler, ranks.rank, args.num_workers, pin_memory=engine.device.type == "cuda")
-    later_epochs = UpdateSchedule(plan.n_rows, *schedule[1:4]).n_updates * (run.epochs - epoch - 1)
-    run.all_updates = progress.update + schedule.n_updates - schedule.first_update + later_epochs
-    if run.max_updates < float("inf"):
-        run.all_updates = run.max_updates
-    run.reporter.advance(progress.update, run.all_updates)
-    run.watch = Stopwatch(schedule.first_update * args.accumulation_steps, run.seconds_before)
-    run.seconds_before = 0.0
-    run.signals.arm()
-    for update, micro, batch in run.loader.epoch(plan, schedule):
-        step = update * args.accumulation_steps + micro
-        if micro == 0:  # of a new update: the global rows [first_row, end_row)
-            steps_before = progress.step + 1
-            first_row, end_row = schedule.rows(update)
-            totals = plan.totals(first_row, end_row)
-            lr = run.learning_rate(epoch, plan.n_rows, first_row, end_row)
-        if batch is not None:  # None: this rank has no rows left in the last update
-            engine.micro_batch(batch.to(engine.device), totals, last=micro == schedule.micro_batches(update) - 1)
-        progress.step += 1
-        log_is_due = step % args.log_interval == 0 or step == schedule.n_steps - 1
-        if micro < schedule.micro_batches(update) - 1:
-            if log_is_due:
-                log_step(run, epoch, step, schedule.n_steps, lr)
-            continue
+    @property
+    def written(self) -> str:
+        """The line on what the run leaves."""
+        return ", ".join(f"{what}: {path}" for what, path in self.job.outputs.items())
 
-        stop_request = run.signals.signum or (LOADER_FAILED if run.loader.failure else 0)
-        engine.update(lr, stop_request, run.signals.take_save_request())
-        if run.token_check:
-            run.token_check.raise_if_damaged()
-        progress.update, progress.tokens = progress.update + 1, progress.tokens + totals.targets
-        progress.epoch, progress.row = (epoch, end_row) if end_row < plan.n_rows else (epoch + 1, 0)
-        run.reporter.advance(progress.update, run.all_updates)
-        outcomes = engine.poll((progress.update, step, first_row, end_row))
-        saving = (
-            run.finished or progress.update in run.save_at or crosses(args.save_interval, steps_before, progress.step)
+    def say_that_all_is_done(self) -> None:
+        """For a finished run that is asked to go on. Outputs that were moved away are written again."""
+        goal, flag = self.job.goal(self.progress, self.epochs)
+        self.reporter.say(f"this run has already done its {goal}: nothing to do (a higher {flag} goes on)")
+        if not all(path.exists() for path in self.job.outputs.values()):
+            weights = self.engine.model.state_dict()
+            on_main(self.ranks, lambda: self.job.save_weights(weights, self.progress.update, is_last=True))
+        self.reporter.say(self.written)
+
+    def prepare(self) -> None:
+        """Say what the run will do, and make it fast."""
+        outlook: Outlook = self.job.outlook(self.progress)
+        self.flops_per_token = outlook.flops_per_token
+        if outlook.epochs is not None:
+            self.epochs = outlook.epochs
+        describe(self, outlook)
+        for line in outlook.notices:
+            self.reporter.say(line)
+        for line in self.job.make_fast(outlook):
+            self.reporter.say(line)
+        if outlook.flops > WORTH_MEASURING:
+            sizes = [2048] if self.device.type == "cpu" else None
+            self.product_rate = product_rate(self.device, self.job.dtype, sizes=sizes)
+
+    # ------------------------------------------------------------------------------------------------ the loop
+
+    def fit(self) -> int:
+        """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code.
+
+        Errors: LoaderError where the batches could not go on; the updates before are saved. UserError("") where that
+        happened to another rank, which says it.
+        """
+        stop_signal = 0
+        failure: LoaderError | None = None
+        try:
+            stop_signal = self.finish_evaluation()
+            while not self.finished and not stop_signal:
+                stop_signal = self.train_epoch()
+            if self.loader is not None:
+                failure = self.loader.failure
+        except LoaderError as error:
+            failure = error
+            stop_signal = LOADER_FAILED
+            self.save_what_is_good(error)
+        finally:
+            if self.loader is not None:
+                self.loader.close()
+        resume.finish_saving(self)
+        if not stop_signal:
+            return 0
+        because = f"by signal {stop_signal}" if stop_signal <= LARGEST_SIGNAL else "for want of batches"
+        self.reporter.say(
+            f"stopped {because} after update {self.progress.update}; everything is saved, and the same "
+            "command with --from_resume 1 goes on from here"
         )
-        saving = saving or any(outcome.stop_signal or outcome.save for outcome in outcomes)
-        if saving or progress.row == 0:  # nothing may be under way at a save, nor when the plan changes
-            outcomes += engine.drain()
+        if stop_signal > LARGEST_SIGNAL:
+            raise failure or UserError("")  # another rank's, which says it
+        return 128 + stop_signal
+
+    def train_epoch(self) -> int:
+        """Train from row `progress.row` to the end of the epoch. Returns the number of a stop signal that came, or 0.
+
+        Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
+        """
+        epoch = self.begin_epoch()
+        for update in self.updates(epoch):
+            rate = self.job.learning_rate(update, self.progress)
+            for number, batch in enumerate(update.batches):
+                is_last = number == len(update.batches) - 1
+                if batch is not None:
+                    self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
+                self.progress.step += 1
+                if not is_last and self.log_is_due(epoch, update.first_step + number):
+                    self.log(epoch, update.first_step + number, rate)
+            self.engine.update(rate, self.stop_request(), self.signals.take_save_request())
+            stop_signal = self.after_update(epoch, update, rate)
+            if stop_signal:
+                # This rank's own signal, if it got one; a rank that got none ends with the others'.
+                return self.signals.signum or stop_signal
+            if self.finished:
+                break
+        return 0
+
+    def begin_epoch(self) -> Epoch:
+        """The epoch of `progress`, whose updates begin at row `progress.row`."""
+        settings = self.settings
+        number = self.progress.epoch
+        plan = self.job.plan(number)
+        rows = (plan.n_rows, settings.batch_size, settings.accumulation_steps, self.ranks.world_size)
+        schedule = UpdateSchedule(*rows, start_row=self.progress.row)
+        if self.loader is None:
+            pin_memory = self.device.type == "cuda"
+            self.loader = Loader(self.job.assembler, self.ranks.rank, settings.num_workers, pin_memory)
+        updates_left = schedule.n_updates - schedule.first_update
+        of_later_epochs = UpdateSchedule(*rows).n_updates * (self.epochs - number - 1)
+        self.all_updates = self.progress.update + updates_left + of_later_epochs
+        if self.max_updates < UNLIMITED:
+            self.all_updates = self.max_updates
+        self.reporter.advance(self.progress.update, self.all_updates)
+        self.watch = Stopwatch(schedule.first_update * settings.accumulation_steps, self.seconds_before)
+        self.seconds_before = 0.0
+        self.signals.arm()
+        return Epoch(number, plan, schedule)
+
+    def updates(self, epoch: Epoch) -> Iterator[Update]:
+        """The Updates that are left of an epoch, each with all of its batches."""
+        assert self.loader is not None
+        for number, batches in self.loader.updates(epoch.plan, epoch.schedule):
+            first_row, end_row = epoch.schedule.rows(number)
+            yield Update(
+                epoch=epoch.number,
+                n_rows=epoch.plan.n_rows,
+                first_row=first_row,
+                end_row=end_row,
+                first_step=number * self.settings.accumulation_steps,
+                totals=epoch.plan.totals(first_row, end_row),
+                batches=batches,
+            )
+
+    def stop_request(self) -> int:
+        """What this rank asks the others for with its next update: to stop for its signal, or for want of batches."""
+        assert self.loader is not None
+        if self.signals.signum:
+            return self.signals.signum
+        return LOADER_FAILED if self.loader.failure else 0
+
+    def after_update(self, epoch: Epoch, update: Update, rate: float) -> int:
+        """Count, log, evaluate and save. Returns the number of a stop signal that any rank got, or 0."""
+        progress = self.progress
+        if self.job.token_check:
+            self.job.token_check.raise_if_damaged()
+        steps_before = progress.step + 1 - len(update.batches)
+        step = update.first_step + len(update.batches) - 1
+        self.count(update)
+
+        outcomes = self.engine.poll((progress.update, step, update))
+        saving = self.saving_is_due(steps_before) or any(outcome.stop_signal or outcome.save for outcome in outcomes)
+        # Nothing may be under way at a save, nor when the plan changes.
+        if saving or progress.row == 0:
+            outcomes += self.engine.drain()
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         for outcome in outcomes:
             progress.grad_norm = outcome.grad_norm
             if outcome.skipped > progress.skipped:
-                report_skipped(run, outcome, plan)
-        if log_is_due or run.finished:
-            log_step(run, epoch, step, schedule.n_steps, lr)
+                self.report_skipped(outcome, epoch.plan)
 
-        if run.validate and (run.finished or crosses(args.eval_interval, steps_before, progress.step)):
-            progress.evaluation_due = True
-        if run.sample and run.finished:
+        if self.log_is_due(epoch, step) or self.finished:
+            self.log(epoch, step, rate)
+        if self.evaluation_is_due(steps_before):
             progress.evaluation_due = True
         if progress.evaluation_due and not stop_signal:
-            with run.watch.paused():
-                stop_signal = validate(run)
+            assert self.watch is not None
+            with self.watch.paused():
+                stop_signal = self.evaluate()
         if saving or stop_signal:
-            if run.token_check:  # by now it has long ended, unless this is the beginning or the data is huge
-                run.token_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
-            save(run)
+            if self.job.token_check:  # by now it has long ended, unless this is the beginning or the data is huge
+                self.job.token_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
+            self.save()
+        return stop_signal
+
+    def count(self, update: Update) -> None:
+        """Move `progress` behind an update."""
+        progress = self.progress
+        progress.update += 1
+        progress.tokens += update.totals.targets
+        if update.end_row < update.n_rows:
+            progress.epoch = update.epoch
+            progress.row = update.end_row
+        else:
+            progress.epoch = update.epoch + 1
+            progress.row = 0
+        self.reporter.advance(progress.update, self.all_updates)
+
+    def saving_is_due(self, steps_before: int) -> bool:
+        """Whether the update, before which `steps_before` micro-batches were done, is to be saved by itself."""
+        if self.finished or self.progress.update in self.job.save_at:
+            return True
+        return crosses(self.settings.save_interval, steps_before, self.progress.step)
+
+    def evaluation_is_due(self, steps_before: int) -> bool:
+        """Whether the update, before which `steps_before` micro-batches were done, is to be evaluated or sampled."""
+        if self.job.has_samples and self.finished:
+            return True
+        if not self.job.evaluates:
+            return False
+        return self.finished or crosses(self.settings.eval_interval, steps_before, self.progress.step)
+
+    def log_is_due(self, epoch: Epoch, step: int) -> bool:
+        """step: of the epoch's micro-batches, counted from 0."""
+        return step % self.settings.log_interval == 0 or step == epoch.schedule.n_steps - 1
+
+    def log(self, epoch: Epoch, step: int, rate: float) -> None:
+        """One log line: means over the tokens since the last one, over all ranks."""
+        sums = self.engine.collect()
+        if not self.ranks.is_main:
+            return
+        record = log_record(self, sums, epoch.number, step, epoch.schedule.n_steps, rate)
+        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{epoch.schedule.n_steps})"
+        self.reporter.log(record, log_line(record, head, self.job.shown))
+
+    def report_skipped(self, outcome: Outcome, plan: Plan) -> None:
+        """Say which update was not applied; UserError after `--max_bad_updates` in a row."""
+        number, step, update = outcome.where
+        self.progress.skipped = int(outcome.skipped)
+        documents = [str(number) for number in plan.documents_of(update.first_row, update.end_row)]
+        more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
+        self.reporter.say(
+            f"step {step}: non-finite loss or gradient: update {number} is not applied ({self.progress.skipped} so far); "
+            f"its documents (counted from 0) are {', '.join(documents[:8])}{more}"
+        )
+        if outcome.skipped_in_a_row >= self.settings.max_bad_updates:
+            resume.finish_saving(self)
+            if not self.ranks.is_main:
+                raise UserError("")  # all ranks are here; one says why
+            raise UserError(
+                f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
+                f"{step}); nothing of them is saved: lower --learning_rate or look at the documents named above"
+            )
+
+    # ----------------------------------------------------------------------------------- evaluation and saving
+
+    def finish_evaluation(self) -> int:
+        """Do the evaluation that a signal broke off before the resume. Returns a signal that breaks it off again, or 0."""
+        if not self.progress.evaluation_due:
+            return 0
+        stop_signal = self.evaluate()
+        if self.finished and not stop_signal:
+            # No update comes that would be saved, and the evaluation is not to be done again.
+            self.saved_update = -1
+            self.save()
+        return stop_signal
+
+    def evaluate(self) -> int:
+        """Evaluate, sample and record. Returns the number of a stop signal that came; nothing is recorded then."""
+        progress = self.progress
+        values: dict[str, float] = {}
+        samples: list[tuple[str, str]] = []
+        stop_signal = 0
+        if self.job.evaluates:
+            values, stop_signal = self.job.evaluate(self.engine, self.signals, progress.update)
+        if self.job.has_samples and not stop_signal:
+            samples, stop_signal = self.job.samples(self.engine, self.signals)
         if stop_signal:
-            return run.signals.signum or stop_signal  # its own; a rank that got none ends with the others'
-        if run.finished:
-            break
-    return 0
+            return stop_signal
+        progress.evaluation_due = False
+        if values:
+            progress.best_val_loss = min(progress.best_val_loss, values["val_loss"])
+            text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
+            self.reporter.log({**position(progress), **values}, f"Validation after update {progress.update}: {text}")
+        for prompt, continuation in samples:
+            self.reporter.say(f"--- sample from {prompt!r}\n{continuation}\n---")
+            self.reporter.record({**position(progress), "prompt": prompt, "text": continuation})
+        return 0
+
+    def save(self) -> None:
+        """Begin to write a checkpoint and the weights, in a thread."""
+        resume.save(self)
+
+    def save_what_is_good(self, failure: LoaderError) -> None:
+        """Save the updates that were done before this rank's loader failed.
+
+        Errors: with several ranks, the failure itself. A save needs all ranks, and the others wait in an update for
+        this one.
+        """
+        if self.ranks.world_size > 1:
+            with contextlib.suppress(OSError):
+                self.checkpoints.wait()
+            raise failure
+        if self.progress.update:
+            self.save()
 
 
-def crosses(interval, first_step, last_step):
+def crosses(interval: int, first_step: int, last_step: int) -> bool:
     """Whether a multiple of `interval` steps is completed within first_step ... last_step (0-based, over all epochs)."""
     return interval > 0 and (last_step + 1) // interval > first_step // interval
 
 
-def fit(run):
-    """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code.
-
-    Errors: LoaderError where the batches could not go on; the updates before are saved. UserError("") where that
-    happened to another rank, which says it.
-    """
-    stop_signal, failure = 0, None
-    try:
-        stop_signal = train(run)
-        failure = run.loader and run.loader.failure
-    except LoaderError as error:
-        failure = error
-        stop_signal = LOADER_FAILED
-        if run.ranks.world_size > 1:
-            # A save needs all ranks, and the others are in an update, where they wait for this one.
-            with contextlib.suppress(OSError):
-                run.checkpoints.wait()
-            raise
-        if run.progress.update:
-            save(run)
-    finally:
-        if run.loader is not None:
-            run.loader.close()
-    finish_saving(run)
-    if not stop_signal:
-        return 0
-    because = f"by signal {stop_signal}" if stop_signal <= LARGEST_SIGNAL else "for want of batches"
-    run.reporter.say(
-        f"stopped {because} after update {run.progress.update}; everything is saved, and the same "
-        "command with --from_resume 1 goes on from here"
-    )
-    if stop_signal > LARGEST_SIGNAL:
-        raise failure or UserError("")  # another rank's, which says it
-    return 128 + stop_signal
-
-
-def train(run):
-    """Epoch after epoch. Returns the number of the stop signal that ended it or LOADER_FAILED, 0 at the end."""
-    progress, stop_signal = run.progress, 0
-    if progress.evaluation_due:  # a signal broke it off
-        stop_signal = validate(run)
-        if run.finished and not stop_signal:
-            run.saved_update = -1  # no update comes that would be saved, and the evaluation is not to be done again
-            save(run)
-    while not run.finished and not stop_signal:
-        stop_signal = train_epoch(run, progress.epoch)
-    return stop_signal
-
-
-def log_step(run, epoch, step, steps, lr):
-    """One log line: means over the tokens since the last one, over all ranks."""
-    sums, progress = run.engine.collect(), run.progress
-    if not run.ranks.is_main:
-        return
-    metrics, tokens = run.metrics(sums)
-    tokens_per_second = tokens / run.watch.lap()
-    step_seconds = run.watch.seconds_per_step(step)
-    steps_left = (run.all_updates - progress.update) * run.args.accumulation_steps
-    record = {
-        **position(run),
-        "epoch": epoch + 1,
-        **metrics,
-        "lr": lr,
-        "grad_norm": progress.grad_norm,
-        "skipped_updates": progress.skipped,
-        "tokens_per_second": tokens_per_second,
-        "updates_per_second": 1 / (step_seconds * run.args.accumulation_steps),
-        "memory": peak_memory(run.engine.device),
-        "epoch_Time": step_seconds * (steps - step - 1) / 60,
-        "eta": step_seconds * steps_left / 60,
-    }
-    if run.product_rate:
-        rate = run.product_rate * run.ranks.world_size
-        record["flops_utilisation"] = tokens_per_second * run.flops_per_token / rate
-    run.reporter.log(record, log_line(record, f"Epoch:[{epoch + 1}/{run.epochs}]({step}/{steps})", run.shown))
-
-
-def report_skipped(run, outcome, plan):
-    """Say which update was not applied; UserError after `--max_bad_updates` in a row."""
-    update, step, first_row, end_row = outcome.where
-    run.progress.skipped = int(outcome.skipped)
-    documents = [str(number) for number in plan.documents_of(first_row, end_row)]
-    more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
-    run.reporter.say(
-        f"step {step}: non-finite loss or gradient: update {update} is not applied ({run.progress.skipped} so far); its "
-        f"documents (counted from 0) are {', '.join(documents[:8])}{more}"
-    )
-    if outcome.skipped_in_a_row >= run.args.max_bad_updates:
-        finish_saving(run)
-        if not run.ranks.is_main:
-            raise UserError("")  # all ranks are here; one says why
-        raise UserError(
-            f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step {step}); "
-            "nothing of them is saved: lower --learning_rate or look at the documents named above"
-        )
-
-
-def validate(run):
-    """Evaluate, sample and record; returns the number of a stop signal that came meanwhile (nothing is recorded then)."""
-    values, stop_signal = run.validate() if run.validate else ({}, 0)
-    samples, progress = [], run.progress
-    if run.sample and not stop_signal:
-        samples, stop_signal = run.sample()
-    if stop_signal:
-        return stop_signal
-    progress.evaluation_due = False
-    if values:
-        progress.best_val_loss = min(progress.best_val_loss, values["val_loss"])
-        text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
-        run.reporter.log({**position(run), **values}, f"Validation after update {progress.update}: {text}")
-    record_samples(run, samples)
-    return 0
-
-
-def record_samples(run, samples):
-    for prompt, text in samples:
-        run.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
-        run.reporter.record({**position(run), "prompt": prompt, "text": text})
+def train_epoch(trainer: Trainer) -> int:
+    """`Trainer.train_epoch` by the name that the public trainer has for it."""
+    return trainer.train_epoch()

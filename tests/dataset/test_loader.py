@@ -425,10 +425,12 @@ def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
         loader = Loader(Assembler(store), num_workers=num_workers)
         for epoch in range(3):
             plan = EpochPlan(store, 16, 0, epoch)
-            batches[num_workers, epoch] = list(loader.epoch(plan, UpdateSchedule(plan.n_rows, 2, 2)))
+            batches[num_workers, epoch] = list(loader.updates(plan, UpdateSchedule(plan.n_rows, 2, 2)))
         loader.close()
     assert len(started) == 1
     for epoch in range(3):
         assert len(batches[0, epoch]) == len(batches[1, epoch]) > 1
         for one, other in zip(batches[0, epoch], batches[1, epoch], strict=True):
-            assert one[:2] == other[:2] and equal(one[2], other[2])
+            assert one[0] == other[0] and len(one[1]) == len(other[1])
+            for batch, same in zip(one[1], other[1], strict=True):
+                assert equal(batch, same)

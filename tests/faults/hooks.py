@@ -16,18 +16,19 @@ from trainer.saving import checkpoint
 
 def ledger(path):
     """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, and the tokens of its documents."""
-    from trainer import session
+    from trainer.saving import resume as resuming
 
     seen, losses = [], []
-    epoch, resume = loader.Loader.epoch, session.resume
+    updates, resume = loader.Loader.updates, resuming.resume
     start, update = engine.Engine.__init__, engine.Engine.update
     count = 0
 
-    def recording_epoch(*arguments, **named):
-        for number, micro, batch in epoch(*arguments, **named):
-            if batch is not None:
-                seen.extend(pieces(batch))
-            yield number, micro, batch
+    def recording_updates(*arguments, **named):
+        for number, batches in updates(*arguments, **named):
+            for batch in batches:
+                if batch is not None:
+                    seen.extend(pieces(batch))
+            yield number, batches
 
     def recording_start(self, model, optimizer, objective, **named):
         def recording_objective(batch, totals):
@@ -53,7 +54,7 @@ def ledger(path):
         count = run.progress.update
         return resumed
 
-    loader.Loader.epoch, session.resume = recording_epoch, counting_resume
+    loader.Loader.updates, resuming.resume = recording_updates, counting_resume
     engine.Engine.__init__, engine.Engine.update = recording_start, recording_update
 
 
@@ -79,9 +80,9 @@ def fail_at(updates, kind, rank=0):
 
 def at_update(updates, action, rank=0, once=None):
     """Call `action` in the first micro-batch of each of the updates; where the rank has no rows in it, in its next one."""
-    from trainer import session
+    from trainer.saving import resume as resuming
 
-    micro_batch, update, resume = engine.Engine.micro_batch, engine.Engine.update, session.resume
+    micro_batch, update, resume = engine.Engine.micro_batch, engine.Engine.update, resuming.resume
     count, pending = 0, set(updates)
 
     def acting_micro_batch(self, *arguments, **named):
@@ -106,7 +107,7 @@ def at_update(updates, action, rank=0, once=None):
         return resumed
 
     engine.Engine.micro_batch, engine.Engine.update = acting_micro_batch, counting_update
-    session.resume = counting_resume
+    resuming.resume = counting_resume
 
 
 def pieces(batch):

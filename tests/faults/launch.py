@@ -4,7 +4,8 @@ import json
 import os
 
 from tests.faults import hooks
-from trainer.train_pretrain import main, run_cli
+from trainer.machine.command_line import run_cli
+from trainer.train_pretrain import main
 
 if __name__ == "__main__":
     for name, arguments in json.loads(os.environ["FAULT_HOOKS"]).items():

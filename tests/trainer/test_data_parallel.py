@@ -4,6 +4,7 @@ One start of the two processes serves the whole file: importing torch takes long
 """
 
 import json
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -11,14 +12,17 @@ import torch
 import torch.distributed as dist
 
 from common.errors import UserError
-from tests.helpers import flags, new_port, run_ranks, tiny_model, train, write_corpus
+from tests.helpers import ROOT, flags, new_port, run_ranks, tiny_model, train, write_corpus
 from tests.updates import KINDS, gradients, reference_gradients, relative_difference
-from trainer import loop, session, train_pretrain
+from trainer import launch, train_pretrain
 from trainer.engine import Engine, Reducer
 from trainer.evaluation import evaluate
+from trainer.loop import Trainer
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
+from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.loss import pretrain_loss
 
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
 RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}
@@ -27,7 +31,7 @@ RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}
 def rank(folder):
     """What one rank does; returns tensors and plain containers."""
     new_port("run")
-    with mock.patch.object(session, "init_distributed_mode", wraps=init_distributed_mode) as joined:
+    with mock.patch.object(launch, "init_distributed_mode", wraps=init_distributed_mode) as joined:
         result = {"run": watched_run(folder), "joined": joined.call_count, "left": not dist.is_initialized()}
     new_port("engine")
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)
@@ -46,7 +50,7 @@ def rank(folder):
 def watched_run(folder):
     """A whole run of the trainer: its parameters, the calls of all_reduce, and the sums of the micro-batches of each log line."""
     calls, sums = [], [[]]
-    all_reduce, update, objective, log_step = dist.all_reduce, Engine.update, train_pretrain.objective, loop.log_step
+    all_reduce, update, loss, log = dist.all_reduce, Engine.update, PretrainJob.loss, Trainer.log
 
     def counted(*args, **kwargs):
         calls[-1] += 1
@@ -57,25 +61,20 @@ def watched_run(folder):
         update(self, *args)
         calls.append(0)  # whatever comes before the next update
 
-    def recorded(model):
-        losses = objective(model)
-
-        def record(*args):
-            result = losses(*args)
-            sums[-1].append(result[1].tolist())
-            return result
-
-        return record
+    def recorded(*args):
+        result = loss(*args)
+        sums[-1].append(result[1].tolist())
+        return result
 
     def logged(*args):
-        log_step(*args)
+        log(*args)
         sums.append([])  # of the next line
 
     with (
-        mock.patch.object(loop, "log_step", logged),
+        mock.patch.object(Trainer, "log", logged),
         mock.patch.object(dist, "all_reduce", counted),
         mock.patch.object(Engine, "update", counted_update),
-        mock.patch.object(train_pretrain, "objective", recorded),
+        mock.patch.object(PretrainJob, "loss", recorded),
     ):
         calls.append(0)
         run = train(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/two", batch_size=2, use_moe=1, **RUN)
@@ -94,7 +93,7 @@ def evaluation(folder, ranks):
     from dataset.corpus import Corpus
     from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
-    encoder = DocumentEncoder(load_tokenizer(train_pretrain.ROOT / "model"))
+    encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
     corpus = Corpus([f"{folder}/data.jsonl"], encoder, max_seq_len=6, seed=0, val_path=f"{folder}/valid.jsonl")
     model = tiny_model(vocab_size=encoder.vocab_size)
     engine = Engine(
@@ -133,7 +132,7 @@ def buckets(ranks):
     found = []
     for bucket_bytes in (1 << 20, 3000):
         model, started = tiny_model(), []
-        engine = Engine(model, build_optimizer(model, 1e-3), train_pretrain.objective(model), device=torch.device("cpu"),
+        engine = Engine(model, build_optimizer(model, 1e-3), partial(pretrain_loss, model), device=torch.device("cpu"),
                         dtype=torch.float32, ranks=ranks)  # fmt: skip
         engine.reducer = Reducer(list(model.parameters()), bucket_bytes)
         for rows in ([[0, 1], [2]][ranks.rank], [[0], None][ranks.rank]):
@@ -147,12 +146,12 @@ def buckets(ranks):
 
 def too_many_bad_updates(folder):
     """The message with which a run ends whose second rank has nothing but NaN losses."""
-    objective = train_pretrain.objective
+    loss = PretrainJob.loss
 
-    def broken(model):
-        return lambda *args: tuple(x * float("nan") for x in objective(model)(*args))
+    def broken(*args):
+        return tuple(x * float("nan") for x in loss(*args))
 
-    with mock.patch.object(train_pretrain, "objective", broken), pytest.raises(UserError) as error:
+    with mock.patch.object(PretrainJob, "loss", broken), pytest.raises(UserError) as error:
         train_pretrain.main(flags(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/bad", max_bad_updates=3))
     return str(error.value)
 

@@ -1,6 +1,7 @@
 """One update: accumulation, precision, skipping. References: brute force per document (tests/updates.py), torch.autograd."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.updates import KINDS, gradients, plan_of, reference_gradients, relati
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
-from trainer.train_pretrain import metrics, n_sums, objective
+from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 
 CPU = torch.device("cpu")
 CUTS = [(1, 8), (2, 4), (8, 1)]
@@ -22,7 +23,7 @@ def make_engine(model, lr=1e-3, dtype=torch.float32, losses=None, **options):
     return Engine(
         model,
         build_optimizer(model, lr),
-        losses or objective(model),
+        losses or partial(pretrain_loss, model),
         device=CPU,
         dtype=dtype,
         ranks=Ranks(),
@@ -117,7 +118,7 @@ def test_clipping_equals_torch():
         twin = copy.deepcopy(model)
         engine = make_engine(model, grad_clip=grad_clip)
         engine.micro_batch(batch, totals)
-        objective(twin)(batch, totals)[0].backward()
+        partial(pretrain_loss, twin)(batch, totals)[0].backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(twin.parameters(), grad_clip or float("inf"))))
         build_optimizer(twin, 1e-3).step()
         engine.update(1e-3)
@@ -155,7 +156,7 @@ def test_pitfall_1_autocast_follows_the_flag_and_the_scaler_is_for_float16(dtype
 
     def losses(batch, totals):
         seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
-        return objective(model)(batch, totals)
+        return partial(pretrain_loss, model)(batch, totals)
 
     model = tiny_model()
     engine = make_engine(model, dtype=dtype, losses=losses)
@@ -200,7 +201,7 @@ def test_pitfall_7_no_value_is_read_back_to_the_host(kind, monkeypatch):
 
 def poisoned(model, poison):
     """An objective whose loss or gradients are not finite while poison["now"] is set."""
-    plain = objective(model)
+    plain = partial(pretrain_loss, model)
 
     def losses(batch, totals):
         loss, sums = plain(batch, totals)

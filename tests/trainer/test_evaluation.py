@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from dataset.corpus import Corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, records, tiny_model, train, write_corpus
-from trainer import train_pretrain
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, sample, samples
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
+from trainer.pretrain import job
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +84,14 @@ def test_samples_leave_the_random_state_of_training_alone(tokenizer, dtype):
 def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path, capsys):
     """Reference: the run without; dropout would show a random state that was used up."""
     data, valid = write_corpus(tmp_path / "data.jsonl"), write_corpus(tmp_path / "valid.jsonl", 5, seed=1)
-    config_from_flags = train_pretrain.config_from_flags
+    config_from_flags = job.config_from_flags
 
     def with_dropout(*args):
         config = config_from_flags(*args)
         config.dropout = 0.1
         return config
 
-    with mock.patch.object(train_pretrain, "config_from_flags", with_dropout):
+    with mock.patch.object(job, "config_from_flags", with_dropout):
         plain = train(data_path=data, out_dir=tmp_path / "plain")
         watched = train(
             data_path=data, out_dir=tmp_path / "watched", val_path=valid, eval_interval=4, sample_prompts="The cat"

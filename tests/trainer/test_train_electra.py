@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from common.errors import UserError
 from dataset.electra.electra_dataset import Batch
 from model.electra.model_electra import ElectraPretrainer
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, command_line, run_ranks
+from tests.helpers import ROOT, command_line, run_ranks, trainers_that_fit
 from tests.model.electra.test_model_electra import batch, random_examples, tiny
-from trainer import session, train_electra
+from trainer import train_electra
+from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.engine import Engine, Reducer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import Ranks
@@ -47,17 +49,10 @@ def data(tmp_path_factory):
 
 
 def train(**changes):
-    """Call the trainer's main in this process; returns its Run."""
-    runs, fit = [], session.fit
-
-    def watched(run):
-        runs.append(run)
-        return fit(run)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "fit", watched)
+    """Call the trainer's main in this process; returns its Trainer."""
+    with trainers_that_fit() as trainers:
         assert train_electra.main(flags(**changes)) == 0
-    return runs[0]
+    return trainers[0]
 
 
 def weights(run):
@@ -303,8 +298,8 @@ def one_update(parts, ranks=None, seed=0):
     ids, lengths, masked = random_examples(R=8, seed=1)
     model = tiny(seed)
     optimizer = build_adamw(parameter_groups(model, 0.01), 1e-3, eps=1e-6)
-    engine = Engine(model, optimizer, train_electra.objective(model), device=torch.device("cpu"), dtype=torch.float32,
-                    ranks=ranks or Ranks(), n_sums=train_electra.N_SUMS)  # fmt: skip
+    engine = Engine(model, optimizer, partial(electra_loss, model), device=torch.device("cpu"), dtype=torch.float32,
+                    ranks=ranks or Ranks(), n_sums=N_SUMS)  # fmt: skip
     if engine.reducer is not None:
         engine.reducer = Reducer(list(model.parameters()), bucket_bytes=5000)
     totals = Totals(int(lengths.sum()), int((masked.labels != IGNORE).sum()))
@@ -402,7 +397,7 @@ def test_metrics_are_those_of_scikit_learn():
     histogram = [
         np.bincount((scores[labels == which] * 200).astype(int), minlength=200).tolist() for which in (False, True)
     ]
-    values, positions = train_electra.metrics([70.0, 1000.0, 20.0, 5.0, *histogram[0], *histogram[1]])
+    values, positions = metrics([70.0, 1000.0, 20.0, 5.0, *histogram[0], *histogram[1]])
     assert positions == 5000 and values["mlm_loss"] == 3.5 and values["gen_acc"] == 0.25 and values["disc_loss"] == 0.2
     assert values["loss"] == pytest.approx(3.5 + 50 * 0.2)
     called = scores >= 0.5

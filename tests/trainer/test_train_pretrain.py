@@ -18,6 +18,7 @@ from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
 from trainer import arguments, train_pretrain
 from trainer.engine import Engine
+from trainer.pretrain.job import PretrainJob
 
 LOG_LINE = re.compile(
     r"^Epoch:\[(\d+)/(\d+)\]\((\d+)/(\d+)\) loss:(\d+\.\d{3}) lr:(\d\.\d{12}) epoch_Time:(\d+\.\d)min:", re.MULTILINE
@@ -95,7 +96,9 @@ def test_pitfall_6_the_last_save_is_of_the_last_update(data, tmp_path, save_inte
 def test_pitfall_6_saves_happen_at_update_boundaries(data, tmp_path):
     """The first boundary at or after the interval: with 2 micro-batches an update, interval 3 saves after steps 4, 6, 10, 12 ..."""
     seen = []
-    with mock.patch("trainer.loop.save", lambda run: seen.append((run.progress.update, run.engine.parameters[0].grad))):
+    with mock.patch(
+        "trainer.loop.Trainer.save", lambda run: seen.append((run.progress.update, run.engine.parameters[0].grad))
+    ):
         run = train(data_path=data, out_dir=tmp_path, save_interval=3)
     expected = {-(-steps // 2) for steps in range(3, 2 * run.progress.update, 3)} | {run.progress.update}
     assert [update for update, _ in seen] == sorted(expected)
@@ -106,14 +109,14 @@ def test_pitfall_6_intervals_run_on_over_epochs(data, tmp_path):
     """An epoch that is shorter than the interval is saved and evaluated as often as one long epoch would be."""
     seen = {"save": [], "validate": []}
 
-    def validate(run):
-        run.progress.evaluation_due = False
-        seen["validate"].append(run.progress.step + 1)
+    def evaluate(trainer):
+        trainer.progress.evaluation_due = False
+        seen["validate"].append(trainer.progress.step + 1)
         return 0
 
     with (
-        mock.patch("trainer.loop.save", lambda run: seen["save"].append(run.progress.update)),
-        mock.patch("trainer.loop.validate", validate),
+        mock.patch("trainer.loop.Trainer.save", lambda run: seen["save"].append(run.progress.update)),
+        mock.patch("trainer.loop.Trainer.evaluate", evaluate),
     ):
         run = train(data_path=data, out_dir=tmp_path, epochs=4, accumulation_steps=1, batch_size=8, save_interval=7,
                     eval_interval=9, val_fraction=0.2)  # fmt: skip
@@ -181,7 +184,7 @@ def test_settings_without_effect_are_named(data, tmp_path, capsys, changes):
 def test_a_micro_batch_that_is_never_trained_is_the_tail(data, tmp_path):
     """Pitfall 4: every target is trained in every epoch, tail included. Reference: the corpus counted here."""
     run = train(data_path=data, out_dir=tmp_path, epochs=2, batch_size=3, accumulation_steps=5)
-    targets = int((run.assembler.store.offsets[1:] - run.assembler.store.offsets[:-1] - 1).sum())
+    targets = int((run.job.assembler.store.offsets[1:] - run.job.assembler.store.offsets[:-1] - 1).sum())
     assert run.progress.tokens == 2 * targets
 
 
@@ -219,19 +222,14 @@ def test_what_must_not_change_the_losses(data, tmp_path, changes):
 
 def test_pitfall_8_the_interval_mean_is_over_tokens(data, tmp_path):
     """Reference: the sums of every micro-batch, noted down by a wrapper; auxiliary loss apart."""
-    sums, objective = [], train_pretrain.objective
+    sums, loss = [], PretrainJob.loss
 
-    def recorded(model):
-        plain = objective(model)
+    def recorded(job, *args):
+        result = loss(job, *args)
+        sums.append(result[1].tolist())
+        return result
 
-        def record(*args):
-            result = plain(*args)
-            sums.append(result[1].tolist())
-            return result
-
-        return record
-
-    with mock.patch.object(train_pretrain, "objective", recorded):
+    with mock.patch.object(PretrainJob, "loss", recorded):
         run = train(data_path=data, out_dir=tmp_path, use_moe=1, log_interval=4, pack=0)
     last = -1
     for record in records(run):
@@ -265,8 +263,8 @@ def test_bfloat16_falls_back_where_the_cpu_has_none_and_says_so_once(data, tmp_p
 
 def test_pack_0_gives_one_document_a_row(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path, pack=0)
-    assert run.plan(0).n_rows == len(run.assembler.store) and run.plan(0).T == 23
-    assert run.progress.tokens == run.plan(0).row_targets(0, len(run.assembler.store))
+    assert run.job.plan(0).n_rows == len(run.job.assembler.store) and run.job.plan(0).T == 23
+    assert run.progress.tokens == run.job.plan(0).row_targets(0, len(run.job.assembler.store))
 
 
 def test_from_weight_by_name_and_by_path(data, tmp_path):
@@ -279,7 +277,7 @@ def test_from_weight_by_name_and_by_path(data, tmp_path):
     model = MiniMindForCausalLM.from_pth(tmp_path / "base_16.pth")
     from dataset.loader import assemble
 
-    batch = assemble(by_name.assembler.store, by_name.plan(0), range(2))
+    batch = assemble(by_name.job.assembler.store, by_name.job.plan(0), range(2))
     expected = model.training_losses(*batch[:4])[0].item() / batch.n_targets
     assert losses(by_name)[0] == pytest.approx(expected, rel=1e-5)
 
@@ -309,26 +307,21 @@ def test_a_local_rank_that_does_not_fit_is_ignored_with_a_warning(data, tmp_path
 
 
 def break_updates(which):
-    """A patch of the objective: the micro-batches whose number is in `which` have NaN losses."""
-    objective, count = train_pretrain.objective, iter(range(10**6))
+    """A patch of the loss: the micro-batches whose number is in `which` have NaN losses."""
+    plain, count = PretrainJob.loss, iter(range(10**6))
 
-    def broken(model):
-        plain = objective(model)
+    def broken(job, *args):
+        loss, sums = plain(job, *args)
+        return (loss, sums) if next(count) not in which else (loss * float("nan"), sums * float("nan"))
 
-        def losses(*args):
-            loss, sums = plain(*args)
-            return (loss, sums) if next(count) not in which else (loss * float("nan"), sums * float("nan"))
-
-        return losses
-
-    return mock.patch.object(train_pretrain, "objective", broken)
+    return mock.patch.object(PretrainJob, "loss", broken)
 
 
 def test_row_15_a_non_finite_update_is_named_counted_and_not_applied(data, tmp_path, capsys):
     with break_updates({3}):  # the second micro-batch of the second update
         run = train(data_path=data, out_dir=tmp_path)
     said = [line for line in capsys.readouterr().out.splitlines() if "non-finite" in line]
-    documents = {d for row in range(4, 8) for d, _, _ in run.plan(0).pieces_of_row(row)}
+    documents = {d for row in range(4, 8) for d, _, _ in run.job.plan(0).pieces_of_row(row)}
     assert len(said) == 1 and said[0].startswith("step 3: ") and "update 2 is not applied (1 so far)" in said[0]
     named = said[0].split("(counted from 0) are ")[1]
     assert {int(n) for n in re.findall(r"\d+", named.split(" and ")[0])} <= documents

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from dataset.tokenizing import byte_level_bpe
+from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
+from dataset.tokenizing.sample import Source
 from tests.helpers import ROOT, SHARED, needs_shared
-from trainer import train_tokenizer
-from trainer.train_tokenizer import SPECIAL_TOKENS, Source, compare, load, main, train_bpe
+from trainer.train_tokenizer import compare, load, main
 
 MODEL = ROOT / "model"
 ODD_TEXTS = [
@@ -68,7 +70,7 @@ def byte_symbol(byte: int) -> str:
 
 def test_committed_config_is_what_the_script_writes():
     written = json.loads((MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert written == train_tokenizer.config()
+    assert written == byte_level_bpe.tokenizer_config()
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)

@@ -9,9 +9,9 @@ from common.wording import counted
 from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, read_features
 from dataset.glue.glue_tasks import TASKS
 from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
+from trainer.launch import make_folder
 from trainer.machine.ranks import on_main
 from trainer.saving.places import check_kinds, check_writable
-from trainer.session import make_folder
 
 LOOKED_AT = 1000  # examples of a file
 
@@ -45,18 +45,20 @@ def task_folders(args, say):
     return found
 
 
-def read_task(job, name, folder):
+def read_task(command, name, folder):
     """The Data of a task; the files that this command needs must be there, those of the test may be absent."""
-    args, task = job.args, TASKS[name]
+    args, task = command.settings, TASKS[name]
 
     def read(file, labelled=True):
-        options = (args.max_seq_len, args.cache_dir, labelled, args.overwrite_cache, job.say)
-        path = Path(on_main(job.ranks, lambda: str(cached_features(folder / file, task, job.encoder, *options))))
+        options = (args.max_seq_len, args.cache_dir, labelled, args.overwrite_cache, command.say)
+        path = Path(
+            on_main(command.ranks, lambda: str(cached_features(folder / file, task, command.encoder, *options)))
+        )
         features = read_features(path)
-        check_sentences(features, job.encoder.unk_id, f"{folder / file}, --model_path {args.model_path}")
+        check_sentences(features, command.encoder.unk_id, f"{folder / file}, --model_path {args.model_path}")
         if features.skipped:
-            job.say(f"{folder / file}: skipped {counted(int(features.skipped), 'line')} with too few fields")
-        return GlueAssembler(features, job.encoder, args.max_seq_len), path.stem
+            command.say(f"{folder / file}: skipped {counted(int(features.skipped), 'line')} with too few fields")
+        return GlueAssembler(features, command.encoder, args.max_seq_len), path.stem
 
     training, key = read("train.tsv") if args.do_train else (None, "")
     dev = {suffix: read(file)[0] for suffix, file in task.dev} if args.do_eval else {}
@@ -65,7 +67,7 @@ def read_task(job, name, folder):
         if (folder / file).exists():
             test[target] = read(file, labelled=False)[0]
         else:
-            job.say(f"{folder / file} is not there: no predictions {target}.tsv")
+            command.say(f"{folder / file} is not there: no predictions {target}.tsv")
     return Data(name, task, key, training, dev, test)
 
 

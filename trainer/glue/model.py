@@ -4,17 +4,19 @@ import argparse
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.packages import loader_reason
+from dataset.glue.glue_dataset import Batch, Totals
 from dataset.glue.glue_tasks import Task
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
@@ -209,28 +211,29 @@ def loss_sum(task, logits, labels):
     return F.mse_loss(logits[:, 0], labels, reduction="sum")
 
 
-def objective(task, model):
-    """The loss for the engine. Its sums: loss, examples, those whose class is right, tokens."""
-
-    def losses(batch, totals):
-        logits = forward(model, batch)
-        loss = loss_sum(task, logits, batch.labels)
-        with torch.no_grad():
-            right = (logits.argmax(-1) == batch.labels).sum()
-            examples = loss.new_full((), len(batch.labels))  # a fill: a copy from the host would wait for the device
-            sums = torch.stack((loss.detach(), examples, right.float(), batch.mask.sum().float()))
-        return loss / totals.examples, sums
-
-    return losses
+def glue_loss(task: Task, model: PreTrainedModel, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a micro-batch's share of the update's loss, 0-d; float32 [4] to add up: loss, examples, those whose class is
+    right, tokens)."""
+    logits = forward(model, batch)
+    loss = loss_sum(task, logits, batch.labels)
+    with torch.no_grad():
+        right = (logits.argmax(-1) == batch.labels).sum()
+        # A fill: a copy from the host would wait for the device.
+        examples = loss.new_full((), len(batch.labels))
+        sums = torch.stack((loss.detach(), examples, right.float(), batch.mask.sum().float()))
+    return loss / totals.examples, sums
 
 
-def metrics(task, sums):
-    """(what to log, tokens) of the sums of `objective`."""
+def metrics(task: Task, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+    """(what to log, tokens) of the sums of `glue_loss`."""
     loss, examples, right, tokens = sums
-    if not examples:  # all updates since the last line were skipped
+    # All updates since the last line were skipped.
+    if not examples:
         return {"loss": math.nan}, 0
-    accuracy = {"train_acc": right / examples} if task.labels else {}
-    return {"loss": loss / examples, **accuracy}, tokens
+    values = {"loss": loss / examples}
+    if task.labels:
+        values["train_acc"] = right / examples
+    return values, tokens
 
 
 # ------------------------------------------------------------------------------------------------- saving

@@ -6,15 +6,16 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
 
 from common.files import atomic_file
-from common.wording import counted, printable
-from dataset.loader import UpdateSchedule
-from trainer.machine.measure import describe_machine, versions
+from common.wording import printable
+from trainer.reporting.log_lines import bar_line
+
+Say = Callable[[str], None]  # Reporter.say, or what takes its place
 
 
 class Reporter:
@@ -130,11 +131,6 @@ def columns(terminal):
         return 80
 
 
-def position(run):
-    """Where a line of the metrics file stands: the axis that all of them share."""
-    return {"step": run.progress.step, "update": run.progress.update, "tokens": run.progress.tokens}
-
-
 def finite(value):
     """`value` with None for NaN and infinity, which JSON does not have; a skipped update's gradient norm is one."""
     if isinstance(value, dict):
@@ -193,79 +189,3 @@ class Stopwatch:
     def seconds_per_step(self, step):
         """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done."""
         return (time.perf_counter() - self.start) / (step - self.first_step + 1)
-
-
-# What fields are called in a log line, where that is not their name in the metrics
-LOG_NAMES = {"updates_per_second": "updates/s"}
-
-
-def log_line(record: dict, head: str, shown: Sequence[str] = ()) -> str:
-    """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
-    line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
-    more = {LOG_NAMES.get(name, name): f"{record[name]:.4g}" for name in shown if record.get(name) is not None}
-    more["tokens/s"] = f"{record['tokens_per_second']:,.0f}"
-    if record["skipped_updates"]:
-        more["skipped_updates"] = str(record["skipped_updates"])
-    return line + "".join(f" {name}:{value}" for name, value in more.items())
-
-
-def bar_line(record):
-    """What stands behind the bar: the figures of the last log line."""
-    parts = [f"{record['tokens'] / 1e6:,.2f}M tokens", f"{record['tokens_per_second']:,.0f}/s"]
-    parts += [f"loss {record['loss']:.3f}", f"lr {record['lr']:.2g}", f"{record['memory'] / 1e9:.1f} GB"]
-    if record["skipped_updates"]:
-        parts.append(f"{record['skipped_updates']} skipped")
-    return ", ".join(parts)
-
-
-def flops_per_token(config, length):
-    """Floating-point operations of one training step (forward and backward) per token.
-
-    Counts matrix products alone: 2 per multiply-add forward and twice that backward; exact causal attention over rows
-    of mean squared length / mean length = `length`; the tied head once, the embedding look-up free.
-    """
-    h, L, D = config.hidden_size, config.num_hidden_layers, config.head_dim
-    H, KV = config.num_attention_heads, config.num_key_value_heads
-    if config.use_moe:
-        width = config.moe_intermediate_size
-        mlp = 3 * h * width * (config.num_experts_per_tok + config.n_shared_experts) + h * config.num_experts
-    else:
-        mlp = 3 * h * config.intermediate_size
-    weights = L * (2 * h * H * D + 2 * h * KV * D + mlp) + config.vocab_size * h
-    return 6 * weights + 6 * L * length * H * D
-
-
-def mean_context(plan):
-    """Mean squared / mean length of the pieces in the first 1,000 rows of a plan: `length` of `flops_per_token`."""
-    *_, pairs = plan.pieces(range(min(plan.n_rows, 1000)))
-    return float((pairs**2).sum() / max(pairs.sum(), 1))
-
-
-def describe(run, rows, dtype, lines, model, documents):
-    """Print what the run derives from its flags, once, before it starts; record it for the report.
-
-    rows: the plan of the epoch that comes next. lines: what the trainer has to say about data and model.
-    model: what the report shows of the model, by name. documents: how many the data has.
-    """
-    args, ranks, device = run.args, run.ranks, run.engine.device
-    schedule = UpdateSchedule(rows.n_rows, args.batch_size, args.accumulation_steps, ranks.world_size)
-    updates = min(schedule.n_updates * run.epochs, run.max_updates)
-    settings = (
-        f"run: {counted(updates, 'update')} in {counted(run.epochs, 'epoch')}, {counted(schedule.rows_per_update, 'row')} = "
-        f"{schedule.rows_per_update * rows.T:,} tokens each ({args.batch_size} x {counted(args.accumulation_steps, 'micro-batch', 'micro-batches')} "
-        f"x {counted(ranks.world_size, 'rank')}), {device}, {str(dtype).removeprefix('torch.')}"
-    )
-    for line in (*lines, settings):
-        run.reporter.say(line)
-    run.reporter.record(
-        {
-            **position(run),
-            "started": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "command": run.command,
-            "settings": {name: value for name, value in vars(args).items() if value is not None},
-            "model": model,
-            "data": {"documents": documents, "rows": rows.n_rows, "fill": rows.fill},
-            "machine": {**describe_machine(device, ranks.world_size), "dtype": str(dtype)},
-            "versions": versions(),
-        }
-    )

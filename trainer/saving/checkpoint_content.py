@@ -9,13 +9,16 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from common.errors import BadContentError
 from trainer.optim.muon import Muon
+
+if TYPE_CHECKING:
+    from trainer.loop import Trainer
 
 # The tensors that an optimiser keeps for a parameter in the parameter's shape, and the count that AdamW keeps beside
 MOMENTS = {torch.optim.AdamW: ("exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
@@ -79,19 +82,19 @@ def _check_plain(value: Any, name: str) -> None:
 # ------------------------------------------------------------------------------------------ for one run
 
 
-def check_fit(state: dict, run: Any, update: int) -> None:
-    """Errors: BadContentError unless `run` can take all of `state` over.
+def check_fit(state: dict, trainer: "Trainer", update: int) -> None:
+    """Errors: BadContentError unless the run can take all of `state` over.
 
     state: passed check_form, and is of this run's data, model and optimiser. update: the one that the file is named for.
     """
-    check_progress(state["progress"], run.progress, update)
-    check_weights(state["model"], run.engine.model.state_dict())
-    check_engine(state["engine"], run.engine, update)
+    check_progress(state["progress"], trainer.progress, update)
+    check_weights(state["model"], trainer.engine.model.state_dict())
+    check_engine(state["engine"], trainer.engine, update)
     for number, of_rank in enumerate(state["ranks"]):
-        check_rank(of_rank, f"rank {number}", len(run.engine.sums), run.engine.device.type)
+        check_rank(of_rank, f"rank {number}", len(trainer.engine.sums), trainer.device.type)
     row = state["progress"]["row"]
     if row:  # a plan is not made for a row that every epoch has
-        n_rows = run.plan(state["progress"]["epoch"]).n_rows
+        n_rows = trainer.job.plan(state["progress"]["epoch"]).n_rows
         require(row < n_rows, f"progress: row is {row}, and the epoch has {n_rows}")
 
 

@@ -8,11 +8,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, pipeline
 
+from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import export_hf
 from tests.helpers import ROOT
 from tests.scripts.test_export import KINDS, write
-from trainer import train_tokenizer
 
 MODEL = ROOT / "model"
 # Of model/, by the release before its post-processor: checkpoints and token stores of then must go on.
@@ -73,7 +73,7 @@ def test_a_file_without_post_processor_is_the_same_tokenizer_to_the_trainers(tok
 
 def test_a_trained_tokenizer_has_the_committed_ones_post_processor(tmp_path):
     texts = ["the cat sat on the mat and the dog ran over far hills"] * 50
-    train_tokenizer.save(train_tokenizer.train_bpe(texts, 275), tmp_path)
+    byte_level_bpe.save(byte_level_bpe.train_bpe(texts, 275), tmp_path)
     trained, committed = (json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path, MODEL))
     assert trained["post_processor"] == committed["post_processor"]
     assert load_tokenizer(tmp_path)("the").input_ids[0] == 1
@@ -86,11 +86,11 @@ def check_config_of_tokenizer(path):
     """Reference: the names that transformers 4.48 to 4.57 know."""
     fields = json.loads(path.read_text(encoding="utf-8"))
     assert fields["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert fields["additional_special_tokens"] == train_tokenizer.CHAT_TOKENS + train_tokenizer.SPARE_TOKENS
+    assert fields["additional_special_tokens"] == byte_level_bpe.CHAT_TOKENS + byte_level_bpe.SPARE_TOKENS
     assert "extra_special_tokens" not in fields
     assert fields["model_input_names"] == ["input_ids", "attention_mask"]
     assert fields["add_bos_token"] is True and fields["add_eos_token"] is False
-    assert fields["chat_template"] == train_tokenizer.CHAT_TEMPLATE
+    assert fields["chat_template"] == byte_level_bpe.CHAT_TEMPLATE
     assert not {"backend", "is_local", "local_files_only", "name_or_path"} & set(fields)
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from argparse import Namespace
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -26,7 +27,8 @@ from tests.dataset.glue.test_glue_dataset import WORDS, encoder
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.model import Layers, forward, init_model, objective
+from trainer.glue.job import GlueJob
+from trainer.glue.model import Layers, forward, glue_loss, init_model
 from trainer.machine.compiling import compiler_missing
 
 
@@ -229,7 +231,7 @@ def test_an_objective_waits_for_nothing(place):
     """Neither a number from the host (lift_fresh is torch.tensor's) nor one to it: either stops a GPU's queue."""
     model = init_model(flags(place), TASKS["cola"], place / "tiny", len(WORDS))[0].train()
     with Recorder() as recorder:
-        loss, sums = objective(TASKS["cola"], model)(random_batch(4, 8), Totals(32, 4))
+        loss, sums = glue_loss(TASKS["cola"], model, random_batch(4, 8), Totals(32, 4))
     assert sums.tolist()[1] == 4 and sums[3] == 32 and loss.requires_grad
     waiting = {"lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
     assert "_log_softmax" in recorder.names and not recorder.names & waiting
@@ -238,7 +240,7 @@ def test_an_objective_waits_for_nothing(place):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_objective_waits_for_nothing_on_a_gpu(place):
     model = init_model(flags(place), TASKS["cola"], place / "tiny", len(WORDS))[0].train().cuda()
-    batch, losses = random_batch(4, 8).to("cuda"), objective(TASKS["cola"], model)
+    batch, losses = random_batch(4, 8).to("cuda"), partial(glue_loss, TASKS["cola"], model)
     losses(batch, Totals(32, 4))[0].backward()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -248,19 +250,14 @@ def test_an_objective_waits_for_nothing_on_a_gpu(place):
 
 
 def test_an_update_that_is_not_finite_is_skipped(place, tmp_path, capsys):
-    plain, calls = train_glue.objective, []
+    plain, calls = GlueJob.loss, []
 
-    def poisoned(task, model):
-        losses = plain(task, model)
+    def poisoned_once(job, batch, totals):
+        calls.append(None)
+        loss, sums = plain(job, batch, totals)
+        return loss * (float("nan") if len(calls) == 3 else 1.0), sums
 
-        def once(batch, totals):
-            calls.append(None)
-            loss, sums = losses(batch, totals)
-            return loss * (float("nan") if len(calls) == 3 else 1.0), sums
-
-        return once
-
-    with mock.patch.object(train_glue, "objective", poisoned):
+    with mock.patch.object(GlueJob, "loss", poisoned_once):
         found = fine_tune(place, tmp_path)
     printed = capsys.readouterr().out
     assert "update 3 is not applied (1 so far)" in printed and found["cola"]["seeds"]["42"]["updates"] == 10

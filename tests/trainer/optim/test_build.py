@@ -101,7 +101,7 @@ def test_pitfall_11_every_parameter_moves(tmp_path):
     from trainer.train_pretrain import init_model
 
     run = train(data_path=write_corpus(tmp_path / "data.jsonl"), out_dir=tmp_path, use_moe=1, num_hidden_layers=2)
-    torch.manual_seed(run.args.seed)
+    torch.manual_seed(run.settings.seed)
     before = dict(init_model(run.engine.model.config).named_parameters())
     assert all(not torch.equal(p, before[name]) for name, p in run.engine.model.named_parameters())
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.helpers import losses, records, train
 from trainer.engine import Engine
-from trainer.reporting.reporter import finite, flat_numbers, log_line
+from trainer.reporting.log_lines import log_line
+from trainer.reporting.reporter import finite, flat_numbers
 
 
 class Terminal(io.StringIO):
@@ -69,7 +70,7 @@ def test_a_resumed_interval_is_measured_whole(data, tmp_path):
     with mock.patch.object(Engine, "update", ticking), mock.patch("time.perf_counter", lambda: clock["now"]):
         rates.append(records(train(out_dir=tmp_path / "whole", **options))[-1]["tokens_per_second"])
         with (
-            mock.patch("trainer.loop.log_step", side_effect=[None, KeyboardInterrupt]),
+            mock.patch("trainer.loop.Trainer.log", side_effect=[None, KeyboardInterrupt]),
             pytest.raises(KeyboardInterrupt),
         ):
             train(out_dir=tmp_path / "run", **options)

@@ -10,7 +10,9 @@ import pytest
 
 from common.errors import UserError
 from tests.helpers import flags, train, write_corpus
-from trainer import loop, session, train_electra, train_pretrain
+from trainer import train_electra, train_pretrain
+from trainer.loop import Trainer
+from trainer.pretrain import job
 from trainer.saving.checkpoint import Checkpoints
 
 Usage = namedtuple("Usage", "total used free")
@@ -27,7 +29,7 @@ def complaint(monkeypatch, **changes):
     def too_late(*arguments, **named):
         raise AssertionError("the data is opened already")
 
-    monkeypatch.setattr(train_pretrain, "open_corpus", too_late)
+    monkeypatch.setattr(job, "open_corpus", too_late)
     with pytest.raises(UserError) as error:
         train_pretrain.main(flags(**changes))
     assert "\n" not in str(error.value)
@@ -91,7 +93,7 @@ def test_a_disk_without_room_for_a_checkpoint(tmp_path, data, monkeypatch):
     def no_update(run):
         raise AssertionError("training has begun")
 
-    monkeypatch.setattr(session, "fit", no_update)
+    monkeypatch.setattr(Trainer, "fit", no_update)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(10**9, 10**9 - 5000, 5000))
     with pytest.raises(UserError, match=r"a checkpoint takes [\d.]+ MB, and 0.0 MB are free there: free some space"):
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path))
@@ -139,16 +141,16 @@ class KilledError(Exception):
 
 def killed_run(monkeypatch, trainer, arguments):
     """A run that ends as if by kill -9, after a few updates that have not been saved."""
-    update = loop.log_step
+    log = Trainer.log
 
     def killed(run, *rest):
-        update(run, *rest)
+        log(run, *rest)
         if run.progress.update == 2:
             run.reporter.file.close()
             raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "log_step", killed)
+        patched.setattr(Trainer, "log", killed)
         with pytest.raises(KilledError):
             trainer.main(arguments)
 

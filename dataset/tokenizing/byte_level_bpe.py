@@ -1,0 +1,147 @@
+"""Our tokenizer: a byte-level BPE with the special tokens and the chat template of MiniMind."""
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from dataset.tokenizing.tokenizer_files import bos_template
+
+# Ids are the places in this list; the first three are those of the public tokenizers.
+# All are "special": then encode_special_tokens (split_special_tokens=True in transformers), which the data path uses,
+# keeps literal text from becoming one of them. Added tokens that are not special would be matched even so.
+PAD, BOS, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"  # pad is unk too; byte-level BPE never needs an unk
+
+
+CHAT_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+
+
+SPARE_TOKENS = [f"<|buffer{i}|>" for i in range(1, 5)]
+
+
+SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
+
+
+# Text is cut into these pieces, the first alternative that fits, and merges never cross a border between two.
+PIECES = [
+    # A number, four digits at most: a year is one piece, and a long number takes no entry of its own.
+    r" ?\p{N}{1,4}",
+    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
+    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+    # Punctuation with the line break and the indentation after it, as in ":\n       ".
+    r" ?[^\s\p{L}\p{N}]+(?:[\r\n]+(?:[ \t]+(?=[ \t]))?)?",
+    # White space; the last character is left to the word that follows.
+    r"\s+(?!\S)",
+    r"\s+",
+]
+
+
+# ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
+# closes them empty, left out the model chooses. What stands between the generation marks is what fine-tuning trains on
+# (return_assistant_tokens_mask).
+CHAT_TEMPLATE = """\
+{%- macro text_of(content) -%}
+    {%- if content is string %}{{ content }}
+    {%- else %}{% for part in content or [] %}{{ part.text }}{% endfor %}{% endif -%}
+{%- endmacro -%}
+{%- set system = text_of(messages[0].content) if messages and messages[0].role == 'system' else '' -%}
+{%- if system or tools -%}
+    {{ '<|im_start|>system\\n' + system }}
+    {%- if tools -%}
+        {{ ('\\n\\n' if system else '') + 'Functions that you may call, a JSON schema each:' }}
+        {%- for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor -%}
+        {{ '\\nA call is a JSON object with "name" and "arguments" between <tool_call> and </tool_call>.' }}
+    {%- endif -%}
+    {{ '<|im_end|>\\n' }}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- set text = text_of(message.content) -%}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) -%}
+        {{ '<|im_start|>' + message.role + '\\n' + text + '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' -%}
+        {{ '<|im_start|>tool\\n<tool_response>\\n' + text + '\\n</tool_response><|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' -%}
+        {{ '<|im_start|>assistant\\n' }}
+        {%- generation -%}
+        {%- if message.reasoning_content -%}
+            {{ '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+        {%- endif -%}
+        {{ text }}
+        {%- for call in message.tool_calls or [] -%}
+            {%- set call = call.function or call -%}
+            {%- set arguments = call.arguments if call.arguments is string else call.arguments | tojson -%}
+            {{ '\\n' if text or not loop.first else '' }}
+            {{- '<tool_call>\\n{"name": ' + call.name | tojson + ', "arguments": ' + arguments + '}\\n</tool_call>' }}
+        {%- endfor -%}
+        {{ '<|im_end|>' }}
+        {%- endgeneration -%}
+        {{ '\\n' }}
+    {%- elif message.role != 'system' -%}
+        {{ raise_exception('unknown role ' + message.role + ': system, user, assistant or tool') }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined -%}
+        {{ '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif -%}
+{%- endif -%}
+"""
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32) -> Tokenizer:
+    """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
+
+    The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in the order of their ids.
+    Errors: ValueError where the texts hold too few different pairs.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex("|".join(PIECES)), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    # The trainers encode without it and put BOS and EOS themselves; it is for those who call the tokenizer plainly.
+    tokenizer.post_processor = bos_template(BOS, SPECIAL_TOKENS.index(BOS))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=max_token_bytes,
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if (got := tokenizer.get_vocab_size()) != vocab_size:
+        raise ValueError(f"the sample gives {got} entries, not {vocab_size}: give more text or a smaller --vocab_size")
+    return tokenizer
+
+
+def tokenizer_config() -> dict:
+    """tokenizer_config.json: what transformers needs beside tokenizer.json."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "unk_token": PAD,
+        # The name of transformers 4; transformers 5, which says extra_special_tokens, reads it too.
+        "additional_special_tokens": CHAT_TOKENS + SPARE_TOKENS,
+        # What tokenizer.json says already, for programs that look here (llama.cpp, vLLM).
+        "add_bos_token": True,
+        "add_eos_token": False,
+        # No token_type_ids, which generate() would refuse.
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 32768,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def save(tokenizer: Tokenizer, out_dir: Path) -> None:
+    """Write the two files of a tokenizer to a folder."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    (out_dir / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
+    settings = json.dumps(tokenizer_config(), indent=2, ensure_ascii=False)
+    (out_dir / "tokenizer_config.json").write_text(settings + "\n", encoding="utf-8")

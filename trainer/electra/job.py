@@ -1,0 +1,262 @@
+"""Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from common.errors import user_errors
+from common.files import atomic_folder
+from common.wording import counted
+from dataset.corpus import repeated_sources
+from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
+from dataset.embedded_corpus import build_embedded_corpus
+from dataset.store.check import TokenCheck
+from dataset.store.token_store import open_or_build
+from dataset.tokenizing.encoder import LineEncoder
+from dataset.tokenizing.vocabulary import check_known
+from dataset.tokenizing.wordpiece import save_wordpiece
+from model.electra.model_electra import flops_per_token
+from model.electra.sizes import SIZES
+from trainer.arguments import ROOT, common_warnings, warnings_of
+from trainer.electra.arguments import WARM_UP, parser
+from trainer.electra.loss import N_SUMS, electra_loss, metrics
+from trainer.electra.networks import NETWORKS, OWN, architecture, init_model, open_vocabulary
+from trainer.job import Job, Outlook, Progress, Surroundings, Update
+from trainer.launch import claim
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype
+from trainer.machine.random_state import seed_everything
+from trainer.machine.ranks import Ranks, on_main
+from trainer.optim.build import build_optimizer
+from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.saving.places import check_kinds
+
+
+class ElectraJob(Job[Batch]):
+    """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
+
+    n_sums = N_SUMS
+    shown = ("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second")
+    may_change = (
+        "learning_rate",
+        "muon_lr",
+        "lr_schedule",
+        "batch_size",
+        "accumulation_steps",
+        "grad_clip",
+        "weight_decay",
+        "max_steps",
+        "sampling",
+        "gen_smooth",
+        "disc_smooth",
+        "dropout",
+        "warmup_steps",
+    )
+
+    def __init__(self, settings: Any, surroundings: Surroundings) -> None:
+        self.settings = settings
+        self.ranks = surroundings.ranks
+        self.device = surroundings.device
+        # Of a rank and micro-batch: together they make the published one.
+        if settings.batch_size is None:
+            parts = settings.accumulation_steps * self.ranks.world_size
+            settings.batch_size = max(1, SIZES[settings.size].batch_size // parts)
+        self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
+        # The same seed on all ranks, so that all begin with the same weights.
+        seed_everything(settings.seed)
+        self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
+        self.stem = self.folder / self.folder.name
+        self.outputs = {name: self.folder / name for name in NETWORKS}
+        with user_errors():
+            claim(self.ranks, self.stem)
+            on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
+            self._read_data()
+            self.model = init_model(settings, self.tokenizer)
+            unknown = self.tokenizer.unk_token_id
+            self.examples = Examples(self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown)
+        if settings.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        self.model.to(self.device).train()
+        # From here on every rank draws other numbers (dropout).
+        seed_everything(settings.seed, self.ranks.rank)
+
+        self.optimizer = build_optimizer(
+            self.model,
+            settings.learning_rate,
+            settings.weight_decay,
+            settings.optimizer,
+            settings.muon_lr,
+            eps=1e-6,
+            bias_correction=settings.adam_bias_correction,
+        )
+        self.assembler = ElectraAssembler(
+            self.store,
+            self.tokenizer,
+            settings.max_seq_len,
+            settings.mask_share,
+            settings.mask_style,
+            settings.seed,
+        )
+        self.token_check = TokenCheck([self.store]) if self.ranks.local_rank == 0 else None
+        self.max_updates = settings.max_steps
+        self.save_at = frozenset(save_points(settings))
+        self.replaced = sorted(self.folder.glob("percent_*"))
+        self.begun = [self.folder / OWN]
+        row_layout = ("max_seq_len", "seed", "mask_share", "mask_style")
+        self.identity = {
+            "tokenizer": self.encoder.fingerprint[:16],
+            "data": self.store.fingerprint[:16],  # as this tokenizer reads it
+            "architecture": architecture(self.model),
+            "row layout": {name: getattr(settings, name) for name in row_layout},
+            "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
+        }
+
+    def _read_data(self) -> None:
+        settings = self.settings
+        data_path = settings.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
+        self.tokenizer = open_vocabulary(settings, data_path, self.folder, self.ranks)
+        self.encoder = LineEncoder(self.tokenizer)
+        self.store = open_or_build(
+            data_path,
+            self.encoder,
+            progress=self.ranks.is_main,
+            cache_dir=settings.cache_dir,
+            text_field=settings.text_field,
+            text_suffixes=settings.text_suffixes,
+            skip_bad_lines=settings.skip_bad_lines,
+        )
+        what = f"--data_path {data_path[0]}"
+        if settings.vocab_path:
+            what += f", --vocab_path {settings.vocab_path}"
+        check_known(self.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
+
+    # ------------------------------------------------------------------------------------------ what is trained
+
+    def plan(self, epoch: int) -> ElectraPlan:
+        return ElectraPlan(self.examples, self.settings.mask_share, self.settings.seed, epoch)
+
+    def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+        return electra_loss(self.model, batch, totals)
+
+    def learning_rate(self, update: Update, progress: Progress) -> float:
+        return rate(self.settings, progress.update)
+
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+        return metrics(sums)
+
+    def begin(self) -> None:
+        if not self.settings.vocab_path:
+            on_main(self.ranks, lambda: save_wordpiece(self.tokenizer, self.folder / OWN))
+
+    def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
+        """Write both networks if `update` is one of --save_percents: the last ones to the run's folder, earlier ones
+        below it."""
+        settings = self.settings
+        percent = 100.0 if update >= settings.max_steps else save_points(settings).get(update)
+        if percent is None:
+            return
+        target = self.folder if percent == 100 else self.folder / f"percent_{percent:g}"
+        target.mkdir(exist_ok=True)
+        disable_progress_bar()
+        for name in NETWORKS:
+            prefix = f"{name}."
+            own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+            with atomic_folder(target / name, target / f"{self.folder.name}.{name}.tmp") as temporary:
+                getattr(self.model, name).save_pretrained(temporary, state_dict=own)
+                save_wordpiece(self.tokenizer, temporary)
+
+    # ---------------------------------------------------------------------------------------- what is said of it
+
+    def outlook(self, progress: Progress) -> Outlook:
+        settings = self.settings
+        plan = self.plan(progress.epoch)
+        generator = self.model.generator.config
+        discriminator = self.model.discriminator.config
+        per_position = flops_per_token(generator, discriminator, settings.max_seq_len, settings.mask_share)
+        rows_per_update = settings.batch_size * settings.accumulation_steps * self.ranks.world_size
+        updates_per_epoch = math.ceil(plan.n_rows / rows_per_update)
+        positions_of_rank = settings.max_steps * settings.batch_size * settings.accumulation_steps * plan.T
+        parameters = sum(p.numel() for p in self.model.parameters())
+        one_segment = float((self.examples.second == 0).mean())
+        lines = [
+            *repeated_sources(settings.data_path or [], settings.text_suffixes),
+            *self.store.bad_lines.report(),
+            f"model: ELECTRA {settings.size}, {parameters / 1e6:.2f} M parameters, "
+            f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "
+            f"(generator {generator.hidden_size}), {generator.vocab_size:,} entries, "
+            f"{per_position / 1e6:.1f} MFLOP per position",
+            f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
+            f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
+        ]
+        precision = [self.precision_notice] if self.precision_notice else []
+        return Outlook(
+            rows=plan,
+            lines=lines,
+            notices=[*precision, *notices(settings, self.ranks)],
+            model_fields={
+                **discriminator.to_diff_dict(),
+                "generator": generator.to_diff_dict(),
+                "parameters": parameters,
+            },
+            n_documents=len(self.store),
+            flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
+            flops=per_position * positions_of_rank,
+            epochs=math.ceil(settings.max_steps / updates_per_epoch),
+        )
+
+    def make_fast(self, outlook: Outlook) -> list[str]:
+        said: list[str] = []
+        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
+        choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
+        shape = (self.settings.batch_size, outlook.rows.T)
+        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops)
+        return said
+
+
+def rate(settings: Any, update: int) -> float:
+    """The learning rate of the update that comes after `update` others."""
+    warmup = settings.warmup_steps
+    if warmup is None:
+        warmup = min(WARM_UP, settings.max_steps // 10)
+    schedule = ENCODER_SCHEDULES[settings.lr_schedule]
+    return settings.learning_rate * schedule(update, settings.max_steps, warmup)
+
+
+def save_points(settings: Any) -> dict[int, float]:
+    """{updates: percent} of --save_percents; the end is always one."""
+    points = {}
+    for percent in (*settings.save_percents, 100.0):
+        points[max(1, round(settings.max_steps * percent / 100))] = percent
+    return points
+
+
+def notices(settings: Any, ranks: Ranks) -> list[str]:
+    """Lines on settings that do not do what they seem to."""
+    default = parser().get_default
+    unused = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
+    recomputed = settings.use_compile == "1" and settings.gradient_checkpointing
+    init_std = settings.model_path and settings.init_std != default("init_std")
+    position_init = settings.model_path and settings.position_init != default("position_init")
+    cases = [
+        ("warmup_steps", unused, "--lr_schedule one_cycle has its own"),
+        ("use_compile", recomputed, "--gradient_checkpointing recomputes layers without it"),
+        ("init_std", init_std, "the weights come from --model_path"),
+        ("position_init", position_init, "the weights come from --model_path"),
+    ]
+    lines = warnings_of(settings, cases)
+    highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate
+    if highest < 0.5:
+        lines.append(
+            f"warning: with --warmup_steps {settings.warmup_steps} the rate is never above {highest:.0%} of --learning_rate"
+        )
+    size = SIZES[settings.size]
+    rows = settings.batch_size * settings.accumulation_steps * ranks.world_size
+    if settings.max_steps == size.max_steps and rows != size.batch_size:
+        lines.append(
+            f"note: an update has {counted(rows, 'example')}, in the published run of this size {size.batch_size}"
+        )
+    return lines + common_warnings(settings, ranks, default)

@@ -1,0 +1,120 @@
+"""The two networks of an ELECTRA run and its vocabulary: fresh ones, or those of an earlier run."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from common.errors import UserError
+from common.notices import announce
+from common.packages import loader_reason
+from dataset.tokenizing.sample import Source, draw_sample
+from dataset.tokenizing.vocabulary import check_size
+from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiece, wordpiece
+from model.electra.model_electra import ElectraPretrainer, configs
+from model.electra.sizes import SIZES
+from trainer.machine.ranks import Ranks, on_main
+
+OWN_ENTRIES = 8192  # of a vocabulary that is trained on the data
+SAMPLE_BYTES = 60e6  # of the data that such a vocabulary is trained on
+NETWORKS = ("discriminator", "generator")
+# The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins
+ARCHITECTURE = (
+    "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "hidden_dropout_prob", "position_init",
+)  # fmt: skip
+
+
+def architecture(model: ElectraPretrainer) -> dict[str, list[Any]]:
+    """{field: [generator's value, discriminator's]} of those fields of ARCHITECTURE that the configs have."""
+    pair = model.generator.config, model.discriminator.config
+    return {name: [getattr(config, name, None) for config in pair] for name in ARCHITECTURE if hasattr(pair[1], name)}
+
+
+OWN = "vocabulary"  # folder of the vocabulary that is trained where none is given
+
+
+def open_vocabulary(settings: Any, data_path: list[str], folder: Path, ranks: Ranks) -> PreTrainedTokenizerBase:
+    """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
+    that of its start."""
+    if settings.vocab_path:
+        return load_wordpiece(settings.vocab_path, settings.lower_case)
+    if settings.from_resume and (folder / OWN / "vocab.txt").exists():
+        return load_wordpiece(folder / OWN)
+    if settings.model_path:  # its embeddings are of this vocabulary and no other
+        return model_vocabulary(settings)
+
+    def train_it() -> list[str]:
+        sources = [
+            Source(path, settings.text_field, settings.skip_bad_lines, settings.text_suffixes) for path in data_path
+        ]
+        announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")
+        sample = draw_sample(sources, [1.0] * len(sources), SAMPLE_BYTES)
+        return entries(train_wordpiece(sample, OWN_ENTRIES, settings.lower_case))
+
+    return wordpiece(on_main(ranks, train_it), settings.lower_case)
+
+
+def model_vocabulary(settings: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer beside --model_path's discriminator. Errors: UserError where there is none."""
+    check_networks(settings)
+    place = Path(settings.model_path, "discriminator")
+    try:
+        return load_wordpiece(place)
+    except ValueError as error:
+        raise UserError(
+            f"--model_path {settings.model_path} needs its vocabulary: name it by --vocab_path ({error})"
+        ) from error
+
+
+def init_model(settings: Any, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
+    """Fresh networks, or those of --model_path. Errors: ValueError where flags, folder and tokenizer do not fit."""
+    options = {"sampling": settings.sampling, "gen_smooth": settings.gen_smooth, "disc_smooth": settings.disc_smooth}
+    if settings.model_path:
+        model = load_networks(settings, tokenizer, options)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = settings.dropout
+        return model
+    changes = {
+        "width": settings.hidden_size,
+        "layers": settings.num_hidden_layers,
+        "heads": settings.num_attention_heads,
+        "ffn": settings.intermediate_size,
+        "embedding": settings.embedding_size,
+        "divisor": settings.generator_divisor,
+    }
+    init = {"init_std": settings.init_std, "position_init": settings.position_init}
+    pair = configs(
+        SIZES[settings.size], len(tokenizer), tokenizer.pad_token_id, settings.max_seq_len, **init, **changes
+    )
+    for config in pair:
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = settings.dropout
+    return ElectraPretrainer.from_configs(*pair, **options)
+
+
+def check_networks(settings: Any) -> None:
+    """Errors: UserError where a network is missing in --model_path."""
+    for name in NETWORKS:
+        if not Path(settings.model_path, name, "config.json").is_file():
+            raise UserError(
+                f"--model_path {settings.model_path}: no {name}/config.json there; train_electra.py leaves a folder with "
+                "both networks"
+            )
+
+
+def load_networks(settings: Any, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> ElectraPretrainer:
+    what = f"--model_path {settings.model_path}"
+    check_networks(settings)
+    try:
+        model = ElectraPretrainer.from_pretrained(settings.model_path, **options)
+    except Exception as error:  # each loader raises its own kinds
+        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
+    check_size(len(tokenizer), model.discriminator.config.vocab_size, what)
+    for network in (model.generator, model.discriminator):
+        for name, least in (("vocab_size", len(tokenizer)), ("max_position_embeddings", settings.max_seq_len)):
+            if getattr(network.config, name) < least:
+                raise UserError(f"{what}: {name} is {getattr(network.config, name)}, {least} is wanted")
+        network.config.hidden_dropout_prob = network.config.attention_probs_dropout_prob = settings.dropout
+    return model

@@ -1,0 +1,234 @@
+"""Fine-tuning on one GLUE task with one seed as a Job: its data, classifier, loss, rate and files."""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerBase
+
+from common.errors import user_errors
+from common.wording import counted
+from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
+from dataset.loader import UpdateSchedule
+from dataset.tokenizing.sentence_encoder import SentenceEncoder
+from model.checkpointing import recompute_layers
+from trainer.engine import Engine
+from trainer.glue.files import Data
+from trainer.glue.model import (
+    Layers,
+    compiled_shape,
+    glue_loss,
+    init_model,
+    layer_groups,
+    metrics,
+    rates,
+    save_model,
+    weights_digest,
+)
+from trainer.glue.padding import is_known
+from trainer.glue.scores import Evaluation
+from trainer.job import UNLIMITED, Job, Outlook, Progress, Surroundings, Update
+from trainer.launch import make_folder
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.random_state import seed_everything
+from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.signals import StopSignals
+from trainer.optim.build import build_adamw
+from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.reporting.reporter import Say
+from trainer.saving.places import check_kinds
+
+# By what compile_blocks says the plain code takes 2.4 times the time of its products, the compiled one 1.4 times.
+PLAIN_TIME = 2.4
+COMPILED_TIME = 1.4
+
+
+@dataclass(frozen=True)
+class Command:
+    """What all runs of a command share. `settings` are those that the user gave."""
+
+    settings: Any
+    surroundings: Surroundings
+    dtype: torch.dtype
+    say: Say
+    model_folder: Path
+    tokenizer: PreTrainedTokenizerBase
+    encoder: SentenceEncoder
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.surroundings.ranks
+
+
+class GlueJob(Job[Batch]):
+    """train_glue.py's part of a run. Errors: UserError, in one line, where the model does not fit the task."""
+
+    n_sums = 4
+    shown = ("train_acc", "grad_norm", "updates_per_second")
+    may_change = (
+        "epochs",
+        "learning_rate",
+        "batch_size",
+        "accumulation_steps",
+        "grad_clip",
+        "weight_decay",
+        "max_steps",
+        "dropout",
+        "warmup_share",
+    )
+
+    def __init__(self, command: Command, settings: Any, data: Data, folder: Path, trained: Path | None = None) -> None:
+        """settings: those of this run, with its seed. folder: of its results. trained: weights that are to be evaluated
+        and not trained again."""
+        self.command = command
+        self.settings = settings
+        self.data = data
+        self.folder = folder
+        self.ranks = command.ranks
+        self.device = command.surroundings.device
+        self.dtype = command.dtype
+        self.stem = folder / f"{data.name}_{folder.name}"
+        self.outputs = {"model": folder / "model"}
+        # The same seed on all ranks, so that all begin with the same weights.
+        seed_everything(settings.seed)
+        with user_errors():
+            vocab_size = command.encoder.vocab_size
+            self.model, self.new_weights = init_model(settings, data.task, command.model_folder, vocab_size)
+            make_folder(folder)
+            on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
+        begins_with = weights_digest(self.model)
+        if trained is not None:
+            self.model.load_state_dict(load_file(trained))
+        if settings.gradient_checkpointing:
+            recompute_layers(self.model)
+        self.model.to(self.device).train()
+        # From here on every rank draws other numbers (dropout).
+        seed_everything(settings.seed, self.ranks.rank)
+
+        groups = layer_groups(self.model, settings.weight_decay, settings.layer_decay)
+        self.optimizer = build_adamw(groups, settings.learning_rate, eps=1e-6)
+        self.assembler = data.train
+        self.epochs = settings.epochs
+        self.max_updates = settings.max_steps or UNLIMITED
+        if settings.save_steps:
+            self.save_at = range(settings.save_steps, sys.maxsize, settings.save_steps)
+        self.replaced = [folder / "eval_results.json", *folder.glob("checkpoint-*[0-9]")]
+        self.evaluates = bool(settings.do_eval)
+        self._evaluation: Evaluation | None = None
+        self.identity = {
+            "tokenizer": command.encoder.fingerprint[:16],
+            "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
+            "model (--model_path, --from_scratch)": begins_with,
+            "row layout": {"seed": settings.seed},
+            "optimizer": f"adamw, layer_decay {settings.layer_decay}",
+        }
+
+    # ------------------------------------------------------------------------------------------ what is trained
+
+    def plan(self, epoch: int) -> GluePlan:
+        return GluePlan(self.data.train.features, self.settings.seed, epoch)
+
+    def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+        return glue_loss(self.data.task, self.model, batch, totals)
+
+    def learning_rate(self, update: Update, progress: Progress) -> float:
+        """Progress is counted in updates where --max_steps ends the run, and in rows elsewhere: batches of another size
+        after a resume then lead to the same end."""
+        if self.max_updates == UNLIMITED:
+            done = update.epoch * update.n_rows + update.first_row
+            total = self.epochs * update.n_rows
+        else:
+            done = progress.update
+            total = int(self.max_updates)
+        factor = ENCODER_SCHEDULES["separate_linear"](done, total, int(self.settings.warmup_share * total))
+        return self.settings.learning_rate * max(0.0, factor)
+
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+        return metrics(self.data.task, sums)
+
+    def evaluation(self, engine: Engine, signals: StopSignals) -> Evaluation:
+        """The Evaluation of this run, which remembers what it has computed last."""
+        if self._evaluation is None:
+            self._evaluation = Evaluation(engine, self.data.task, self.data.dev, self.settings.batch_size, signals)
+        return self._evaluation
+
+    def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
+        return self.evaluation(engine, signals)(update)
+
+    def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
+        every = self.settings.save_steps
+        if is_last:
+            save_model(self.folder / "model", self.model, self.command.tokenizer, weights)
+        if every and update and update % every == 0:
+            save_model(self.folder / f"checkpoint-{update}", self.model, self.command.tokenizer, weights)
+
+    # ---------------------------------------------------------------------------------------- what is said of it
+
+    def outlook(self, progress: Progress) -> Outlook:
+        settings = self.settings
+        plan = self.plan(0)
+        epochs = None
+        # The updates decide, as in the benchmark's own script; the epochs are those that they take.
+        if settings.max_steps:
+            epochs = math.ceil(settings.max_steps / schedule(settings, self.ranks, self.data).n_updates)
+        config = self.model.config
+        lengths = self.data.train.features.lengths
+        parameters = sum(p.numel() for p in self.model.parameters())
+        source = "random weights"
+        if not settings.from_scratch:
+            source = f"from {self.command.model_folder}, {new_weights(self.new_weights)}"
+        lines = [
+            f"model: {type(self.model).__name__}, {parameters / 1e6:.2f} M parameters, "
+            f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, {source}",
+            f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {lengths.mean():.0f} tokens in the mean, "
+            f"{plan.T} at most",
+        ]
+        # The rates of the other seeds are the same.
+        is_first_seed = settings.seed == self.command.settings.seed
+        return Outlook(
+            rows=plan,
+            lines=lines,
+            notices=[rates(self.optimizer.param_groups, settings)] if is_first_seed else [],
+            model_fields={**config.to_diff_dict(), "parameters": parameters},
+            n_documents=plan.n_rows,
+            epochs=epochs,
+        )
+
+    def make_fast(self, outlook: Outlook) -> list[str]:
+        """Compiled batches have one shape, the longest example's. What that adds is taken off what compiling saves."""
+        settings = self.settings
+        plan = self.plan(0)
+        epochs = self.epochs if outlook.epochs is None else outlook.epochs
+        parameters = sum(p.numel() for p in self.model.parameters())
+        embeddings = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." in name)
+        rows_per_update = schedule(settings, self.ranks, self.data).rows_per_update
+        rows = min(plan.n_rows * epochs, self.max_updates * rows_per_update)
+        flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
+        full = GlueAssembler(self.data.train.features, self.command.encoder, settings.max_seq_len, full=True)
+        saved = flops_per_position * (PLAIN_TIME * plan.width(settings.batch_size) - COMPILED_TIME * full.width)
+        can_compile = is_known(self.model) and not settings.gradient_checkpointing
+        choice = settings.use_compile if can_compile else "0"
+        said: list[str] = []
+        compile_blocks(Layers(self.model), choice, self.device, said.append, (settings.batch_size, full.width), saved)
+        if compiled_shape(self.model):
+            self.assembler = full
+        return said
+
+
+def schedule(settings: Any, ranks: Ranks, data: Data) -> UpdateSchedule:
+    """How an epoch of the task is dealt out to updates."""
+    n_examples = len(data.train.features.first)
+    return UpdateSchedule(n_examples, settings.batch_size, settings.accumulation_steps, ranks.world_size)
+
+
+def new_weights(names: set[str]) -> str:
+    """What a pretrained model lacks for the task, in a part of a line."""
+    if not names:
+        return "with its head"
+    parts = {name.split(".")[0] for name in names}
+    return f"but a new {', '.join(sorted(parts))}"

@@ -1,0 +1,296 @@
+"""Pretraining of a MiniMind as a Job: its data, model, loss, rate and files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.errors import UserError, user_errors
+from common.notices import announce
+from common.wording import counted
+from dataset.corpus import Corpus
+from dataset.embedded_corpus import build_embedded_corpus
+from dataset.loader import Assembler, Batch
+from dataset.packing import EpochPlan, Totals
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.vocabulary import check_known, check_size
+from model.checkpointing import recompute_layers
+from model.config import MiniMindConfig, parameter_count
+from model.model_minimind import MiniMindForCausalLM
+from trainer.arguments import ROOT, ignored_settings
+from trainer.engine import Engine
+from trainer.evaluation import evaluate, read_prompts, samples
+from trainer.job import Job, Outlook, Progress, Surroundings, Update
+from trainer.launch import claim
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype
+from trainer.machine.measure import total_memory
+from trainer.machine.random_state import seed_everything
+from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.signals import StopSignals
+from trainer.optim.build import build_optimizer
+from trainer.optim.schedules import learning_rate
+from trainer.pretrain.flops import flops_per_token, mean_context
+from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
+from trainer.saving.places import check_kinds
+from trainer.saving.weights import save_weights
+
+BYTES_PER_PARAMETER = 16  # weight, gradient and AdamW's two moments in fp32
+
+# The fields of a config that decide which weights fit and what they compute
+ARCHITECTURE = (
+    "generation", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "rms_norm_eps", "rope_theta", "dropout", "use_moe", "num_experts", "num_experts_per_tok",
+    "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob",
+)  # fmt: skip
+
+
+class PretrainJob(Job[Batch]):
+    """train_pretrain.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
+
+    may_change = (
+        "epochs",
+        "learning_rate",
+        "muon_lr",
+        "lr_schedule",
+        "warmup_iters",
+        "batch_size",
+        "accumulation_steps",
+        "grad_clip",
+        "weight_decay",
+    )
+
+    def __init__(self, settings: Any, surroundings: Surroundings) -> None:
+        self.settings = settings
+        self.ranks = surroundings.ranks
+        self.device = surroundings.device
+        self.epochs = settings.epochs
+        self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
+        # The same seed on all ranks, so that all begin with the same weights.
+        seed_everything(settings.seed)
+        with user_errors():
+            self.prompts = read_prompts(settings.sample_prompts)
+            self.tokenizer = load_tokenizer(settings.tokenizer_path)
+            self.encoder = DocumentEncoder(self.tokenizer, settings.parse_special_tokens)
+            self.model = self._build_model()
+            self.config: MiniMindConfig = self.model.config
+            self.stem = Path(settings.out_dir) / weight_name(settings.save_weight, self.config)
+            self.outputs = {"weights": Path(f"{self.stem}.pth"), "config": Path(f"{self.stem}.json")}
+            check_length(settings.max_seq_len, self.config)
+            claim(self.ranks, self.stem)
+            on_main(self.ranks, lambda: check_kinds(self.stem, files=self.outputs.values()))
+            self.corpus = open_corpus(settings, self.encoder, self.ranks)
+            self._check_tokens()
+        if settings.gradient_checkpointing:
+            recompute_layers(self.model)
+        self.model.train()
+        # From here on every rank draws other numbers (dropout).
+        seed_everything(settings.seed, self.ranks.rank)
+
+        self.optimizer = build_optimizer(
+            self.model, settings.learning_rate, settings.weight_decay, settings.optimizer, settings.muon_lr
+        )
+        self.n_sums = n_sums(self.config)
+        pad_id = self.tokenizer.pad_token_id or 0
+        self.assembler = Assembler(self.corpus.store, pad_id)
+        self.validation = self.corpus.validation(pad_id)
+        self.token_check = self.corpus.token_check() if self.ranks.local_rank == 0 else None
+        # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
+        self.shown = ("aux_loss", "grad_norm") if self.config.use_moe else ("grad_norm",)
+        self.evaluates = bool(self.validation)
+        self.has_samples = bool(self.prompts)
+        self.identity = {
+            "tokenizer": self.encoder.fingerprint[:16],
+            "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
+            "architecture": {name: getattr(self.config, name) for name in ARCHITECTURE},
+            "row layout": self.corpus.layout(),
+            "optimizer": settings.optimizer,
+        }
+
+    def _build_model(self) -> MiniMindForCausalLM:
+        settings = self.settings
+        config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
+        check_memory(config, self.device)
+        model = init_model(config, settings.from_weight, settings.out_dir, settings.init_scheme)
+        return model.to(self.device)
+
+    def _check_tokens(self) -> None:
+        """Whether the tokens of the data, the tokenizer and the model fit each other."""
+        what = f"--tokenizer_path {self.settings.tokenizer_path}"
+        check_size(self.encoder.vocab_size, self.config.vocab_size, what)
+        added = (self.encoder.bos_id, self.encoder.eos_id)
+        check_known(self.corpus.store.tokens, self.tokenizer.unk_token_id, f"--data_path, {what}", added)
+        if self.corpus.max_token_id >= self.config.vocab_size:
+            raise UserError(
+                f"{what} gives token id {self.corpus.max_token_id}, beyond the model's vocabulary of "
+                f"{self.config.vocab_size}: use the tokenizer that the weights were trained with"
+            )
+
+    # ------------------------------------------------------------------------------------------ what is trained
+
+    def plan(self, epoch: int) -> EpochPlan:
+        return self.corpus.plan(epoch)
+
+    def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+        return pretrain_loss(self.model, batch, totals)
+
+    def learning_rate(self, update: Update, progress: Progress) -> float:
+        """Progress is counted in rows (see schedules.learning_rate)."""
+        settings = self.settings
+        done = (update.epoch + update.first_row / update.n_rows) / settings.epochs
+        rows_at_its_end = update.epoch * update.n_rows + update.end_row
+        warmup_rows = settings.warmup_iters * settings.batch_size * self.ranks.world_size
+        warmup = rows_at_its_end / max(warmup_rows, 1)
+        return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule)
+
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+        return metrics(sums, self.config.num_experts)
+
+    def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
+        return evaluate(engine, self.validation, signals)
+
+    def samples(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
+        return samples(engine, self.tokenizer, self.encoder, self.prompts, signals, self.settings.seed)
+
+    def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
+        save_weights(dict(weights), self.config.to_dict(), self.stem)
+
+    # ---------------------------------------------------------------------------------------- what is said of it
+
+    def outlook(self, progress: Progress) -> Outlook:
+        settings, config = self.settings, self.config
+        # Whatever the epoch: a resume decides as the first start did. The plans that this looks at are not kept.
+        first = self.corpus.plan(0)
+        per_token = flops_per_token(config, first.T)
+        flops = per_token * first.n_rows * first.T * self.epochs / self.ranks.world_size
+        micro_batches = -(-first.n_rows // (settings.batch_size * self.ranks.world_size)) * self.epochs
+        rows = self.corpus.plan(progress.epoch)
+        parameters = sum(p.numel() for p in self.model.parameters())
+        lines = [*self.corpus.notices, *self.corpus.mixture_report(progress.epoch)]
+        for bad_lines in self.corpus.bad_lines:
+            lines += bad_lines.report()
+        lines += [
+            f"model: {config.generation}, {parameters / 1e6:.2f} M parameters, "
+            f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, "
+            f"{flops_per_token(config, settings.max_seq_len) / 1e6:.1f} MFLOP per token (full rows)",
+            f"data: {counted(len(self.corpus.store), 'document')}, "
+            f"{counted(rows.row_targets(0, rows.n_rows), 'token')} to train in {counted(rows.n_rows, 'row')} of {rows.T} "
+            f"({rows.fill:.1%} full)",
+        ]
+        notices = [self.precision_notice] if self.precision_notice else []
+        return Outlook(
+            rows=rows,
+            lines=lines,
+            notices=[*notices, *ignored_settings(settings, self.ranks, self.corpus, micro_batches)],
+            model_fields={**config.to_diff_dict(), "parameters": parameters},
+            n_documents=len(self.corpus.store),
+            flops_per_token=flops_per_token(config, mean_context(first)),
+            flops=flops,
+        )
+
+    def make_fast(self, outlook: Outlook) -> list[str]:
+        said: list[str] = []
+        shape = (self.settings.batch_size, outlook.rows.T)
+        compile_blocks(self.model, self.settings.use_compile, self.device, said.append, shape, outlook.flops)
+        return said
+
+
+def config_from_flags(settings: Any, vocab_size: int, tokenizer: Any) -> MiniMindConfig:
+    """The config of a fresh model."""
+    return MiniMindConfig(
+        generation=settings.generation,
+        vocab_size=vocab_size,
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.num_hidden_layers,
+        num_attention_heads=settings.num_attention_heads,
+        num_key_value_heads=settings.num_key_value_heads,
+        use_moe=settings.use_moe,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def weight_name(prefix: str, config: MiniMindConfig) -> str:
+    """What the weight files of a model are called, without their endings."""
+    return f"{prefix}_{config.hidden_size}{'_moe' if config.use_moe else ''}"
+
+
+def init_model(
+    config: MiniMindConfig,
+    from_weight: str = "none",
+    out_dir: str | Path = ROOT / "out",
+    init_scheme: str = "default",
+) -> MiniMindForCausalLM:
+    """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, or a path.
+
+    Errors: UserError in one line for a missing file and for weights of another shape than `config`.
+    """
+    if from_weight == "none":
+        model = MiniMindForCausalLM(config)
+        if init_scheme == "zero_out":
+            # Every block begins as the identity.
+            for name, parameter in model.named_parameters():
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    torch.nn.init.zeros_(parameter)
+        return model
+    path = Path(from_weight)
+    if path.suffix != ".pth":
+        path = Path(out_dir) / f"{weight_name(from_weight, config)}.pth"
+    fields = ("generation", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "use_moe")
+    shape = {name: getattr(config, name) for name in fields}
+    try:
+        return MiniMindForCausalLM.from_pth(path, **shape)
+    except (ValueError, OSError) as error:
+        raise UserError(f"--from_weight {from_weight}: {error}; the flags of the model group must fit it") from error
+
+
+def open_corpus(settings: Any, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
+    """The Corpus of --data_path; the embedded one where neither that nor the default file is there."""
+    data_path = settings.data_path
+    default = ROOT / "dataset" / "pretrain_hq.jsonl"
+    if not data_path:
+        data_path = [str(default)]
+        if not default.exists():
+            data_path = [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
+            if ranks.is_main:
+                announce(
+                    f"{default} is not there: training on {data_path[0]}, the documentation inside the installed Python.\n"
+                    "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
+                )
+    return Corpus(
+        data_path,
+        encoder,
+        max_seq_len=settings.max_seq_len,
+        seed=settings.seed,
+        pack=settings.pack,
+        long_documents=settings.long_documents,
+        val_path=settings.val_path,
+        val_fraction=settings.val_fraction,
+        allow_val_overlap=settings.allow_val_overlap,
+        cache_dir=settings.cache_dir,
+        text_field=settings.text_field,
+        text_suffixes=settings.text_suffixes,
+        skip_bad_lines=settings.skip_bad_lines,
+        progress=ranks.is_main,
+    )
+
+
+def check_memory(config: MiniMindConfig, device: torch.device) -> None:
+    """UserError where not even the weights, gradients and two moments of AdamW fit the device; before any is made."""
+    parameters = parameter_count(config)
+    needed = parameters * BYTES_PER_PARAMETER
+    there = total_memory(device)
+    if there is not None and needed > there:
+        raise UserError(
+            f"--hidden_size {config.hidden_size} --num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} "
+            f"billion parameters need {needed / 1e9:,.0f} GB to train, and this machine has {there / 1e9:,.0f} GB on "
+            f"{device}: choose a smaller model"
+        )
+
+
+def check_length(max_seq_len: int, config: MiniMindConfig) -> None:
+    """Errors: UserError for rows that are longer than the table of positions."""
+    if max_seq_len > config.max_position_embeddings:
+        raise UserError(f"--max_seq_len {max_seq_len} is beyond the position table of {config.max_position_embeddings}")

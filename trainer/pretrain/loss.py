@@ -1,0 +1,58 @@
+"""The loss of train_pretrain.py and what it logs; docs/design.md has the formula."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dataset.loader import Batch
+from dataset.packing import Totals
+from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
+
+
+def pretrain_loss(model: MiniMindForCausalLM, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a micro-batch's share of the update's loss, 0-d; what to add up, float32 [n_sums(config)]).
+
+    The sums: cross-entropy, auxiliary loss times documents, targets, documents, and the tokens that each expert of each
+    layer got.
+    """
+    cross_entropy, aux_loss = model.training_losses(
+        batch.input_ids, batch.targets, batch.document_ids, batch.position_ids
+    )
+    share_of_documents = batch.n_documents / max(totals.documents, 1)
+    loss = cross_entropy / max(totals.targets, 1) + aux_loss * share_of_documents
+    # Filled, not copied from the host, which would wait for the device.
+    targets = torch.full_like(cross_entropy, batch.n_targets)
+    documents = torch.full_like(cross_entropy, batch.n_documents)
+    sums = torch.stack((cross_entropy, aux_loss * documents, targets, documents)).detach()
+    if model.config.use_moe:
+        sums = torch.cat((sums, model.expert_slots().flatten()))
+    return loss, sums
+
+
+def n_sums(config: MiniMindConfig) -> int:
+    """How many numbers `pretrain_loss` adds up."""
+    if not config.use_moe:
+        return 4
+    return 4 + config.num_hidden_layers * config.num_experts
+
+
+def metrics(sums: Sequence[float], num_experts: int = 0) -> tuple[dict[str, Any], float]:
+    """(what to log, tokens) of the sums of `pretrain_loss`.
+
+    expert_load: share of the routed tokens that each expert got, mean over the layers; expert_load_max: the largest
+    share in any layer (1 / num_experts where the load is even).
+    """
+    cross_entropy, aux_loss, targets, documents, *slots = sums
+    # All updates since the last line were skipped.
+    if not targets:
+        return {"loss": math.nan, "aux_loss": math.nan}, 0
+    values: dict[str, Any] = {"loss": cross_entropy / targets, "aux_loss": aux_loss / documents}
+    if slots:
+        by_layer = torch.tensor(slots, dtype=torch.float64).view(-1, num_experts)
+        load = by_layer / by_layer.sum(1, keepdim=True).clamp(min=1)
+        values["expert_load"] = load.mean(0).tolist()
+        values["expert_load_max"] = load.max().item()
+    return values, targets

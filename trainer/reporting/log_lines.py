@@ -1,0 +1,105 @@
+"""The lines of a run: what it is before it starts, how it goes on, and the records of the same for the metrics file."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from common.wording import counted
+from dataset.loader import UpdateSchedule
+from trainer.machine.measure import describe_machine, peak_memory, versions
+
+if TYPE_CHECKING:
+    from trainer.job import Outlook, Progress
+    from trainer.loop import Trainer
+
+
+def position(progress: "Progress") -> dict[str, int]:
+    """Where a line of the metrics file stands: the axis that all of them share."""
+    return {"step": progress.step, "update": progress.update, "tokens": progress.tokens}
+
+
+def log_record(
+    trainer: "Trainer", sums: Sequence[float], epoch: int, step: int, steps: int, rate: float
+) -> dict[str, Any]:
+    """What a log line records, from the sums of the job's loss since the last one.
+
+    step: of the epoch's `steps` micro-batches, counted from 0. rate: the learning rate.
+    """
+    progress = trainer.progress
+    accumulation_steps = trainer.settings.accumulation_steps
+    assert trainer.watch is not None
+    metrics, tokens = trainer.job.metrics(sums)
+    tokens_per_second = tokens / trainer.watch.lap()
+    step_seconds = trainer.watch.seconds_per_step(step)
+    steps_left = (trainer.all_updates - progress.update) * accumulation_steps
+    record = {
+        **position(progress),
+        "epoch": epoch + 1,
+        **metrics,
+        "lr": rate,
+        "grad_norm": progress.grad_norm,
+        "skipped_updates": progress.skipped,
+        "tokens_per_second": tokens_per_second,
+        "updates_per_second": 1 / (step_seconds * accumulation_steps),
+        "memory": peak_memory(trainer.device),
+        "epoch_Time": step_seconds * (steps - step - 1) / 60,
+        "eta": step_seconds * steps_left / 60,
+    }
+    if trainer.product_rate:
+        best_rate = trainer.product_rate * trainer.ranks.world_size
+        record["flops_utilisation"] = tokens_per_second * trainer.flops_per_token / best_rate
+    return record
+
+
+# What fields are called in a log line, where that is not their name in the metrics
+LOG_NAMES = {"updates_per_second": "updates/s"}
+
+
+def log_line(record: dict, head: str, shown: Sequence[str] = ()) -> str:
+    """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
+    line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
+    more = {LOG_NAMES.get(name, name): f"{record[name]:.4g}" for name in shown if record.get(name) is not None}
+    more["tokens/s"] = f"{record['tokens_per_second']:,.0f}"
+    if record["skipped_updates"]:
+        more["skipped_updates"] = str(record["skipped_updates"])
+    return line + "".join(f" {name}:{value}" for name, value in more.items())
+
+
+def bar_line(record: dict[str, Any]) -> str:
+    """What stands behind the bar: the figures of the last log line."""
+    parts = [f"{record['tokens'] / 1e6:,.2f}M tokens", f"{record['tokens_per_second']:,.0f}/s"]
+    parts += [f"loss {record['loss']:.3f}", f"lr {record['lr']:.2g}", f"{record['memory'] / 1e9:.1f} GB"]
+    if record["skipped_updates"]:
+        parts.append(f"{record['skipped_updates']} skipped")
+    return ", ".join(parts)
+
+
+def describe(trainer: "Trainer", outlook: "Outlook") -> None:
+    """Print what the run derives from its flags, once, before it starts; record it for the report."""
+    settings = trainer.settings
+    rows = outlook.rows
+    world_size = trainer.ranks.world_size
+    schedule = UpdateSchedule(rows.n_rows, settings.batch_size, settings.accumulation_steps, world_size)
+    updates = min(schedule.n_updates * trainer.epochs, trainer.max_updates)
+    micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
+    dtype = trainer.job.dtype
+    line = (
+        f"run: {counted(updates, 'update')} in {counted(trainer.epochs, 'epoch')}, "
+        f"{counted(schedule.rows_per_update, 'row')} = {schedule.rows_per_update * rows.T:,} tokens each "
+        f"({settings.batch_size} x {micro_batches} x {counted(world_size, 'rank')}), {trainer.device}, "
+        f"{str(dtype).removeprefix('torch.')}"
+    )
+    for text in (*outlook.lines, line):
+        trainer.reporter.say(text)
+    trainer.reporter.record(
+        {
+            **position(trainer.progress),
+            "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "command": trainer.command,
+            "settings": {name: value for name, value in vars(settings).items() if value is not None},
+            "model": outlook.model_fields,
+            "data": {"documents": outlook.n_documents, "rows": rows.n_rows, "fill": rows.fill},
+            "machine": {**describe_machine(trainer.device, world_size), "dtype": str(dtype)},
+            "versions": versions(),
+        }
+    )

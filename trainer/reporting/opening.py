@@ -1,0 +1,89 @@
+"""Beginning or continuing the records of a run, and its report at the end."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.reporting.trackers import open_tracker
+from trainer.saving.places import check_space
+
+if TYPE_CHECKING:
+    from trainer.loop import Trainer
+
+
+def open_records(trainer: "Trainer", resumed: bool) -> None:
+    """On rank 0: begin or continue the tracker's run and the metrics file.
+
+    A fresh run first moves an earlier one out of its way.
+    """
+    job = trainer.job
+    settings = trainer.settings
+    stem = job.stem
+    check_space(stem.parent, trainer.engine)
+    # The tracker comes first: if it refuses, nothing has been moved.
+    if settings.tracker != "none":
+        run_id = trainer.tracker_ids.get(settings.tracker)
+        trainer.reporter.tracker = open_tracker(
+            settings.tracker,
+            settings.wandb_project,
+            stem.name,
+            vars(settings),
+            stem.parent,
+            run_id,
+            trainer.progress.step,
+        )
+        trainer.tracker_ids[settings.tracker] = trainer.reporter.tracker.id
+    metrics = Path(f"{stem}.metrics.jsonl")
+    if resumed:
+        trainer.checkpoints.bring_back()
+    else:
+        files = [metrics, f"{stem}.report.html", f"{stem}.loss.png", *job.replaced, *job.begun]
+        unsaved = [metrics, *job.begun] if never_saved(metrics) else []
+        trainer.checkpoints.set_aside(files, job.outputs.values(), trainer.reporter.say, unsaved)
+    trainer.reporter.open(metrics, is_past(trainer) if resumed else None)
+
+
+def is_past(trainer: "Trainer") -> Callable[[dict[str, Any]], bool]:
+    """A function that tells whether a line of the metrics file is of the time before this run goes on.
+
+    Lines after it are of a run that was killed later than its last checkpoint; without them each stands there once.
+    """
+    step = trainer.progress.step
+    # An evaluation that is to be done again, and its samples
+    again = {"val_loss", "text"} if trainer.progress.evaluation_due else set()
+
+    def before_the_resume(record: dict[str, Any]) -> bool:
+        if record["step"] == step:
+            return not again & record.keys()
+        return record["step"] < step
+
+    return before_the_resume
+
+
+def never_saved(metrics: Path) -> bool:
+    """Whether a metrics file is of a run that ended before its first save, or of none: nobody can go on from that."""
+    starts, last_step, updates_left = [], -1, True
+    try:
+        for line in metrics.read_bytes().splitlines():
+            record = json.loads(line)
+            if "settings" in record:
+                starts.append(record["settings"]["save_interval"])
+            elif "eta" in record:
+                last_step, updates_left = record["step"], record["eta"] > 0
+        return len(starts) <= 1 and updates_left and last_step + 1 < min(starts, default=1)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, TypeError, KeyError):  # no file of ours, or cut off: it is kept
+        return False
+
+
+def write_own_report(stem: Path, say: Callable[[str], None]) -> None:
+    """The report page and the loss curve beside the files of a finished run. Nothing that happens here ends the run."""
+    try:
+        from trainer.reporting.html_report import write_report  # matplotlib takes a second to import
+
+        write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
+        say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
+    except Exception as error:
+        say(f"warning: no report was written ({error}); python scripts/report.py {stem}.metrics.jsonl makes it")
