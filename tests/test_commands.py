@@ -12,19 +12,21 @@ import sys
 import pytest
 
 from benchmarks import arguments as benchmark_arguments
+from common.settings import field_name
 from dataset import tokenize_corpus
 from scripts import arguments as script_arguments
 from scripts import tasks
 from tests.helpers import ROOT
-from trainer import arguments, train_tokenizer
-from trainer.electra import arguments as electra_arguments
-from trainer.glue import arguments as glue_arguments
+from trainer import train_tokenizer
+from trainer.electra import settings as electra_settings
+from trainer.glue import settings as glue_settings
+from trainer.pretrain import settings as pretrain_settings
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "dataset" / "README.md"]
 PARSERS = {
-    "trainer/train_pretrain.py": arguments.parser,
-    "trainer/train_electra.py": electra_arguments.parser,
-    "trainer/train_glue.py": glue_arguments.parser,
+    "trainer/train_pretrain.py": pretrain_settings.parser,
+    "trainer/train_electra.py": electra_settings.parser,
+    "trainer/train_glue.py": glue_settings.parser,
     "trainer/train_tokenizer.py": train_tokenizer.build_parser,
     "dataset/tokenize_corpus.py": tokenize_corpus.build_parser,
     "scripts/generate.py": script_arguments.generate_parser,
@@ -84,8 +86,8 @@ def test_the_command_of_make_pretrain():
         ["make", "-n", "pretrain"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     (words,) = [shlex.split(line) for line in lines if "train_pretrain.py" in line]
-    args = arguments.parser().parse_args(words[2:])
-    assert args.optimizer == "muon" and args.sample_prompts and args.data_path is None
+    settings = pretrain_settings.parse_args(words[2:])
+    assert settings.optimizer == "muon" and settings.sample_prompts and settings.data_path is None
 
 
 ENTRY_SCRIPTS = (
@@ -135,7 +137,8 @@ def test_help_tells_a_default_once_and_no_empty_one(script):
 @pytest.mark.parametrize("script", ["trainer/train_pretrain.py", "trainer/train_electra.py", "trainer/train_glue.py"])
 def test_help_gives_the_unit_of_every_interval(script):
     for action in PARSERS[script]()._actions:
-        if action.dest.endswith("interval"):
-            assert action.help.startswith("micro-batches between"), action.dest
-        if action.dest.endswith("_steps") and action.dest != "accumulation_steps":
-            assert action.help.startswith("updates"), action.dest
+        name = field_name(action)
+        if name.endswith("interval"):
+            assert action.help.startswith("micro-batches between"), name
+        if name.endswith("_steps") and name != "accumulation_steps":
+            assert action.help.startswith("updates"), name

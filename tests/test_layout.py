@@ -10,11 +10,12 @@ import sys
 import pytest
 
 from common.flags import boolean
+from common.settings import field_name
 from tests.helpers import ROOT
-from trainer import arguments
-from trainer.arguments import parser
-from trainer.electra import arguments as electra_arguments
-from trainer.glue import arguments as glue_arguments
+from trainer.electra import settings as electra_settings
+from trainer.glue import settings as glue_settings
+from trainer.pretrain import settings as pretrain_settings
+from trainer.pretrain.settings import parse_args, parser
 
 # Each imports those before it and none behind it; benchmarks/ and scripts/ stand beside each other.
 FOLDERS = ("common", "model", "dataset", "trainer", "scripts", "benchmarks")
@@ -99,27 +100,23 @@ def test_pitfalls_2_7_and_26_forbidden_arguments_do_not_occur(path):
             assert given.get("weights_only") == "True"
 
 
-OWN_FILES = {arguments: "train_pretrain", electra_arguments: "electra", glue_arguments: "glue"}
+OWN_FILES = {pretrain_settings: "pretrain", electra_settings: "electra", glue_settings: "glue"}
 
 
 @pytest.mark.parametrize("module", OWN_FILES, ids=OWN_FILES.values())
 def test_pitfall_2_every_flag_is_read(module):
-    """Reference: the parser's own list; a flag counts as read where trainer/ has `settings.<flag>` or `args.<flag>` (or a list of the flags'
-    names) outside the files of flags and those of other trainers."""
+    """Reference: the parser's own list; a flag counts as read where trainer/ has `settings.<flag>` outside the
+    files of settings and those of other trainers."""
     parser, others = module.parser, [name for name in OWN_FILES.values() if name != OWN_FILES[module]]
     files = [
         path
         for path in (ROOT / "trainer").rglob("*.py")
-        if not path.stem.endswith("arguments") and not any(name in relative(path) for name in others)
+        if path.stem != "settings" and not any(name in relative(path) for name in others)
     ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
-    here = {
-        "help",
-        "use_wandb",
-        "local_rank",
-    }  # use_wandb becomes --tracker wandb; of local_rank a warning is all there is
-    flags = {action.dest for action in parser()._actions} - here
-    read = {flag for flag in flags if re.search(rf"\b(args|settings)\.{flag}\b", text)}
+    # use_wandb becomes --tracker wandb.
+    flags = {field_name(action) for action in parser()._actions} - {"help", "config", "use_wandb"}
+    read = {flag for flag in flags if re.search(rf"\bsettings\.{flag}\b", text)}
     assert flags - read == set()
     assert all(action.help for action in parser()._actions)
 
@@ -127,7 +124,7 @@ def test_pitfall_2_every_flag_is_read(module):
 @pytest.mark.parametrize("flag", ["use_moe", "pack", "use_wandb", "ddp", "skip_bad_lines", "gradient_checkpointing"])
 def test_pitfall_2_booleans_take_a_bare_form_and_words_and_digits(flag):
     def value(*words):
-        return getattr(parser().parse_args([f"--{flag}", *words]), flag)
+        return getattr(parse_args([f"--{flag}", *words]), flag)
 
     assert value() is value("true") is value("True") is value("1") is True
     assert value("false") is value("False") is value("0") is False

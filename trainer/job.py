@@ -53,8 +53,8 @@ class Assembler(Protocol):
     def __getitem__(self, recipe: Any) -> Any: ...
 
 
-class Settings(Protocol):
-    """The flags that the Trainer itself reads; a job's own settings have more."""
+class RunSettings(Protocol):
+    """The flags that the Trainer itself reads; the settings of a job have more."""
 
     batch_size: int
     accumulation_steps: int
@@ -129,7 +129,7 @@ BatchT = TypeVar("BatchT")
 class Job(ABC, Generic[BatchT]):
     """One run of one kind of training. Attributes without a default are set by the job's constructor."""
 
-    settings: Settings
+    settings: RunSettings  # a dataclass of the job's own
     stem: Path  # of the run's files, without their endings
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer

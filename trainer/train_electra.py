@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":
     # Ctrl-C during the imports ends the process at once; `launch` sets handlers of its own.
@@ -25,12 +24,12 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from trainer.electra.arguments import parse_args
+    from trainer.electra.settings import parse_args
 
     parse_args()
 
-from trainer.electra.arguments import parse_args
 from trainer.electra.job import ElectraJob
+from trainer.electra.settings import ElectraSettings, parse_args
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
@@ -43,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return launch(train, "trainer/train_electra.py", parse_args(argv), argv)
 
 
-def train(settings: Any, surroundings: Surroundings) -> int:
+def train(settings: ElectraSettings, surroundings: Surroundings) -> int:
     """Set everything up, train, and show what came out."""
     job = ElectraJob(settings, surroundings)
     return Trainer(job, surroundings).run()

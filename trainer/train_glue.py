@@ -26,7 +26,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from trainer.glue.arguments import parse_args
+    from trainer.glue.settings import parse_args
 
     parse_args()
 
@@ -35,11 +35,12 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from common.errors import user_errors
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
-from trainer.glue.arguments import notices, parse_args
 from trainer.glue.files import Data, check_place, earlier_results, make_room, read_task, seeds, task_folders
 from trainer.glue.job import Command, GlueJob, schedule
 from trainer.glue.model import check_models, find_model
+from trainer.glue.notices import notices
 from trainer.glue.scores import line_of, look_back, read_json, show_table, summary, write_json
+from trainer.glue.settings import GlueSettings, parse_args
 from trainer.job import Surroundings
 from trainer.launch import claim, launch
 from trainer.loop import Trainer
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return launch(train, "trainer/train_glue.py", parse_args(argv), argv)
 
 
-def train(settings: Any, surroundings: Surroundings) -> int:
+def train(settings: GlueSettings, surroundings: Surroundings) -> int:
     """Fine-tune on every task with every seed, and show the table. Returns the exit code."""
     command, tasks = set_up(settings, surroundings)
     ranks = surroundings.ranks
@@ -95,7 +96,7 @@ def train(settings: Any, surroundings: Surroundings) -> int:
     return 0
 
 
-def set_up(settings: Any, surroundings: Surroundings) -> tuple[Command, list[Data]]:
+def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command, list[Data]]:
     """What the runs share, and their tasks. Whatever does not fit is found here, before hours have passed."""
     # transformers' table of weights that are not in the folder: the line on the model says it in a word.
     set_verbosity_error()
@@ -168,7 +169,7 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
     return 0, result
 
 
-def run_settings(command: Command, data: Data, seed: int) -> Any:
+def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
     """The settings of one run: its seed, its epochs, and how often it is evaluated."""
     settings = copy.copy(command.settings)
     settings.seed = seed
@@ -182,7 +183,7 @@ def run_settings(command: Command, data: Data, seed: int) -> Any:
 
 
 def done_before(
-    settings: Any, folder: Path, compared: Mapping[str, Any]
+    settings: GlueSettings, folder: Path, compared: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, list[str], bool]:
     """What an earlier command left in {folder}/eval_results.json or None, the settings that differ, and whether its
     model is the one that the new ones would train."""

@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":
     # Ctrl-C during the imports ends the process at once; `launch` sets handlers of its own.
@@ -24,11 +23,10 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from trainer.arguments import parse_args
+    from trainer.pretrain.settings import parse_args
 
     parse_args()
 
-from trainer.arguments import parse_args
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer, train_epoch
@@ -36,6 +34,7 @@ from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
 from trainer.pretrain.job import PretrainJob, init_model
+from trainer.pretrain.settings import PretrainSettings, parse_args
 
 # What other people's code imports from here
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return launch(train, "trainer/train_pretrain.py", settings, argv, settings.ddp)
 
 
-def train(settings: Any, surroundings: Surroundings) -> int:
+def train(settings: PretrainSettings, surroundings: Surroundings) -> int:
     """Set everything up, train, and show what came out."""
     job = PretrainJob(settings, surroundings)
     return Trainer(job, surroundings).run()

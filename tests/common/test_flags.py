@@ -4,16 +4,19 @@ import argparse
 
 import pytest
 
+from common.settings import SettingsParser, field_name
 from dataset import tokenize_corpus
-from trainer import arguments, train_tokenizer
-from trainer.electra import arguments as electra_arguments
-from trainer.glue import arguments as glue_arguments
+from trainer import train_tokenizer
+from trainer.electra import settings as electra_settings
+from trainer.glue import settings as glue_settings
+from trainer.glue.notices import notices
 from trainer.machine.ranks import Ranks
+from trainer.pretrain import settings as pretrain_settings
 
 COMMANDS = {
-    "train_pretrain.py": (arguments.parser, []),
-    "train_electra.py": (electra_arguments.parser, []),
-    "train_glue.py": (glue_arguments.parser, ["--task", "cola", "--data_dir", "glue"]),
+    "train_pretrain.py": (pretrain_settings.parser, []),
+    "train_electra.py": (electra_settings.parser, []),
+    "train_glue.py": (glue_settings.parser, ["--task", "cola", "--data_dir", "glue"]),
     "train_tokenizer.py": (train_tokenizer.build_parser, ["--data_path", "data.txt", "--out_dir", "out"]),
     "tokenize_corpus.py": (tokenize_corpus.build_parser, ["--data_path", "data.txt"]),
 }
@@ -28,7 +31,9 @@ def refusal(command: str, *flags: str) -> str:
         lines: list[str] = []
         patch.setattr("builtins.print", lambda text, **_: lines.append(text))
         try:
-            build().parse_args([*required, *flags])
+            parser = build()
+            read = parser.get_settings if isinstance(parser, SettingsParser) else parser.parse_args
+            read([*required, *flags])
         except SystemExit as stop:
             assert stop.code == 2
             (line,) = lines
@@ -46,7 +51,12 @@ def options(command: str) -> list[argparse.Action]:
 def test_no_numeric_flag_takes_nan_infinity_a_negative_or_an_absurd_number(command):
     tried = 0
     for action in options(command):
-        takes_text = action.type is None or action.dest in ("text_suffixes", "local_rank", "shard", "save_weight")
+        takes_text = action.type in (None, str) or field_name(action) in (
+            "text_suffixes",
+            "local_rank",
+            "shard",
+            "save_weight",
+        )
         if takes_text or action.nargs == "?":
             continue
         for value in NOT_A_NUMBER:
@@ -108,5 +118,5 @@ def test_flags_of_training_are_named_where_nothing_is_trained():
         "warning: --layer_decay 0.5 has no effect: --do_train is 0",
     ]
     given = [*required, "--layer_decay", "0.5", "--learning_rate", "0.01"]
-    assert glue_arguments.notices(glue_arguments.parse_args([*given, "--do_train", "0"]), Ranks()) == lines
-    assert glue_arguments.notices(glue_arguments.parse_args(given), Ranks()) == []
+    assert notices(glue_settings.parse_args([*given, "--do_train", "0"]), Ranks()) == lines
+    assert notices(glue_settings.parse_args(given), Ranks()) == []

@@ -16,6 +16,7 @@ from trainer.saving.weights import save_weights
 PRINTERS = {
     ("common/notices.py", "announce"),
     ("common/flags.py", "error"),
+    ("common/settings.py", "error"),
     ("trainer/machine/command_line.py", "run_cli"),
     ("trainer/machine/command_line.py", "end_with_line"),
     ("trainer/reporting/reporter.py", "say"),

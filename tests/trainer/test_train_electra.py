@@ -81,7 +81,7 @@ def test_what_a_run_leaves(data, tmp_path, capsys):
     folder = tmp_path / "electra_small"
     assert {p.name for p in folder.iterdir()} == {
         "discriminator", "generator", "percent_25", "percent_50", "electra_small_resume", "electra_small.metrics.jsonl",
-        "electra_small.report.html", "electra_small.loss.png", ".electra_small.lock",
+        "electra_small.report.html", "electra_small.loss.png", ".electra_small.lock", "electra_small.settings.yaml",
     }  # fmt: skip
     for place in (folder, folder / "percent_25", folder / "percent_50"):
         model = AutoModelForPreTraining.from_pretrained(place / "discriminator")

@@ -16,8 +16,9 @@ from dataset.store import check as store_check
 from dataset.store import format as store_format
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
-from trainer import arguments, train_pretrain
+from trainer import train_pretrain
 from trainer.engine import Engine
+from trainer.pretrain import settings as pretrain_settings
 from trainer.pretrain.job import PretrainJob
 
 LOG_LINE = re.compile(
@@ -441,7 +442,7 @@ def test_a_prompt_that_is_not_utf8_is_named_at_the_start(tmp_path):
 
 def test_an_absurd_number_of_workers_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        arguments.parse_args(["--num_workers", "500"])
+        pretrain_settings.parse_args(["--num_workers", "500"])
     assert stop.value.code == 2
     assert "500 must be from 0 to 64" in capsys.readouterr().err
 

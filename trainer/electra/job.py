@@ -10,6 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import user_errors
 from common.files import atomic_folder
+from common.paths import ROOT
 from common.wording import counted
 from dataset.corpus import repeated_sources
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
@@ -21,10 +22,9 @@ from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.model_electra import flops_per_token
 from model.electra.sizes import SIZES
-from trainer.arguments import ROOT, common_warnings, warnings_of
-from trainer.electra.arguments import WARM_UP, parser
 from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.electra.networks import NETWORKS, OWN, architecture, init_model, open_vocabulary
+from trainer.electra.settings import WARM_UP, ElectraSettings
 from trainer.job import Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
@@ -34,6 +34,7 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.saving.places import check_kinds
+from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 
 class ElectraJob(Job[Batch]):
@@ -57,7 +58,7 @@ class ElectraJob(Job[Batch]):
         "warmup_steps",
     )
 
-    def __init__(self, settings: Any, surroundings: Surroundings) -> None:
+    def __init__(self, settings: ElectraSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.ranks = surroundings.ranks
         self.device = surroundings.device
@@ -217,7 +218,7 @@ class ElectraJob(Job[Batch]):
         return said
 
 
-def rate(settings: Any, update: int) -> float:
+def rate(settings: ElectraSettings, update: int) -> float:
     """The learning rate of the update that comes after `update` others."""
     warmup = settings.warmup_steps
     if warmup is None:
@@ -226,7 +227,7 @@ def rate(settings: Any, update: int) -> float:
     return settings.learning_rate * schedule(update, settings.max_steps, warmup)
 
 
-def save_points(settings: Any) -> dict[int, float]:
+def save_points(settings: ElectraSettings) -> dict[int, float]:
     """{updates: percent} of --save_percents; the end is always one."""
     points = {}
     for percent in (*settings.save_percents, 100.0):
@@ -234,13 +235,12 @@ def save_points(settings: Any) -> dict[int, float]:
     return points
 
 
-def notices(settings: Any, ranks: Ranks) -> list[str]:
+def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     """Lines on settings that do not do what they seem to."""
-    default = parser().get_default
     unused = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
     recomputed = settings.use_compile == "1" and settings.gradient_checkpointing
-    init_std = settings.model_path and settings.init_std != default("init_std")
-    position_init = settings.model_path and settings.position_init != default("position_init")
+    init_std = bool(settings.model_path) and is_changed(settings, "init_std")
+    position_init = bool(settings.model_path) and is_changed(settings, "position_init")
     cases = [
         ("warmup_steps", unused, "--lr_schedule one_cycle has its own"),
         ("use_compile", recomputed, "--gradient_checkpointing recomputes layers without it"),
@@ -259,4 +259,4 @@ def notices(settings: Any, ranks: Ranks) -> list[str]:
         lines.append(
             f"note: an update has {counted(rows, 'example')}, in the published run of this size {size.batch_size}"
         )
-    return lines + common_warnings(settings, ranks, default)
+    return lines + common_warnings(settings, ranks)

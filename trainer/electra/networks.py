@@ -14,6 +14,7 @@ from dataset.tokenizing.vocabulary import check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import ElectraPretrainer, configs
 from model.electra.sizes import SIZES
+from trainer.electra.settings import ElectraSettings
 from trainer.machine.ranks import Ranks, on_main
 
 OWN_ENTRIES = 8192  # of a vocabulary that is trained on the data
@@ -35,7 +36,9 @@ def architecture(model: ElectraPretrainer) -> dict[str, list[Any]]:
 OWN = "vocabulary"  # folder of the vocabulary that is trained where none is given
 
 
-def open_vocabulary(settings: Any, data_path: list[str], folder: Path, ranks: Ranks) -> PreTrainedTokenizerBase:
+def open_vocabulary(
+    settings: ElectraSettings, data_path: list[str], folder: Path, ranks: Ranks
+) -> PreTrainedTokenizerBase:
     """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
     that of its start."""
     if settings.vocab_path:
@@ -56,7 +59,7 @@ def open_vocabulary(settings: Any, data_path: list[str], folder: Path, ranks: Ra
     return wordpiece(on_main(ranks, train_it), settings.lower_case)
 
 
-def model_vocabulary(settings: Any) -> PreTrainedTokenizerBase:
+def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
     """The tokenizer beside --model_path's discriminator. Errors: UserError where there is none."""
     check_networks(settings)
     place = Path(settings.model_path, "discriminator")
@@ -68,7 +71,7 @@ def model_vocabulary(settings: Any) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def init_model(settings: Any, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
+def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
     """Fresh networks, or those of --model_path. Errors: ValueError where flags, folder and tokenizer do not fit."""
     options = {"sampling": settings.sampling, "gen_smooth": settings.gen_smooth, "disc_smooth": settings.disc_smooth}
     if settings.model_path:
@@ -94,7 +97,7 @@ def init_model(settings: Any, tokenizer: PreTrainedTokenizerBase) -> ElectraPret
     return ElectraPretrainer.from_configs(*pair, **options)
 
 
-def check_networks(settings: Any) -> None:
+def check_networks(settings: ElectraSettings) -> None:
     """Errors: UserError where a network is missing in --model_path."""
     for name in NETWORKS:
         if not Path(settings.model_path, name, "config.json").is_file():
@@ -104,7 +107,9 @@ def check_networks(settings: Any) -> None:
             )
 
 
-def load_networks(settings: Any, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> ElectraPretrainer:
+def load_networks(
+    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> ElectraPretrainer:
     what = f"--model_path {settings.model_path}"
     check_networks(settings)
     try:

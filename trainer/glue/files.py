@@ -27,15 +27,15 @@ class Data(NamedTuple):
     test: dict  # {leaderboard's name: ...}
 
 
-def task_folders(args, say):
+def task_folders(settings, say):
     """{task: folder} of --task below --data_dir. Errors: UserError where there is none."""
-    top = Path(args.data_dir).expanduser()
-    if args.task != "all":
-        task = TASKS[args.task]
+    top = Path(settings.data_dir).expanduser()
+    if settings.task != "all":
+        task = TASKS[settings.task]
         below = top / task.folder
         if not below.is_dir() and not any((top / file).exists() for _, file in (("", "train.tsv"), *task.dev)):
             raise UserError(f"--data_dir {top}: neither a folder {task.folder} nor its train.tsv is in there")
-        return {args.task: below if below.is_dir() else top}
+        return {settings.task: below if below.is_dir() else top}
     found = {name: top / task.folder for name, task in TASKS.items() if (top / task.folder).is_dir()}
     if not found:
         wanted = ", ".join(task.folder for task in TASKS.values())
@@ -47,23 +47,23 @@ def task_folders(args, say):
 
 def read_task(command, name, folder):
     """The Data of a task; the files that this command needs must be there, those of the test may be absent."""
-    args, task = command.settings, TASKS[name]
+    settings, task = command.settings, TASKS[name]
 
     def read(file, labelled=True):
-        options = (args.max_seq_len, args.cache_dir, labelled, args.overwrite_cache, command.say)
+        options = (settings.max_seq_len, settings.cache_dir, labelled, settings.overwrite_cache, command.say)
         path = Path(
             on_main(command.ranks, lambda: str(cached_features(folder / file, task, command.encoder, *options)))
         )
         features = read_features(path)
-        check_sentences(features, command.encoder.unk_id, f"{folder / file}, --model_path {args.model_path}")
+        check_sentences(features, command.encoder.unk_id, f"{folder / file}, --model_path {settings.model_path}")
         if features.skipped:
             command.say(f"{folder / file}: skipped {counted(int(features.skipped), 'line')} with too few fields")
-        return GlueAssembler(features, command.encoder, args.max_seq_len), path.stem
+        return GlueAssembler(features, command.encoder, settings.max_seq_len), path.stem
 
-    training, key = read("train.tsv") if args.do_train else (None, "")
-    dev = {suffix: read(file)[0] for suffix, file in task.dev} if args.do_eval else {}
+    training, key = read("train.tsv") if settings.do_train else (None, "")
+    dev = {suffix: read(file)[0] for suffix, file in task.dev} if settings.do_eval else {}
     test = {}
-    for target, file in task.test if args.do_predict else ():
+    for target, file in task.test if settings.do_predict else ():
         if (folder / file).exists():
             test[target] = read(file, labelled=False)[0]
         else:
@@ -82,13 +82,13 @@ def check_sentences(features: Features, unk_id: int | None, what: str) -> None:
         )
 
 
-def earlier_results(args, out, names):
+def earlier_results(settings, out, names):
     """What an earlier command has left of these tasks and is to be replaced. Errors: UserError if nobody asked for it."""
-    if args.from_resume:
+    if settings.from_resume:
         return []
     for name in names:
         earlier = [*out.glob(f"{name}/seed_*/*"), *out.glob(f"{name}/eval_results.json")]
-        if earlier and not args.overwrite_output_dir:
+        if earlier and not settings.overwrite_output_dir:
             raise UserError(
                 f"--out_dir: {out / name} holds results already: name another folder, replace them with "
                 "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
@@ -96,25 +96,25 @@ def earlier_results(args, out, names):
     return [path for name in names for what in ("seed_*", "eval_results.json") for path in out.glob(f"{name}/{what}")]
 
 
-def check_place(args, out, names, folder):
+def check_place(settings, out, names, folder):
     """Errors: UserError where the model of `folder`, --model_path's, is among what this command replaces."""
-    own = [out / name / f"seed_{seed}" for name in names for seed in seeds(args)]
-    for path in (*earlier_results(args, out, names), *own):
+    own = [out / name / f"seed_{seed}" for name in names for seed in seeds(settings)]
+    for path in (*earlier_results(settings, out, names), *own):
         if folder.resolve().is_relative_to(path.resolve()):
             raise UserError(
-                f"--model_path {args.model_path} lies in {path}, which this command replaces: copy the model "
+                f"--model_path {settings.model_path} lies in {path}, which this command replaces: copy the model "
                 "elsewhere, or name another --out_dir"
             )
 
 
-def seeds(args):
-    return range(args.seed, args.seed + (args.num_seeds if args.do_train else 1))
+def seeds(settings):
+    return range(settings.seed, settings.seed + (settings.num_seeds if settings.do_train else 1))
 
 
-def make_room(args, out, names):
-    for path in earlier_results(args, out, names):
+def make_room(settings, out, names):
+    for path in earlier_results(settings, out, names):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name in names:
         make_folder(out / name)
         check_writable(out / name / name)
-        check_kinds(out / name / name, folders=[out / name / f"seed_{seed}" for seed in seeds(args)])
+        check_kinds(out / name / name, folders=[out / name / f"seed_{seed}" for seed in seeds(settings)])

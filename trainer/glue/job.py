@@ -32,6 +32,7 @@ from trainer.glue.model import (
 )
 from trainer.glue.padding import is_known
 from trainer.glue.scores import Evaluation
+from trainer.glue.settings import GlueSettings
 from trainer.job import UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import make_folder
 from trainer.machine.compiling import compile_blocks
@@ -52,7 +53,7 @@ COMPILED_TIME = 1.4
 class Command:
     """What all runs of a command share. `settings` are those that the user gave."""
 
-    settings: Any
+    settings: GlueSettings
     surroundings: Surroundings
     dtype: torch.dtype
     say: Say
@@ -82,7 +83,9 @@ class GlueJob(Job[Batch]):
         "warmup_share",
     )
 
-    def __init__(self, command: Command, settings: Any, data: Data, folder: Path, trained: Path | None = None) -> None:
+    def __init__(
+        self, command: Command, settings: GlueSettings, data: Data, folder: Path, trained: Path | None = None
+    ) -> None:
         """settings: those of this run, with its seed. folder: of its results. trained: weights that are to be evaluated
         and not trained again."""
         self.command = command
@@ -220,7 +223,7 @@ class GlueJob(Job[Batch]):
         return said
 
 
-def schedule(settings: Any, ranks: Ranks, data: Data) -> UpdateSchedule:
+def schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule:
     """How an epoch of the task is dealt out to updates."""
     n_examples = len(data.train.features.first)
     return UpdateSchedule(n_examples, settings.batch_size, settings.accumulation_steps, ranks.world_size)

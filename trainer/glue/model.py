@@ -1,6 +1,5 @@
 """The model of train_glue.py: a pretrained encoder with a head for a task, its rates by layer, loss and saving."""
 
-import argparse
 import hashlib
 import math
 import re
@@ -23,6 +22,7 @@ from dataset.tokenizing.vocabulary import check_size
 from model.electra.compiled_encoder import compile_layers, eager_if
 from model.electra.model_electra import init_position_embeddings
 from trainer.glue.padding import choose_way, computes_in, has_segments, is_known, notice, way_of
+from trainer.glue.settings import GlueSettings
 from trainer.optim.build import parameter_groups
 
 
@@ -42,37 +42,37 @@ def find_model(model_path):
     )
 
 
-def init_model(args, task, folder, vocab_size):
+def init_model(settings, task, folder, vocab_size):
     """(classifier of a folder, --model_path's, for a task, in fp32 on the CPU; names of its weights that are new).
 
     Errors: UserError where it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
     """
-    what = f"--model_path {args.model_path}"
+    what = f"--model_path {settings.model_path}"
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # each loader raises its own kinds
         raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
-    check_config(config, args, vocab_size)
-    if not args.from_scratch:  # new embeddings fit any tokenizer
+    check_config(config, settings, vocab_size)
+    if not settings.from_scratch:  # new embeddings fit any tokenizer
         with user_errors():
             check_size(vocab_size, config.vocab_size, what)
     words = task.labels or ("LABEL_0",)
     saved = [word for _, word in sorted((config.id2label or {}).items())]
-    if not args.do_train and set(saved) == set(words) and saved != list(words):
+    if not settings.do_train and set(saved) == set(words) and saved != list(words):
         raise UserError(f"{what}: its classes are {', '.join(saved)}, in another order than {', '.join(words)}")
     config.id2label, config.label2id = dict(enumerate(words)), {word: i for i, word in enumerate(words)}
-    if args.dropout is not None:
+    if settings.dropout is not None:
         names = [name for name in DROPOUTS if hasattr(config, name)]
         if not names:
-            raise UserError(f"--dropout {args.dropout}: {what}'s config has no field {' or '.join(DROPOUTS)}")
+            raise UserError(f"--dropout {settings.dropout}: {what}'s config has no field {' or '.join(DROPOUTS)}")
         for name in names:
-            setattr(config, name, args.dropout)
+            setattr(config, name, settings.dropout)
     config.problem_type = "single_label_classification" if task.labels else "regression"
-    if args.from_scratch:
+    if settings.from_scratch:
         model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
         init_position_embeddings(model)
-        check_positions(model, args)
-        choose_way(model, what, args.max_seq_len)
+        check_positions(model, settings)
+        choose_way(model, what, settings.max_seq_len)
         return model, set(model.state_dict())
     options = {"config": config, "dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
     try:
@@ -81,46 +81,46 @@ def init_model(args, task, folder, vocab_size):
         )
     except Exception as error:  # each loader raises its own kinds
         raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
-    check_positions(model, args)
+    check_positions(model, settings)
     new = {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
     encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
     if encoder:
         raise UserError(f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}")
-    if new and not args.do_train:
+    if new and not settings.do_train:
         raise UserError(
             f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
         )
-    choose_way(model, what, args.max_seq_len)
+    choose_way(model, what, settings.max_seq_len)
     return model, new
 
 
-def check_config(config: PretrainedConfig, args: argparse.Namespace, vocab_size: int) -> None:
+def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: int) -> None:
     """Errors: UserError where a config has too few positions or entries. Positions that are counted from one token to
     another have no table: such a config has no limit, or one below 1."""
     positions = getattr(config, "max_position_embeddings", None)
     limits = [("vocab_size", getattr(config, "vocab_size", 0), vocab_size, "its tokenizer has more entries")]
     if positions is not None and positions > 0:
         why = "a lower --max_seq_len is wanted"
-        limits.insert(0, ("max_position_embeddings", positions, args.max_seq_len, why))
+        limits.insert(0, ("max_position_embeddings", positions, settings.max_seq_len, why))
     for name, value, least, why in limits:
         if value < least:
-            raise UserError(f"--model_path {args.model_path}: {name} is {value}, not {least}: {why}")
+            raise UserError(f"--model_path {settings.model_path}: {name} is {value}, not {least}: {why}")
 
 
 # Names that configs have for the dropout of hidden states and of attention
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 
 
-def check_positions(model, args):
+def check_positions(model, settings):
     """Errors: UserError where --max_seq_len is beyond the table of positions, as far as it can be used: RoBERTa counts
     from behind the number of its padding."""
     for name, table in model.named_modules():
         if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
             usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-            if usable < args.max_seq_len:
+            if usable < settings.max_seq_len:
                 raise UserError(
-                    f"--model_path {args.model_path}: {usable} of its {table.num_embeddings} positions can be used, "
-                    f"not {args.max_seq_len}: a lower --max_seq_len is wanted"
+                    f"--model_path {settings.model_path}: {usable} of its {table.num_embeddings} positions can be used, "
+                    f"not {settings.max_seq_len}: a lower --max_seq_len is wanted"
                 )
 
 
@@ -130,20 +130,20 @@ class Checked(NamedTuple):
 
 
 def check_models(
-    args: argparse.Namespace, tasks: list[Task], folder: Path, vocab_size: int, dtype: torch.dtype = torch.float32
+    settings: GlueSettings, tasks: list[Task], folder: Path, vocab_size: int, dtype: torch.dtype = torch.float32
 ) -> Checked:
     """Load the model for every task once, for the errors of init_model. dtype: the one that is asked for."""
     for task in tasks:
-        model, _ = init_model(args, task, folder, vocab_size)
+        model, _ = init_model(settings, task, folder, vocab_size)
     lines = [notice(model)]
-    if not computes_in(model, dtype, args.max_seq_len):
+    if not computes_in(model, dtype, settings.max_seq_len):
         lines.append(f"{type(model).__name__} cannot compute in {dtype}: training in float32 instead")
         dtype = torch.float32
     if not has_segments(model) and any(len(task.text) > 1 for task in tasks):
         lines.append(
             f"{type(model).__name__} has no segments: two sentences are told apart by the separator between them alone"
         )
-    if args.use_compile == "1" and not is_known(model):
+    if settings.use_compile == "1" and not is_known(model):
         lines.append(f"{type(model).__name__} has no compiled form here: training without torch.compile")
     return Checked([line for line in lines if line], dtype)
 
@@ -165,7 +165,7 @@ def layer_groups(model, weight_decay, layer_decay):
     return groups
 
 
-def rates(groups, args):
+def rates(groups, settings):
     """One line: what each part's rate is at the top of the schedule."""
     scales = {group["exponent"]: group["lr_scale"] for group in groups}
     last = max(scales)
@@ -173,8 +173,8 @@ def rates(groups, args):
     def name(exponent):
         return "head" if exponent == 0 else "embeddings" if exponent == last else f"layer {last - 1 - exponent}"
 
-    parts = [f"{name(e)} {e} {args.learning_rate * scale:.2e}" for e, scale in scales.items()]
-    return f"group, exponent of --layer_decay {args.layer_decay:g}, rate: {', '.join(parts)}"
+    parts = [f"{name(e)} {e} {settings.learning_rate * scale:.2e}" for e, scale in scales.items()]
+    return f"group, exponent of --layer_decay {settings.layer_decay:g}, rate: {', '.join(parts)}"
 
 
 class Layers(NamedTuple):

@@ -143,7 +143,7 @@ def read_json(path, *parts):
     return found if isinstance(found, dict) and all(isinstance(found.get(part), dict) for part in parts) else None
 
 
-def look_back(args, data, folder, evaluation, result, say):
+def look_back(settings, data, folder, evaluation, result, say):
     """Evaluate and predict at the end of a run, into `result` and files; the number of a stop signal that came, or 0."""
     task, model, ranks, where = (
         data.task,
@@ -151,7 +151,7 @@ def look_back(args, data, folder, evaluation, result, say):
         evaluation.engine.ranks,
         f"{data.name}, seed {result['seed']}",
     )
-    if args.do_eval:
+    if settings.do_eval:
         values, stop_signal = evaluation(result["updates"])
         if stop_signal:
             return stop_signal
@@ -164,7 +164,7 @@ def look_back(args, data, folder, evaluation, result, say):
         target = folder / "predictions" / f"{name}.tsv"
         on_main(ranks, lambda target=target, logits=logits: write_predictions(target, task, logits))
         say(f"predictions: {target}")
-    if args.eval_all_checkpoints and args.do_eval:
+    if settings.eval_all_checkpoints and settings.do_eval:
         result["checkpoints"] = {}
         for update, path in sorted(
             (int(path.name.rpartition("-")[2]), path) for path in folder.glob("checkpoint-*[0-9]")

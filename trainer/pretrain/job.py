@@ -8,6 +8,7 @@ import torch
 
 from common.errors import UserError, user_errors
 from common.notices import announce
+from common.paths import ROOT
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
@@ -18,7 +19,6 @@ from dataset.tokenizing.vocabulary import check_known, check_size
 from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig, parameter_count
 from model.model_minimind import MiniMindForCausalLM
-from trainer.arguments import ROOT, ignored_settings
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
 from trainer.job import Job, Outlook, Progress, Surroundings, Update
@@ -33,6 +33,8 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import learning_rate
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
+from trainer.pretrain.notices import notices
+from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 
@@ -61,7 +63,7 @@ class PretrainJob(Job[Batch]):
         "weight_decay",
     )
 
-    def __init__(self, settings: Any, surroundings: Surroundings) -> None:
+    def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.ranks = surroundings.ranks
         self.device = surroundings.device
@@ -178,11 +180,11 @@ class PretrainJob(Job[Batch]):
             f"{counted(rows.row_targets(0, rows.n_rows), 'token')} to train in {counted(rows.n_rows, 'row')} of {rows.T} "
             f"({rows.fill:.1%} full)",
         ]
-        notices = [self.precision_notice] if self.precision_notice else []
+        precision = [self.precision_notice] if self.precision_notice else []
         return Outlook(
             rows=rows,
             lines=lines,
-            notices=[*notices, *ignored_settings(settings, self.ranks, self.corpus, micro_batches)],
+            notices=[*precision, *notices(settings, self.ranks, self.corpus, micro_batches)],
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
             flops_per_token=flops_per_token(config, mean_context(first)),
@@ -196,7 +198,7 @@ class PretrainJob(Job[Batch]):
         return said
 
 
-def config_from_flags(settings: Any, vocab_size: int, tokenizer: Any) -> MiniMindConfig:
+def config_from_flags(settings: PretrainSettings, vocab_size: int, tokenizer: Any) -> MiniMindConfig:
     """The config of a fresh model."""
     return MiniMindConfig(
         generation=settings.generation,
@@ -246,7 +248,7 @@ def init_model(
         raise UserError(f"--from_weight {from_weight}: {error}; the flags of the model group must fit it") from error
 
 
-def open_corpus(settings: Any, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
+def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
     """The Corpus of --data_path; the embedded one where neither that nor the default file is there."""
     data_path = settings.data_path
     default = ROOT / "dataset" / "pretrain_hq.jsonl"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.settings import write_settings
 from trainer.reporting.trackers import open_tracker
 from trainer.saving.places import check_space
 
@@ -35,12 +36,14 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
         )
         trainer.tracker_ids[settings.tracker] = trainer.reporter.tracker.id
     metrics = Path(f"{stem}.metrics.jsonl")
+    settings_file = Path(f"{stem}.settings.yaml")
     if resumed:
         trainer.checkpoints.bring_back()
     else:
-        files = [metrics, f"{stem}.report.html", f"{stem}.loss.png", *job.replaced, *job.begun]
-        unsaved = [metrics, *job.begun] if never_saved(metrics) else []
+        files = [metrics, settings_file, f"{stem}.report.html", f"{stem}.loss.png", *job.replaced, *job.begun]
+        unsaved = [metrics, settings_file, *job.begun] if never_saved(metrics) else []
         trainer.checkpoints.set_aside(files, job.outputs.values(), trainer.reporter.say, unsaved)
+    write_settings(settings, settings_file)
     trainer.reporter.open(metrics, is_past(trainer) if resumed else None)
 
 

@@ -27,7 +27,9 @@ def check_kinds(stem: Path, files: Iterable[Path] = (), folders: Iterable[Path] 
 
     files, folders: what it leaves beside metrics, report and checkpoints.
     """
-    own_files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("metrics.jsonl", "report.html", "loss.png")]
+    own_files = [
+        stem.with_name(f"{stem.name}.{kind}") for kind in ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
+    ]
     for path in (*own_files, *files):
         if path.is_dir():
             raise UserError(f"{path} is a folder, and a file of this run is to go there: move it away")

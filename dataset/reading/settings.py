@@ -1,0 +1,18 @@
+"""The settings of reading text."""
+
+from dataclasses import dataclass
+
+from common.settings import Settings, setting, switch
+from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
+
+
+@dataclass(kw_only=True)
+class TextSettings(Settings):
+    """data"""
+
+    text_field: str = setting("text", help="the field that holds the text")
+    skip_bad_lines: bool = switch(False, help="skip and count faulty lines instead of stopping at the first")
+    text_suffixes: list[str] | None = setting(
+        None, check=text_suffix, several=True, metavar="SUFFIX", help=TEXT_SUFFIXES_HELP
+    )
+    cache_dir: str | None = setting(None, help="folder for tokenised data (default: .token_store beside the data)")

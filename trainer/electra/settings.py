@@ -1,0 +1,157 @@
+"""The settings of train_electra.py."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from common.flags import fraction, inner_share, not_negative, positive
+from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
+from dataset.reading.settings import TextSettings
+from model.electra.sizes import MASK_STYLES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
+from trainer.machine.settings import MachineSettings
+from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.optim.settings import OptimizerSettings, UpdateSettings
+from trainer.pretrain.settings import layers
+from trainer.reporting.settings import OutputSettings
+
+WARM_UP = 10_000  # updates
+PROG = "train_electra.py"
+DESCRIPTION = "Pretrain an ELECTRA (generator and discriminator)."
+
+
+def example_length(text: str) -> int:
+    """A number of positions that holds two segments."""
+    value = positive(int)(text)
+    if value < SHORTEST:
+        raise argparse.ArgumentTypeError(f"{text} must be at least {SHORTEST} for two segments")
+    return value
+
+
+def percents(text: str) -> list[float]:
+    """25,50,100 -> [25.0, 50.0, 100.0]"""
+    values = [float(part) for part in text.split(",")]
+    if not all(0 < value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(f"{text}: percents of the run, above 0 and at most 100, as in 25,50,100")
+    return values
+
+
+@dataclass(kw_only=True)
+class ElectraOutput(OutputSettings):
+    """output"""
+
+    save_interval: int = with_default(OutputSettings, "save_interval", 1000)
+    wandb_project: str = with_default(OutputSettings, "wandb_project", "MiniMind-ELECTRA")
+    save_percents: list[float] = setting(
+        [6.25, 12.5, 25.0, 50.0, 100.0],
+        check=percents,
+        help="of the run, at which both networks are written",
+    )
+
+
+@dataclass(kw_only=True)
+class NetworkSettings(Settings):
+    """model (default: the size's)"""
+
+    size: str = setting("small", choices=tuple(SIZES), help="published configuration", first=True)
+    hidden_size: int | None = setting(None, check=positive(int), help="width of the discriminator")
+    num_hidden_layers: int | None = setting(None, check=layers, help="of each network")
+    num_attention_heads: int | None = setting(None, check=positive(int), help="of the discriminator")
+    intermediate_size: int | None = setting(None, check=positive(int), help="FFN width of the discriminator")
+    embedding_size: int | None = setting(None, check=positive(int), help="of both networks")
+    generator_divisor: int | None = setting(
+        None, check=positive(int), help="what width, heads and FFN of the generator are divided by"
+    )
+    model_path: str | None = setting(
+        None, help="start from generator/ and discriminator/ in this folder, whose sizes count"
+    )
+    init_std: float = setting(
+        0.02,
+        check=positive(float),
+        help="standard deviation of the random weights; narrow networks learn far sooner with about 1 / sqrt(width)",
+    )
+    position_init: str = setting(
+        "normal",
+        choices=tuple(POSITION_INITS),
+        help="the position embeddings before training; sinusoidal: attention finds the neighbours sooner",
+    )
+    dropout: float = setting(0.1, check=fraction, help="of hidden states and attention")
+
+
+@dataclass(kw_only=True)
+class ElectraData(TextSettings):
+    """data"""
+
+    data_path: list[str] | None = setting(
+        None,
+        several=True,
+        help="as train_pretrain.py's, without shares; in .txt and source code a blank line ends a document "
+        "(default: the embedded corpus)",
+        first=True,
+    )
+    vocab_path: str | None = setting(
+        None, help="vocab.txt or a tokenizer folder (default: one trained on the data)", first=True
+    )
+    lower_case: bool = switch(True, help="lower-case the text (for a vocab.txt; a folder knows by itself)")
+    # The settings hold the size's values where the user gives none.
+    max_seq_len: int = setting(None, check=example_length, help="positions of an example (default: the size's)")
+    mask_share: float = setting(None, check=inner_share, help="of the positions (default: the size's)")
+    mask_style: str = setting("electra", choices=tuple(MASK_STYLES), help="electra: 85 %% [MASK]; bert: 80/10/10 %%")
+
+
+@dataclass(kw_only=True)
+class ElectraTraining(OptimizerSettings, UpdateSettings):
+    """training (batch, rate and steps: default the size's)"""
+
+    max_steps: int = setting(None, check=positive(int), help="updates", first=True)
+    batch_size: int = with_default(UpdateSettings, "batch_size", None)
+    accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1)
+    learning_rate: float = with_default(UpdateSettings, "learning_rate", None)
+    lr_schedule: str = setting("original_linear", choices=tuple(ENCODER_SCHEDULES), help="of the rate")
+    warmup_steps: int | None = setting(
+        None,
+        check=not_negative(int),
+        help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run)",
+    )
+    adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
+    sampling: str = setting("fp32_gumbel", choices=tuple(SAMPLING), help="how the generator's tokens are drawn")
+    gen_smooth: float = setting(0.0, check=fraction, help="label smoothing of the generator")
+    disc_smooth: float = setting(
+        0.0,
+        check=fraction,
+        help="label of an original token in the discriminator's loss; a replaced one stays 1",
+    )
+
+
+@dataclass(kw_only=True)
+class ElectraSettings(MachineSettings, ElectraTraining, ElectraData, NetworkSettings, ElectraOutput):
+    """All settings of train_electra.py; --help shows the groups from the last to the first."""
+
+    eval_interval: ClassVar[int] = 0  # nothing is evaluated while it trains
+
+    def check(self) -> None:
+        published = SIZES[self.size]
+        for name in ("max_steps", "max_seq_len", "learning_rate", "mask_share"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(published, name))
+        sizes = (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "embedding_size",
+            "generator_divisor",
+        )
+        given = [name for name in sizes if getattr(self, name) is not None]
+        if self.model_path and given:
+            raise ValueError(f"--model_path decides the networks: drop --{given[0]}")
+
+
+def parser() -> SettingsParser:
+    """The command line of train_electra.py."""
+    return SettingsParser(ElectraSettings, PROG, DESCRIPTION)
+
+
+def parse_args(argv: Sequence[str] | None = None) -> ElectraSettings:
+    """The settings of a command line; None: of this process."""
+    return parse(ElectraSettings, PROG, DESCRIPTION, argv)

@@ -1,0 +1,29 @@
+"""Lines on settings of train_glue.py that cannot do what they are there for."""
+
+from trainer.glue.settings import TRAINING_FLAGS, GlueSettings
+from trainer.machine.ranks import Ranks
+from trainer.without_effect import common_warnings, is_changed, warnings_of
+
+
+def notices(settings: GlueSettings, ranks: Ranks) -> list[str]:
+    """The lines, in the order in which they are printed."""
+    evaluated = settings.evaluate_during_training
+    compiled = settings.use_compile == "1"
+    cases = []
+    for name in TRAINING_FLAGS:
+        cases.append((name, not settings.do_train and is_changed(settings, name), "--do_train is 0"))
+    overridden = bool(settings.epochs and settings.max_steps)
+    several_alike = settings.num_seeds > 1 and not settings.do_train
+    cases += [
+        ("epochs", overridden, f"--max_steps {settings.max_steps} overrides it"),
+        ("num_seeds", several_alike, "--do_train is 0, and one evaluation is like another"),
+        ("eval_interval", bool(settings.eval_interval) and not evaluated, "no evaluation while training"),
+        ("evaluate_during_training", evaluated and not settings.do_eval, "--do_eval is 0"),
+        ("eval_all_checkpoints", settings.eval_all_checkpoints and not settings.do_eval, "--do_eval is 0"),
+        (
+            "use_compile",
+            compiled and settings.gradient_checkpointing,
+            "--gradient_checkpointing 1 goes without compiling",
+        ),
+    ]
+    return warnings_of(settings, cases) + common_warnings(settings, ranks)

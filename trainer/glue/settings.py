@@ -1,0 +1,138 @@
+"""The settings of train_glue.py."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass
+
+from common.flags import fraction, not_negative, positive
+from common.paths import ROOT
+from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
+from dataset.glue.glue_tasks import TASKS
+from trainer.machine.settings import MachineSettings
+from trainer.optim.settings import UpdateSettings
+from trainer.reporting.settings import OutputSettings
+
+PROG = "train_glue.py"
+DESCRIPTION = "Fine-tune an encoder on GLUE."
+# The flags that only training reads
+TRAINING_FLAGS = ("epochs", "max_steps", "learning_rate", "weight_decay", "warmup_share", "layer_decay", "save_steps")
+
+
+def example_length(text: str) -> int:
+    """A number of positions that holds two sentences."""
+    value = positive(int)(text)
+    if value < 5:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 5, for two sentences: CLS a SEP b SEP")
+    return value
+
+
+@dataclass(kw_only=True)
+class GlueOutput(OutputSettings):
+    """output"""
+
+    out_dir: str = with_default(OutputSettings, "out_dir", str(ROOT / "out" / "glue"))
+    save_interval: int = with_default(OutputSettings, "save_interval", 500)
+    wandb_project: str = with_default(OutputSettings, "wandb_project", "MiniMind-GLUE")
+    save_steps: int = setting(
+        0, check=not_negative(int), help="updates between models kept in checkpoint-{update}; 0: none"
+    )
+    overwrite_output_dir: bool = switch(False, help="replace the results in --out_dir")
+
+
+@dataclass(kw_only=True)
+class EncoderSettings(Settings):
+    """model"""
+
+    model_path: str = setting(
+        str(ROOT / "out" / "electra_small" / "discriminator"),
+        help="folder of save_pretrained, or a Hugging Face name that is in the local cache",
+        first=True,
+    )
+    from_scratch: bool = switch(False, help="random weights of that folder's config: what pretraining is worth")
+    dropout: float | None = setting(None, check=fraction, help="of hidden states and attention (default: the model's)")
+
+
+@dataclass(kw_only=True)
+class TaskSettings(Settings):
+    """data"""
+
+    task: str = setting(MISSING, choices=(*TASKS, "all"), help="all: every one whose folder is there", first=True)
+    data_dir: str = setting(
+        MISSING, help="the benchmark's folder (with CoLA, SST-2 ...), or the task's own", first=True
+    )
+    max_seq_len: int = setting(128, check=example_length, help="positions of an example")
+    cache_dir: str | None = setting(None, help="folder for features (default: .glue_cache beside the data)")
+    overwrite_cache: bool = switch(False, help="make the features anew")
+
+
+@dataclass(kw_only=True)
+class FineTuningSettings(UpdateSettings):
+    """training"""
+
+    do_train: bool = switch(True, help="0: evaluate the model of --model_path as it is")
+    epochs: int | None = setting(
+        None, check=positive(int), help="passes over the data (default: 3, of RTE and STS-B 10)", first=True
+    )
+    max_steps: int | None = setting(None, check=positive(int), help="updates of a run; they override --epochs")
+    accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1)
+    learning_rate: float = with_default(UpdateSettings, "learning_rate", 1e-4)
+    num_seeds: int = setting(
+        1, check=positive(int), help="runs of each task, of seeds --seed, --seed + 1 ...", first=True
+    )
+    warmup_share: float = setting(0.1, check=fraction, help="of the run, for the warm-up")
+    layer_decay: float = setting(
+        0.8,
+        check=positive(float),
+        help="what the rate is multiplied with from layer to layer, head to embeddings",
+    )
+
+
+@dataclass(kw_only=True)
+class EvaluationSettings(Settings):
+    """evaluation"""
+
+    do_eval: bool = switch(True, help="evaluate on the development files")
+    do_predict: bool = switch(False, help="write predictions for the test files, as the leaderboard wants them")
+    evaluate_during_training: bool = switch(False, help="evaluate while training, too")
+    # The settings of a run hold the epoch's micro-batches where the user gives none.
+    eval_interval: int = setting(
+        None, check=positive(int), help="micro-batches between evaluations (default: those of an epoch)"
+    )
+    eval_all_checkpoints: bool = switch(False, help="evaluate the models of --save_steps too, at the end")
+
+
+@dataclass(kw_only=True)
+class GlueMachine(MachineSettings):
+    """machine"""
+
+    num_workers: int = with_default(MachineSettings, "num_workers", 0)
+
+
+@dataclass(kw_only=True)
+class GlueSettings(
+    GlueMachine,
+    EvaluationSettings,
+    FineTuningSettings,
+    TaskSettings,
+    EncoderSettings,
+    GlueOutput,
+):
+    """All settings of train_glue.py; --help shows the groups from the last to the first."""
+
+    def check(self) -> None:
+        if self.eval_all_checkpoints and not self.save_steps:
+            raise ValueError("--eval_all_checkpoints 1 needs --save_steps N, which keeps the models to evaluate")
+        if self.seed + self.num_seeds > 2**32:
+            raise ValueError(f"--seed {self.seed} --num_seeds {self.num_seeds}: the last seed would be beyond 2**32")
+        if not (self.do_train or self.do_eval or self.do_predict):
+            raise ValueError("--do_train 0, --do_eval 0 and --do_predict 0 leave nothing to do")
+
+
+def parser() -> SettingsParser:
+    """The command line of train_glue.py."""
+    return SettingsParser(GlueSettings, PROG, DESCRIPTION)
+
+
+def parse_args(argv: Sequence[str] | None = None) -> GlueSettings:
+    """The settings of a command line; None: of this process."""
+    return parse(GlueSettings, PROG, DESCRIPTION, argv)

@@ -1,0 +1,31 @@
+"""The settings of the machine that a run uses."""
+
+import argparse
+from dataclasses import dataclass
+
+from common.flags import positive
+from common.settings import Settings, setting, switch
+
+MOST_WORKERS = 64
+
+
+def workers(text: str) -> int:
+    """A number of loader processes. Each takes memory and file handles, and one or two keep up with any device."""
+    value = int(text)
+    if not 0 <= value <= MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0 to {MOST_WORKERS}; one or two are enough")
+    return value
+
+
+@dataclass(kw_only=True)
+class MachineSettings(Settings):
+    """machine"""
+
+    device: str | None = setting(None, help="cuda:0, mps or cpu (default: the best there is)")
+    dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="of matrix products (autocast)")
+    use_compile: str = setting("auto", choices=("auto", "0", "1"), help="torch.compile")
+    num_workers: int = setting(1, check=workers, help="processes that load batches; 0: none")
+    gradient_checkpointing: bool = switch(
+        False, help="recompute activations in the backward pass: less memory, more time"
+    )
+    dist_timeout: int = setting(600, check=positive(int), help="seconds after which a silent rank ends the job")

@@ -1,0 +1,149 @@
+"""The settings of train_pretrain.py."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.flags import fraction, not_negative, positive
+from common.paths import ROOT
+from common.settings import Settings, SettingsParser, parse, setting, switch
+from dataset.reading.settings import TextSettings
+from trainer.machine.settings import MachineSettings
+from trainer.optim.schedules import SCHEDULES
+from trainer.optim.settings import OptimizerSettings, UpdateSettings
+from trainer.reporting.settings import OutputSettings
+
+MOST_LAYERS = 1000
+PROG = "train_pretrain.py"
+DESCRIPTION = "Pretrain a MiniMind causal language model."
+
+
+def row_length(text: str) -> int:
+    """A number of positions that holds an input and a target."""
+    value = positive(int)(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 2 to hold an input and a target")
+    return value
+
+
+def layers(text: str) -> int:
+    """A number of blocks. They are built one by one, so a slip of the keyboard would be built for hours."""
+    value = int(text)
+    if not 0 < value <= MOST_LAYERS:
+        raise argparse.ArgumentTypeError(f"{text} must be from 1 to {MOST_LAYERS:,}")
+    return value
+
+
+def file_prefix(text: str) -> str:
+    """What file names begin with. --out_dir says which folder they are in."""
+    if not text.strip() or "/" in text or "\\" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} must be the beginning of a file name, not a path: see --out_dir")
+    return text
+
+
+@dataclass(kw_only=True)
+class PretrainOutput(OutputSettings):
+    """output"""
+
+    save_weight: str = setting(
+        "pretrain", check=file_prefix, help="prefix of the weight file: {prefix}_{hidden}[_moe].pth"
+    )
+    # An empty prompt is one: the model begins by itself.
+    sample_prompts: list[str] = setting(
+        [],
+        several=True,
+        may_be_empty=True,
+        help="continue these at every evaluation and at the end; or a file",
+    )
+
+
+@dataclass(kw_only=True)
+class ModelSettings(Settings):
+    """model"""
+
+    generation: str = setting("minimind2", choices=("minimind2", "minimind3"), help="whose architecture")
+    hidden_size: int = setting(512, check=positive(int), help="width", first=True)
+    num_hidden_layers: int = setting(8, check=layers, help="blocks", first=True)
+    num_attention_heads: int = setting(8, check=positive(int), help="query heads")
+    num_key_value_heads: int | None = setting(
+        None, check=positive(int), help="key and value heads (default: the generation's)"
+    )
+    use_moe: bool = switch(False, help="mixture of experts in place of the dense MLP")
+    init_scheme: str = setting(
+        "default", choices=("default", "zero_out"), help="zero_out: o_proj and down_proj begin at 0"
+    )
+    from_weight: str = setting("none", help="start from out/{name}_{hidden}[_moe].pth, or from a path")
+    tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
+
+
+@dataclass(kw_only=True)
+class DataSettings(TextSettings):
+    """data"""
+
+    data_path: list[str] | None = setting(
+        None,
+        several=True,
+        help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob (dataset/README.md "
+        "lists the kinds); several with shares as a.jsonl:0.7 b.jsonl:0.3 "
+        "(default: dataset/pretrain_hq.jsonl, or the embedded corpus where that is absent)",
+        first=True,
+    )
+    max_seq_len: int = setting(512, check=row_length, help="positions in a row, in tokens")
+    pack: bool = switch(True, help="documents share rows; 0: one padded document a row, as in MiniMind")
+    long_documents: str = setting("split", choices=("split", "truncate"), help="what becomes of those beyond a row")
+    parse_special_tokens: bool = switch(
+        False, help="<|im_start|> and the like inside a text become special tokens, not text"
+    )
+
+
+@dataclass(kw_only=True)
+class TrainingSettings(OptimizerSettings, UpdateSettings):
+    """training"""
+
+    epochs: int = setting(1, check=positive(int), help="passes over the data", first=True)
+    lr_schedule: str = setting("minimind", choices=tuple(SCHEDULES), help="of the rate over the run")
+    warmup_iters: int = setting(0, check=not_negative(int), help="linear warm-up, in micro-batches")
+
+
+@dataclass(kw_only=True)
+class ValidationSettings(Settings):
+    """validation"""
+
+    val_path: str | None = setting(None, help="validation documents: a file, a folder or a glob")
+    val_fraction: float = setting(0.0, check=fraction, help="share of the documents held out, by their hash")
+    allow_val_overlap: bool = switch(False, help="train although all documents of --val_path are trained too")
+    eval_interval: int = setting(500, check=not_negative(int), help="micro-batches between evaluations; 0: at the end")
+
+    def check(self) -> None:
+        if self.val_path and self.val_fraction:
+            raise ValueError("--val_path and --val_fraction exclude each other: drop one")
+
+
+@dataclass(kw_only=True)
+class LauncherSettings(MachineSettings):
+    """machine"""
+
+    ddp: bool = switch(False, help="for old launch lines; torchrun decides")
+    local_rank: int = setting(-1, check=int, help="for old launch lines; torchrun decides")
+
+
+@dataclass(kw_only=True)
+class PretrainSettings(
+    LauncherSettings,
+    ValidationSettings,
+    TrainingSettings,
+    DataSettings,
+    ModelSettings,
+    PretrainOutput,
+):
+    """All settings of train_pretrain.py; --help shows the groups from the last to the first."""
+
+
+def parser() -> SettingsParser:
+    """The command line of train_pretrain.py."""
+    return SettingsParser(PretrainSettings, PROG, DESCRIPTION)
+
+
+def parse_args(argv: Sequence[str] | None = None) -> PretrainSettings:
+    """The settings of a command line; None: of this process."""
+    return parse(PretrainSettings, PROG, DESCRIPTION, argv)

@@ -1,0 +1,38 @@
+"""Lines on settings that were given and cannot do what they are there for."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from common.settings import Settings, default_of
+from trainer.machine.ranks import Ranks
+
+# (name of the setting, whether the line is due, why the setting has no effect)
+Case = tuple[str, bool, str]
+
+
+def warnings_of(settings: Any, cases: Iterable[Case]) -> list[str]:
+    """A line for each case that is due."""
+    lines = []
+    for name, is_due, why in cases:
+        if is_due:
+            lines.append(f"warning: --{name} {getattr(settings, name)} has no effect: {why}")
+    return lines
+
+
+def is_changed(settings: Settings, name: str) -> bool:
+    """Whether a setting is not its default."""
+    return getattr(settings, name) != default_of(type(settings), name)
+
+
+def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
+    """The lines on the settings that all trainers share."""
+    # Fine-tuning has no Muon.
+    muon_lr = hasattr(settings, "muon_lr") and is_changed(settings, "muon_lr") and settings.optimizer == "adamw"
+    on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
+    has_no_project = settings.tracker in ("none", "tensorboard")
+    cases = [
+        ("muon_lr", muon_lr, "--optimizer is adamw"),
+        ("device", on_one_of_several, "each rank takes the device of its local rank"),
+        ("wandb_project", has_no_project and is_changed(settings, "wandb_project"), f"--tracker is {settings.tracker}"),
+    ]
+    return warnings_of(settings, cases)
