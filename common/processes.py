@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that they work for, however that one ends."""
+"""How processes end: those that must not outlive the one that they work for, and Ctrl-C."""
 
 import ctypes
 import os
@@ -48,3 +48,9 @@ def watch_parent(parent: int, gone: Callable[[], None]) -> None:
 
 def leave() -> None:
     os._exit(1)
+
+
+def obey_ctrl_c() -> None:
+    """From here on Ctrl-C raises KeyboardInterrupt again, where a script let it end the process during its imports."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,18 +3,23 @@
 The flags, and what they do, stand in dataset/tokenize_arguments.py.
 """
 
+import signal
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: dataset/ would come first and could shadow a dependency
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before the libraries of tokenizers are imported
+if __name__ == "__main__":
+    # Ctrl-C during the imports ends the process at once; `obey_ctrl_c` takes it from there.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # --help and wrong flags are answered before the libraries of tokenizers are imported.
     from dataset.tokenize_arguments import build_parser
 
     build_parser().parse_args()
 
 from common.notices import announce
+from common.processes import obey_ctrl_c
 from common.wording import counted, one_line
 from dataset.corpus import group_sources, name_of
 from dataset.store.token_store import open_or_build
@@ -41,6 +46,7 @@ def main(argv=None) -> int:
 
 if __name__ == "__main__":
     try:
+        obey_ctrl_c()
         sys.exit(main())
     except ValueError as error:  # what the user can mend: DataError, no tokenizer there
         announce(f"error: {one_line(error)}", to_stderr=True)

@@ -39,6 +39,10 @@ def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, t
         raise ValueError(f"{path}: not a readable weight file ({reason[:160]})") from None
     if not isinstance(state, dict) or not state:
         raise ValueError(f"{path}: not a flat state dict (parameter name -> tensor) but a {type(state).__name__}")
+    if {"format", "model", "engine", "progress"} <= state.keys():
+        raise ValueError(
+            f"{path}: a checkpoint to resume from; the weights are the .pth beside its folder, and --from_resume 1 goes on"
+        )
     weights = {}
     for key, tensor in state.items():
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):

@@ -39,7 +39,7 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
     g.add_argument(
         "--weight",
         default=str(ROOT / "out" / "pretrain_512.pth"),
-        help="a .pth of the trainer, or a folder of save_pretrained or export_hf.py",
+        help="a .pth of the trainer, or a folder of save_pretrained or export_hf.py (default: out/pretrain_512.pth)",
     )
     g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
     g.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")

@@ -8,13 +8,17 @@ Qwen2-MoE for its mixture of experts, Qwen3 and Qwen3-MoE for minimind3. No code
 is loaded again and its logits are compared with the source's on real text before it gets its name.
 """
 
+import signal
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+if __name__ == "__main__":
+    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import export_parser
 
     export_parser().parse_args()
@@ -52,7 +56,9 @@ TOLERANCE = 1e-5  # of the logits in fp32, relative to the largest one if that e
 
 def main(argv=None):
     args = export_parser().parse_args(argv)
-    if (args.out_dir is None) == (args.to_pth is None):
+    if args.out_dir is not None and args.to_pth is not None:
+        raise UserError("--out_dir and --to_pth exclude each other: an export, or the way back")
+    if args.out_dir is None and args.to_pth is None:
         raise UserError("name what to write: --out_dir FOLDER for an export, or --to_pth FILE for the way back")
     if args.to_pth and args.dtype != "auto":
         raise UserError(f"--dtype {args.dtype} has no effect with --to_pth: a .pth is in half precision; leave it out")
@@ -128,11 +134,11 @@ def check_free(out_dir, weight, overwrite):
         raise UserError(f"{out_dir} is a file: choose another --out_dir")
     if not any(out_dir.iterdir()):
         return
-    if not overwrite:
-        raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
     looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()
     if not looks_like_one or out_dir.resolve() in (Path(weight).resolve(), *Path(weight).resolve().parents):
         raise UserError(f"{out_dir} is no earlier export, or holds the weight itself: choose another --out_dir")
+    if not overwrite:
+        raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
 
 
 def bring_back(folder, path, tokenizer_path=None, overwrite=False):

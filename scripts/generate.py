@@ -7,13 +7,17 @@
 The text goes to stdout as it comes, the speed to stderr. Prompts can also be piped in, one a line.
 """
 
+import signal
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+if __name__ == "__main__":
+    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import generate_parser
 
     generate_parser().parse_args()
@@ -135,7 +139,7 @@ def chat_ids(tokenizer, messages, length):
 
 
 def reply(model, tokenizer, ids, args, echo=""):
-    """Print a continuation of `ids` as it is sampled, then its speed; returns the text. Ctrl-C cuts it short."""
+    """Print a continuation of `ids` as it is sampled, then its speed; returns the text. At a prompt Ctrl-C cuts it short."""
     if len(ids) > room(model, args):
         raise UserError(
             f"a prompt of {counted(len(ids), 'token')} is too long: {room(model, args)} fit with --max_new_tokens"
@@ -146,6 +150,9 @@ def reply(model, tokenizer, ids, args, echo=""):
     try:
         generate(model, tokenizer, ids, args, stream)
     except KeyboardInterrupt:
+        # A person at the prompt wants the next one; who hands over texts wants an end.
+        if args.prompts or not sys.stdin.isatty():
+            raise
         stream.end()
     seconds = time.perf_counter() - start
     print(flush=True)

@@ -7,13 +7,17 @@ A run is named by its metrics file, its weight, or a folder with some of them. T
 run when it ends.
 """
 
+import signal
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+if __name__ == "__main__":
+    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import report_parser
 
     report_parser().parse_args()

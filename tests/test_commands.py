@@ -6,6 +6,7 @@ tests/scripts/test_export.py runs those with scripts/ in docs/scripts.md and the
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -120,6 +121,29 @@ def test_help_and_wrong_flags_are_answered_without_importing_torch(script, flag,
         assert "(--help lists the flags)" in result.stderr
     else:
         assert result.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize("script", [script for script in ENTRY_SCRIPTS if not script.startswith("benchmarks/")])
+def test_ctrl_c_during_the_imports_prints_nothing(script, tmp_path):
+    """A torch, transformers and tokenizers that press Ctrl-C when they are imported stand in for a person who does."""
+    pressed = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    for name in ("torch", "transformers", "tokenizers"):
+        (tmp_path / f"{name}.py").write_text(pressed, encoding="utf-8")
+    data = tmp_path / "data.txt"
+    data.write_text("words\n", encoding="utf-8")
+    required = {
+        "trainer/train_glue.py": ["--task", "cola", "--data_dir", tmp_path],
+        "trainer/train_tokenizer.py": ["--data_path", data, "--out_dir", tmp_path / "new"],
+        "dataset/tokenize_corpus.py": ["--data_path", data],
+        "scripts/evaluate.py": ["perplexity", "--data_path", data],
+        "scripts/export_hf.py": ["--weight", "a.pth", "--out_dir", tmp_path / "out"],
+        "scripts/report.py": ["a.pth"],
+    }
+    command = [sys.executable, str(ROOT / script), *map(str, required.get(script, []))]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == ""
 
 
 def test_evaluate_offers_the_tasks_that_there_are():

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from common.errors import UserError
+from model import weight_files
 from model.config import MiniMindConfig, parameter_count
 from model.model_minimind import MiniMindForCausalLM
 from tests.helpers import ROOT, flags, tiny_model, train, write_corpus
@@ -260,3 +261,9 @@ def test_a_model_that_no_machine_holds_is_refused_before_it_is_built(tmp_path, c
     data = write_corpus(tmp_path / "corpus.jsonl", 4)
     with pytest.raises(UserError, match=r"billion parameters need [\d,]+ GB to train"):
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path / "out", **changes))
+
+
+def test_a_checkpoint_is_told_from_weights(tmp_path):
+    torch.save({"format": 1, "model": {}, "engine": {}, "progress": {}}, tmp_path / "update_00000001.pt")
+    with pytest.raises(ValueError, match="a checkpoint to resume from; the weights are the .pth beside its folder"):
+        weight_files.read_state_dict(tmp_path / "update_00000001.pt")

@@ -179,7 +179,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "notes.txt").write_text("mine")
     for arguments in (["--out_dir", str(tmp_path / "hf")], ["--to_pth", str(weight)], []):
-        with pytest.raises(UserError, match="is there already|name what to write"):
+        with pytest.raises(UserError, match="is no earlier export|is there already|name what to write"):
             export_hf.main(["--weight", str(weight), *arguments])
     for folder in (tmp_path, tmp_path / "hf"):  # not even then what is no export
         with pytest.raises(UserError, match="is no earlier export"):

@@ -243,6 +243,23 @@ def test_a_prompt_that_is_too_long_or_stopped_early_keeps_the_conversation(weigh
     assert heard[-1] == ["first", "last"]
 
 
+def test_ctrl_c_in_an_answer_ends_a_command_whose_prompts_were_handed_over(weight, monkeypatch):
+    """Reference: the number of answers that were begun."""
+    begun = []
+
+    def stopped(*_, **__):
+        begun.append(None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "generate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        generate.main(["--weight", weight, "--device", "cpu", "one", "two"])
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    with pytest.raises(KeyboardInterrupt):
+        generate.main(["--weight", weight, "--device", "cpu"])
+    assert len(begun) == 2
+
+
 def test_ctrl_c_ends_a_command_that_nobody_types_prompts_to(weight, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt

@@ -9,6 +9,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from common.errors import DataError, UserError
+from common.processes import obey_ctrl_c
 from common.wording import one_line
 from dataset.loader_workers import LoaderError
 from trainer.machine.limits import what_the_machine_lacks
@@ -28,6 +29,7 @@ def run_cli(main):
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a sample's characters must not end a run
             stream.reconfigure(errors="backslashreplace")
+    obey_ctrl_c()
     try:
         code = main()
         sys.stdout.flush()
