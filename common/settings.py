@@ -18,7 +18,6 @@ Nothing here imports torch or transformers, so that `--help` answers at once.
 
 import argparse
 import difflib
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -27,16 +26,15 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import simple_parsing
-import yaml
 from simple_parsing import DashVariant
 
 from common.errors import UserError
-from common.files import atomic_file
 from common.flags import LONGEST_MESSAGE, HelpWithDefaults, boolean
+from common.settings_files import Entry, read_entries
 from common.wording import one_line
 
-MOST_CONFIG_BYTES = 1 << 20
 CONFIG_HELP = "a YAML or JSON file of settings, as a run leaves it in {name}.settings.yaml; flags win over it"
+LONGEST_NAME = 60  # of what a file calls a setting, in an error line
 
 
 def setting(
@@ -72,7 +70,7 @@ def setting(
 def switch(default: bool, help: str, first: bool = False) -> Any:
     """A field that is true or false: `--use_moe`, `--use_moe True`, `--use_moe 0` all work."""
     # The action is named because simple_parsing would add a second flag, --no_use_moe, for each.
-    options = {"type": boolean, "action": "store", "nargs": "?", "const": True, "metavar": "BOOL"}
+    options: dict[str, Any] = {"type": boolean, "action": "store", "nargs": "?", "const": True, "metavar": "BOOL"}
     metadata = {"may_be_empty": False, "first": first, "aliases": ()}
     return simple_parsing.field(default=default, help=help, metadata=metadata, **options)
 
@@ -95,7 +93,9 @@ def default_of(kind: type[Settings], name: str) -> Any:
     """What a field is where nobody sets it."""
     for field in fields(kind):
         if field.name == name:
-            return field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
+            if field.default_factory is not MISSING:
+                return field.default_factory()
+            return field.default
     raise AssertionError(f"{kind.__name__} has no field {name}")
 
 
@@ -166,35 +166,30 @@ class SettingsParser(simple_parsing.ArgumentParser):
     def get_settings(self, argv: Sequence[str] | None = None) -> Settings:
         """The settings of a command line, and of the --config file that it names."""
         argv = list(sys.argv[1:] if argv is None else argv)
-        config = self._config_of(argv)
-        if config is not None:
-            # Looked at alone first, so that an error names the file.
-            words = words_of_config(config, self)
-            self._check_config(config, words)
-            argv = [*words, *argv]
-        return self._build(argv)
-
-    def _build(self, argv: Sequence[str]) -> Settings:
         try:
+            config = self._config_of(argv)
+            if config is not None:
+                self._take_defaults_of(config)
             parsed = self.parse_args(argv)
             values: dict[str, Any] = {}
             for group in self.kind.__bases__:
                 values |= vars(getattr(parsed, group.__name__))
-            self._refuse_empty(values)
+            for name, value in values.items():
+                self._refuse_empty(name, value)
             return self.kind(**values)
         except ValueError as error:
             self.error(str(error))
 
-    def _refuse_empty(self, values: dict[str, Any]) -> None:
-        """An empty text is what a shell makes of a variable that was never set."""
-        for field in fields(self.kind):
-            value = values[field.name]
-            items = value if isinstance(value, list) else [value]
-            if "" in items and not field.metadata["may_be_empty"]:
-                names = "/".join([f"--{field.name}", *field.metadata["aliases"]])
-                self.error(f"argument {names}: an empty text; was a variable of the shell not set?")
+    def _refuse_empty(self, name: str, value: Any) -> None:
+        """An empty text is what a shell makes of a variable that was never set. Errors: ValueError."""
+        (metadata,) = [field.metadata for field in fields(self.kind) if field.name == name]
+        items = value if isinstance(value, list) else [value]
+        if "" in items and not metadata["may_be_empty"]:
+            names = "/".join([f"--{name}", *metadata["aliases"]])
+            raise ValueError(f"argument {names}: an empty text; was a variable of the shell not set?")
 
     def _config_of(self, argv: list[str]) -> Path | None:
+        """The file behind --config. Errors: ValueError."""
         before = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         before.add_argument("--config")
         try:
@@ -204,23 +199,48 @@ class SettingsParser(simple_parsing.ArgumentParser):
         if found.config is None or {"-h", "--help"} & set(argv):
             return None
         if not found.config:
-            self.error("argument --config: an empty text; was a variable of the shell not set?")
+            raise ValueError("argument --config: an empty text; was a variable of the shell not set?")
         return Path(found.config)
 
-    def _check_config(self, path: Path, words: list[str]) -> None:
-        alone = SettingsParser(self.kind, self.prog, "")
-        alone.prefix = f"{path}: "
-        for action in alone._actions:
+    def _take_defaults_of(self, path: Path) -> None:
+        """Make the values in a settings file the defaults, so that flags win over them. Errors: UserError."""
+        actions = {field_name(action): action for action in self._actions}
+        settable = actions.keys() - {"config", "help"}
+        for name, entry in read_entries(path).items():
+            if name not in settable:
+                close = difflib.get_close_matches(name, settable, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise UserError(f"{path}: {name[:LONGEST_NAME]} is no setting of this command{hint}")
+            if entry is None or entry == []:
+                continue
+            action = actions[name]
+            try:
+                value = self._value_of(action, entry)
+                self._refuse_empty(name, value)
+            except (ValueError, argparse.ArgumentError) as error:
+                raise UserError(f"{path}: {error}") from None
+            action.default = value
             action.required = False
-        try:
-            alone.parse_known_args(words)
-        except ValueError as error:
-            alone.error(str(error))
 
-    prefix = ""  # of an error line: the file that the flags come from
+    def _value_of(self, action: argparse.Action, entry: Entry) -> Any:
+        """What a flag makes of an entry of a settings file. Errors: argparse.ArgumentError."""
+        items = entry if isinstance(entry, list) else [entry]
+        if action.type is not boolean and any(isinstance(item, bool) for item in items):
+            told = "true and false mean nothing here; put a text such as no or off in quotes"
+            raise argparse.ArgumentError(action, told)
+        texts = [str(item) for item in items]
+        if action.nargs == "+":
+            return [self._checked(action, text) for text in texts]
+        # A flag whose one text holds several values, as 25,50,100
+        return self._checked(action, ",".join(texts))
+
+    def _checked(self, action: argparse.Action, text: str) -> Any:
+        value = self._get_value(action, text)
+        self._check_value(action, value)
+        return value
 
     def error(self, message: str) -> NoReturn:
-        message = one_line(f"{self.prefix}{message}")
+        message = one_line(message)
         if len(message) > LONGEST_MESSAGE:
             message = f"{message[:LONGEST_MESSAGE]} ..."
         print(f"error: {message} (--help lists the flags)", file=sys.stderr)
@@ -246,91 +266,3 @@ def parse(kind: type[SettingsT], prog: str, description: str, argv: Sequence[str
     settings = SettingsParser(kind, prog, description).get_settings(argv)
     assert isinstance(settings, kind)
     return settings
-
-
-# --------------------------------------------------------------------------------------------------- files
-
-
-def write_settings(settings: Settings, path: Path) -> None:
-    """Write a YAML file that `--config` reads as the same settings. What is not set is left out."""
-    values = {name: value for name, value in vars(settings).items() if value is not None}
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    with atomic_file(path) as file:
-        file.write(text.encode("utf-8", errors="surrogateescape"))
-
-
-def words_of_config(path: Path, parser: SettingsParser) -> list[str]:
-    """The command line that says what a settings file says. Errors: the parser's, naming file and key."""
-    content = read_config(path, parser)
-    known = {field_name(action): action for action in parser._actions}
-    words = []
-    for key, value in content.items():
-        if not isinstance(key, str) or key not in known or key in ("config", "help"):
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            parser.error(f"{path}: {str(key)[:60]} is no setting of this command{hint}")
-        words += words_of_value(path, key, value, known[key], parser)
-    return words
-
-
-def words_of_value(path: Path, key: str, value: Any, action: argparse.Action, parser: SettingsParser) -> list[str]:
-    """The flag that gives a setting a value."""
-    if value is None:
-        return []
-    is_list = isinstance(value, list)
-    items = value if is_list else [value]
-    for item in items:
-        if not isinstance(item, str | int | float):
-            parser.error(f"{path}: {key} is a {type(item).__name__}; a text, a number or true or false is wanted")
-    if is_list and not items:
-        return []
-    if is_list and action.nargs != "+":
-        # A flag whose one text holds several values, as 25,50,100
-        return [f"--{key}={','.join(map(str, items))}"]
-    if not is_list:
-        return [f"--{key}={value}"]
-    for item in items:
-        if str(item).startswith("-"):
-            parser.error(f"{path}: {key}: {str(item)[:60]!r} begins with a dash, as a flag does")
-    return [f"--{key}", *map(str, items)]
-
-
-def read_config(path: Path, parser: SettingsParser) -> dict[Any, Any]:
-    """The mapping in a YAML or JSON file. Nothing in it can run code. Errors: the parser's, in one line."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_CONFIG_BYTES + 1)
-    except OSError as error:
-        parser.error(f"argument --config: {path} cannot be read ({error.strerror})")
-    if len(content) > MOST_CONFIG_BYTES:
-        parser.error(
-            f"argument --config: {path} has more than {MOST_CONFIG_BYTES:,} bytes; that is no file of settings"
-        )
-    try:
-        text = content.decode("utf-8-sig")
-        found = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=PlainLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        where = ""
-        mark = getattr(error, "problem_mark", None)
-        if mark is not None:
-            where = f":{mark.line + 1}"
-        problem = getattr(error, "problem", None) or type(error).__name__
-        parser.error(f"argument --config: {path}{where} is no YAML ({problem})")
-    if not isinstance(found, dict):
-        parser.error(f"argument --config: {path} holds no settings; lines such as `batch_size: 8` are wanted")
-    return found
-
-
-class PlainLoader(yaml.SafeLoader):
-    """YAML without anchors, which a few lines of could fill all memory, and with numbers such as 5e-4."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "an alias", self.peek_event().start_mark)
-        return super().compose_node(parent, index)
-
-
-def must_not_be_given(settings: Settings, name: str, why: str) -> None:
-    """Errors: UserError where a setting is not its default."""
-    if getattr(settings, name) != default_of(type(settings), name):
-        raise UserError(f"--{name} has no effect: {why}; leave it out")

@@ -1,66 +1,80 @@
-"""common/settings.py: settings as flags and as files. References: the values themselves, and a list of the flags there are."""
+"""common/settings.py, settings_files.py: settings as flags and as files. References: the values, and a list of all flags."""
 
 import dataclasses
+import json
+import tempfile
+from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given as drawn
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
-from common.settings import default_of, write_settings
+from common.settings import default_of
+from common.settings_files import write_settings
+from tests.helpers import ROOT
 from trainer.electra import settings as electra
 from trainer.glue import settings as glue
 from trainer.pretrain import settings as pretrain
 
 GLUE = ["--task", "cola", "--data_dir", "glue"]
 COMMANDS = {"pretrain": (pretrain, []), "electra": (electra, []), "glue": (glue, GLUE)}
-# What users' scripts say; none of these may disappear or change its meaning.
-FLAGS = {
+# Every flag that users' scripts may say, and what it is where they do not. None of these may disappear or change.
+DEFAULTS = {
     "pretrain": {
-        "out_dir", "save_interval", "keep_checkpoints", "log_interval", "report", "tracker", "use_wandb", "wandb_project",
-        "save_weight", "sample_prompts", "generation", "hidden_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "use_moe", "init_scheme", "from_weight", "tokenizer_path", "data_path", "text_field",
-        "skip_bad_lines", "text_suffixes", "cache_dir", "max_seq_len", "pack", "long_documents", "parse_special_tokens",
-        "epochs", "batch_size", "accumulation_steps", "learning_rate", "weight_decay", "grad_clip", "max_bad_updates", "seed",
-        "from_resume", "lr_schedule", "warmup_iters", "optimizer", "muon_lr", "val_path", "val_fraction",
-        "allow_val_overlap", "eval_interval", "device", "dtype", "use_compile", "num_workers", "gradient_checkpointing",
-        "dist_timeout", "ddp", "local_rank",
+        "out_dir": str(ROOT / "out"), "save_interval": 100, "keep_checkpoints": 2, "log_interval": 100,
+        "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-Pretrain",
+        "save_weight": "pretrain", "sample_prompts": [], "generation": "minimind2", "hidden_size": 512,
+        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": None, "use_moe": False,
+        "init_scheme": "default", "from_weight": "none", "tokenizer_path": str(ROOT / "model"), "data_path": None,
+        "text_field": "text", "skip_bad_lines": False, "text_suffixes": None, "cache_dir": None, "max_seq_len": 512,
+        "pack": True, "long_documents": "split", "parse_special_tokens": False, "epochs": 1, "batch_size": 32,
+        "accumulation_steps": 8, "learning_rate": 0.0005, "weight_decay": 0.01, "grad_clip": 1.0,
+        "max_bad_updates": 10, "seed": 42, "from_resume": False, "lr_schedule": "minimind", "warmup_iters": 0,
+        "optimizer": "adamw", "muon_lr": 0.02, "val_path": None, "val_fraction": 0.0, "allow_val_overlap": False,
+        "eval_interval": 500, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
+        "gradient_checkpointing": False, "dist_timeout": 600, "ddp": False, "local_rank": -1,
     },
     "electra": {
-        "out_dir", "save_interval", "keep_checkpoints", "log_interval", "report", "tracker", "use_wandb", "wandb_project",
-        "save_percents", "size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-        "embedding_size", "generator_divisor", "model_path", "init_std", "position_init", "dropout", "data_path", "text_field",
-        "skip_bad_lines", "text_suffixes", "cache_dir", "vocab_path", "lower_case", "max_seq_len", "mask_share", "mask_style",
-        "max_steps", "batch_size", "accumulation_steps", "learning_rate", "weight_decay", "grad_clip", "max_bad_updates",
-        "seed", "from_resume", "lr_schedule", "warmup_steps", "optimizer", "muon_lr", "adam_bias_correction", "sampling",
-        "gen_smooth", "disc_smooth", "device", "dtype", "use_compile", "num_workers", "gradient_checkpointing",
-        "dist_timeout",
+        "out_dir": str(ROOT / "out"), "save_interval": 1000, "keep_checkpoints": 2, "log_interval": 100,
+        "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-ELECTRA",
+        "save_percents": [6.25, 12.5, 25.0, 50.0, 100.0], "size": "small", "hidden_size": None,
+        "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None, "embedding_size": None,
+        "generator_divisor": None, "model_path": None, "init_std": 0.02, "position_init": "normal", "dropout": 0.1,
+        "data_path": None, "text_field": "text", "skip_bad_lines": False, "text_suffixes": None, "cache_dir": None,
+        "vocab_path": None, "lower_case": True, "max_seq_len": 128, "mask_share": 0.15, "mask_style": "electra",
+        "max_steps": 1000000, "batch_size": None, "accumulation_steps": 1, "learning_rate": 0.0005,
+        "weight_decay": 0.01, "grad_clip": 1.0, "max_bad_updates": 10, "seed": 42, "from_resume": False,
+        "lr_schedule": "original_linear", "warmup_steps": None, "optimizer": "adamw", "muon_lr": 0.02,
+        "adam_bias_correction": True, "sampling": "fp32_gumbel", "gen_smooth": 0.0, "disc_smooth": 0.0,
+        "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
+        "gradient_checkpointing": False, "dist_timeout": 600,
     },
     "glue": {
-        "out_dir", "save_interval", "keep_checkpoints", "log_interval", "report", "tracker", "use_wandb", "wandb_project",
-        "save_steps", "overwrite_output_dir", "model_path", "from_scratch", "dropout", "task", "data_dir", "max_seq_len",
-        "cache_dir", "overwrite_cache", "do_train", "epochs", "max_steps", "batch_size", "accumulation_steps",
-        "learning_rate", "weight_decay", "grad_clip", "max_bad_updates", "seed", "from_resume", "num_seeds", "warmup_share",
-        "layer_decay", "do_eval", "do_predict", "evaluate_during_training", "eval_interval", "eval_all_checkpoints",
-        "device", "dtype", "use_compile", "num_workers", "gradient_checkpointing", "dist_timeout",
+        "out_dir": str(ROOT / "out/glue"), "save_interval": 500, "keep_checkpoints": 2, "log_interval": 100,
+        "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-GLUE", "save_steps": 0,
+        "overwrite_output_dir": False, "model_path": str(ROOT / "out/electra_small/discriminator"),
+        "from_scratch": False, "dropout": None, "max_seq_len": 128, "cache_dir": None, "overwrite_cache": False,
+        "do_train": True, "epochs": None, "max_steps": None, "batch_size": 32, "accumulation_steps": 1,
+        "learning_rate": 0.0001, "weight_decay": 0.01, "grad_clip": 1.0, "max_bad_updates": 10, "seed": 42,
+        "from_resume": False, "num_seeds": 1, "warmup_share": 0.1, "layer_decay": 0.8, "do_eval": True,
+        "do_predict": False, "evaluate_during_training": False, "eval_interval": None,
+        "eval_all_checkpoints": False, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 0,
+        "gradient_checkpointing": False, "dist_timeout": 600,
     },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_flag_is_there(command):
+def test_every_flag_is_there_and_has_its_default(command):
     module, given = COMMANDS[command]
-    assert vars(module.parse_args(given)).keys() == FLAGS[command]
-
-
-def test_defaults_that_people_rely_on():
-    settings = pretrain.parse_args([])
-    assert (settings.batch_size, settings.accumulation_steps, settings.learning_rate) == (32, 8, 5e-4)
-    assert (settings.save_interval, settings.num_workers, settings.wandb_project) == (100, 1, "MiniMind-Pretrain")
-    fine_tuning = glue.parse_args(GLUE)
-    assert (fine_tuning.batch_size, fine_tuning.accumulation_steps, fine_tuning.learning_rate) == (32, 1, 1e-4)
-    assert (fine_tuning.save_interval, fine_tuning.num_workers, fine_tuning.wandb_project) == (500, 0, "MiniMind-GLUE")
-    networks = electra.parse_args([])
-    assert (networks.batch_size, networks.accumulation_steps, networks.learning_rate) == (None, 1, 5e-4)
-    assert networks.save_percents == [6.25, 12.5, 25.0, 50.0, 100.0]
+    settings = vars(module.parse_args(given))
+    required = {"task": "cola", "data_dir": "glue"} if command == "glue" else {}
+    assert settings == DEFAULTS[command] | required
+    # 0 == False and 1 == True, which a settings file would write differently.
+    for name, value in DEFAULTS[command].items():
+        assert type(settings[name]) is type(value), name
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -85,7 +99,7 @@ def test_lists_are_not_shared_by_two_settings():
 GIVEN = {
     "pretrain": [
         "--data_path", "a b.jsonl:0.7", "文.jsonl:0.3", "--learning_rate", "3e-4", "--use_moe", "--pack", "0",
-        "--sample_prompts", "", "the: cat # sat", "--save_weight", "null", "--num_key_value_heads", "2", "--text_suffixes", ".md",
+        "--sample_prompts", "", "the: cat # sat", "- a dash", "-5", "no", "a\nb\x85\0", "--save_weight", "null", "--num_key_value_heads", "2", "--text_suffixes", ".md",
     ],
     "electra": ["--save_percents", "25,50.5", "--max_steps", "7", "--lower_case", "False", "--vocab_path", "yes"],
     "glue": [*GLUE, "--dropout", "0.0", "--epochs", "3", "--do_predict", "--cache_dir", "123"],
@@ -98,6 +112,57 @@ def test_a_settings_file_gives_the_same_settings(command, tmp_path):
     settings = module.parse_args(GIVEN[command])
     write_settings(settings, tmp_path / "run.settings.yaml")
     assert module.parse_args(["--config", str(tmp_path / "run.settings.yaml")]) == settings
+
+
+def words() -> st.SearchStrategy[str]:
+    """Texts that a flag takes, with what a shell hands on for bytes that are not UTF-8."""
+    alphabet = st.one_of(st.characters(), st.sampled_from("-:#'\"\\ \t\n\udc80\udcff019.eyn~"))
+    return st.text(alphabet, min_size=1)
+
+
+@hypothesis_settings(deadline=None, max_examples=150)
+@drawn(
+    prompts=st.lists(words(), min_size=1),
+    folder=words(),
+    rate=st.floats(0, 1e9, exclude_min=True, allow_subnormal=False),
+    updates=st.integers(1, 10**9),
+)
+def test_whatever_the_settings_are_their_file_gives_them_again(prompts, folder, rate, updates):
+    settings = pretrain.parse_args([])
+    settings.sample_prompts = prompts
+    settings.out_dir = folder
+    settings.learning_rate = rate
+    settings.batch_size = updates
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "run.yaml"
+        write_settings(settings, path)
+        assert pretrain.parse_args(["--config", str(path)]) == settings
+
+
+@pytest.mark.parametrize("text", ["012", "1:30", "2026-11-21", "1e3", "0x10", ".5", "=", "~x", "'no'", "'null'"])
+def test_a_value_is_the_text_that_stands_there(text, tmp_path):
+    """Reference: the same text as a flag. YAML alone would make ten, ninety, a date or a number of it."""
+    path = tmp_path / "run.yaml"
+    path.write_text(f"out_dir: {text}\n")
+    assert pretrain.parse_args(["--config", str(path)]) == pretrain.parse_args(["--out_dir", text.strip("'")])
+
+
+def test_numbers_with_a_leading_zero_are_not_octal(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("hidden_size: 0512\n")
+    assert pretrain.parse_args(["--config", str(path)]).hidden_size == 512
+
+
+def test_what_the_file_does_not_say_is_the_default(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("epochs: null\ndata_path: []\nuse_moe:\n")
+    assert pretrain.parse_args(["--config", str(path)]) == pretrain.parse_args([])
+
+
+def test_a_flag_of_several_values_takes_a_single_one(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("data_path: a.jsonl\n")
+    assert pretrain.parse_args(["--config", str(path)]).data_path == ["a.jsonl"]
 
 
 def test_flags_win_over_the_file(tmp_path):
@@ -115,10 +180,44 @@ def test_a_json_file_is_read_too(tmp_path):
     assert (settings.batch_size, settings.sample_prompts, settings.device) == (8, ["a", "b"], None)
 
 
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ('{"batch_size": 8,}', "run.json:1 is no JSON"),
+        ('{"batch_size": 8, "batch_size": 9}', "run.json: batch_size stands there twice"),
+        ('{"learning_rate": NaN}', "run.json: argument --learning_rate: NaN must be a number above 0"),
+        ('{"batch_size": 1' + "0" * 5000 + "}", "run.json: argument --batch_size: invalid positive int value"),
+        ("[" * 5000, "run.json is no JSON"),
+        ("8", "run.json holds no settings"),
+        ('{"tracker": false}', "run.json: argument --tracker: true and false mean nothing here"),
+    ],
+)
+def test_a_bad_json_file_is_one_line(content, said, tmp_path, capsys):
+    path = tmp_path / "run.json"
+    path.write_text(content)
+    with pytest.raises(SystemExit) as stop:
+        pretrain.parse_args(["--config", str(path)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2
+    assert said in line
+
+
+def test_numbers_of_json_mean_what_they_say(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(
+        json.dumps({"learning_rate": 1e-4, "batch_size": 8, "save_percents": [25, 50.5], "lower_case": False})
+    )
+    settings = electra.parse_args(["--config", str(path)])
+    assert (settings.learning_rate, settings.batch_size, settings.lower_case) == (1e-4, 8, False)
+    assert settings.save_percents == [25.0, 50.5]
+
+
 def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("task: cola\ndata_dir: there\n")
     assert glue.parse_args(["--config", str(path)]).data_dir == "there"
+    path.write_text("epochs: 4\n")
+    assert glue.parse_args([*GLUE, "--config", str(path)]).epochs == 4
 
 
 @pytest.mark.parametrize(
@@ -127,11 +226,17 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
         ("batchsize: 8\n", "run.yaml: batchsize is no setting of this command; did you mean batch_size?"),
         ("batch_size: -8\n", "run.yaml: argument --batch_size: -8 must be a number above 0"),
         ("batch_size: many\n", "run.yaml: argument --batch_size: invalid"),
-        ("batch_size: [8, 9]\n", "run.yaml: argument --batch_size: invalid"),
+        ("batch_size: [8, 9]\n", "run.yaml: argument --batch_size: invalid positive int value: '8,9'"),
         ("pack: perhaps\n", "run.yaml: argument --pack: 'perhaps' is not true or false"),
         ("optimizer: sgd\n", "run.yaml: argument --optimizer: invalid choice: 'sgd'"),
-        ("data_path: {a: 1}\n", "run.yaml: data_path is a dict"),
-        ("data_path: [--epochs]\n", "run.yaml: data_path: '--epochs' begins with a dash"),
+        ("data_path: {a: 1}\n", "run.yaml: data_path: a text, a number, true or false, or a list of these is wanted"),
+        ("data_path: [[a]]\n", "run.yaml: data_path: a text, a number"),
+        ("data_path: [a, null]\n", "run.yaml: data_path: a text, a number"),
+        ("tracker: no\n", "run.yaml: argument --tracker: true and false mean nothing here"),
+        ("out_dir: true\n", "run.yaml: argument --out_dir/--save_dir: true and false mean nothing here"),
+        ("batch_size: 1:30\n", "run.yaml: argument --batch_size: invalid positive int value: '1:30'"),
+        ("batch_size: 8.0\n", "run.yaml: argument --batch_size: invalid positive int value: '8.0'"),
+        ("batch_size: 8\nepochs: 1\nbatch_size: 9\n", "run.yaml: batch_size stands there twice"),
         ("config: other.yaml\n", "run.yaml: config is no setting of this command"),
         ("help: true\n", "run.yaml: help is no setting of this command"),
         ("- batch_size\n", "run.yaml holds no settings"),
@@ -172,7 +277,7 @@ def test_a_file_that_is_not_utf8_is_one_line(tmp_path, capsys):
     (tmp_path / "run.yaml").write_bytes(b"out_dir: \xff\n")
     with pytest.raises(SystemExit):
         pretrain.parse_args(["--config", str(tmp_path / "run.yaml")])
-    assert "is no YAML" in capsys.readouterr().err
+    assert "run.yaml is not in UTF-8" in capsys.readouterr().err
 
 
 def test_settings_are_plain_yaml(tmp_path):

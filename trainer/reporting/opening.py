@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.settings import write_settings
+from common.settings_files import write_settings
 from trainer.reporting.trackers import open_tracker
 from trainer.saving.places import check_space
 
