@@ -177,6 +177,10 @@ class Job(ABC, Generic[BatchT]):
     def outlook(self, progress: Progress) -> Outlook:
         """What the run will do from here on."""
 
+    def settings_to_keep(self) -> RunSettings:
+        """What is written beside the weights: settings with which this run can be started again."""
+        return self.settings
+
     def begin(self) -> None:  # noqa: B027 - most jobs have nothing to write before the first update
         """Called on all ranks when it is certain that there is something to train, before anything is printed."""
 

@@ -1,5 +1,6 @@
 """Fine-tuning on one GLUE task with one seed as a Job: its data, classifier, loss, rate and files."""
 
+import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -130,6 +131,15 @@ class GlueJob(Job[Batch]):
             "row layout": {"seed": settings.seed},
             "optimizer": f"adamw, layer_decay {settings.layer_decay}",
         }
+
+    def settings_to_keep(self) -> GlueSettings:
+        """Those of the command, for this task and seed alone."""
+        return dataclasses.replace(
+            self.command.settings,
+            task=self.data.name,
+            seed=self.settings.seed,
+            num_seeds=1,
+        )
 
     # ------------------------------------------------------------------------------------------ what is trained
 

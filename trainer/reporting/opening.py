@@ -43,7 +43,7 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
         files = [metrics, settings_file, f"{stem}.report.html", f"{stem}.loss.png", *job.replaced, *job.begun]
         unsaved = [metrics, settings_file, *job.begun] if never_saved(metrics) else []
         trainer.checkpoints.set_aside(files, job.outputs.values(), trainer.reporter.say, unsaved)
-    write_settings(settings, settings_file)
+    write_settings(job.settings_to_keep(), settings_file)
     trainer.reporter.open(metrics, is_past(trainer) if resumed else None)
 
 
