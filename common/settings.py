@@ -113,15 +113,18 @@ def with_default(kind: type[Settings], name: str, default: Any) -> Any:
 # ------------------------------------------------------------------------------------------- the command line
 
 
+class SettingsHelp(HelpWithDefaults, argparse.RawDescriptionHelpFormatter):
+    """Each flag's default behind its help, and the lines of a description as they are."""
+
+
 class SettingsParser(simple_parsing.ArgumentParser):
     """The command line of a Settings class. A wrong flag ends with one line and exit code 2."""
 
     def __init__(self, kind: type[Settings], prog: str, description: str) -> None:
         super().__init__(
             prog=prog,
-            usage=f"{prog} [--flag value ...]",
             description=description,
-            formatter_class=HelpWithDefaults,
+            formatter_class=SettingsHelp,
             allow_abbrev=False,
             add_option_string_dash_variants=DashVariant.UNDERSCORE,
         )
@@ -132,6 +135,10 @@ class SettingsParser(simple_parsing.ArgumentParser):
             self.add_arguments(group, dest=group.__name__)
         self._preprocessing(args=[], namespace=None)
         self._name_plainly()
+        required = [
+            f"{action.option_strings[0]} {field_name(action).upper()} " for action in self._actions if action.required
+        ]
+        self.usage = f"{prog} {''.join(required)}[--flag value ...]"
         if any(field.metadata["first"] for field in fields(kind)):
             self._put_first()
 

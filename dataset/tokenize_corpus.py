@@ -5,6 +5,7 @@ The flags, and what they do, stand in dataset/tokenize_arguments.py.
 
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,28 +15,29 @@ if __name__ == "__main__":
     # Ctrl-C during the imports ends the process at once; `obey_ctrl_c` takes it from there.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # --help and wrong flags are answered before the libraries of tokenizers are imported.
-    from dataset.tokenize_arguments import build_parser
+    from dataset.tokenize_arguments import parse_args
 
-    build_parser().parse_args()
+    parse_args()
 
 from common.notices import announce
 from common.processes import obey_ctrl_c
 from common.wording import counted, one_line
 from dataset.corpus import group_sources, name_of
 from dataset.store.token_store import open_or_build
-from dataset.tokenize_arguments import build_parser
+from dataset.tokenize_arguments import parse_args
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 
-def main(argv=None) -> int:
-    args = build_parser().parse_args(argv)
-    encoder = DocumentEncoder(load_tokenizer(args.tokenizer_path), args.parse_special_tokens)
-    for paths, _ in group_sources(args.data_path):
-        options = (args.cache_dir, args.text_field, args.skip_bad_lines, args.num_procs)
-        store = open_or_build(paths, encoder, *options, shard=args.shard, text_suffixes=args.text_suffixes)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tokenise what the flags name (default: the command line's). Returns the exit code."""
+    settings = parse_args(argv)
+    encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), settings.parse_special_tokens)
+    for paths, _ in group_sources(settings.data_path):
+        options = (settings.cache_dir, settings.text_field, settings.skip_bad_lines, settings.num_procs)
+        store = open_or_build(paths, encoder, *options, shard=settings.shard, text_suffixes=settings.text_suffixes)
         if store is None:
             announce(
-                f"{name_of(paths)}: part {args.shard[0]} of {args.shard[1]} is done; the last one puts the store together"
+                f"{name_of(paths)}: part {settings.shard[0]} of {settings.shard[1]} is done; the last one puts the store together"
             )
             continue
         for line in store.bad_lines.report():

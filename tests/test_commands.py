@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import arguments as benchmark_arguments
 from common.settings import field_name
-from dataset import tokenize_corpus
+from dataset import tokenize_arguments
 from scripts import arguments as script_arguments
 from scripts import tasks
 from tests.helpers import ROOT
@@ -29,7 +29,7 @@ PARSERS = {
     "trainer/train_electra.py": electra_settings.parser,
     "trainer/train_glue.py": glue_settings.parser,
     "trainer/train_tokenizer.py": train_tokenizer.build_parser,
-    "dataset/tokenize_corpus.py": tokenize_corpus.build_parser,
+    "dataset/tokenize_corpus.py": tokenize_arguments.parser,
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/evaluate.py": script_arguments.evaluate_parser,
     "scripts/export_hf.py": script_arguments.export_parser,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from common.settings import default_of
 from common.settings_files import write_settings
+from dataset import tokenize_arguments
 from tests.helpers import ROOT
 from trainer.electra import settings as electra
 from trainer.glue import settings as glue
@@ -271,6 +273,31 @@ def test_a_file_that_cannot_be_read_is_one_line(words, tmp_path, monkeypatch, ca
     (line,) = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
     assert "--config" in line
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "run.yaml")
+    with pytest.raises(SystemExit):
+        pretrain.parse_args(["--config", str(tmp_path / "run.yaml")])
+    assert "run.yaml is not a regular file" in capsys.readouterr().err
+
+
+def test_a_tokenisation_takes_its_settings_from_a_file_too(tmp_path):
+    path = tmp_path / "tokens.yaml"
+    path.write_text("data_path: [a.jsonl, b.jsonl]\nshard: 3/16\nskip_bad_lines: yes\n")
+    settings = tokenize_arguments.parse_args(["--config", str(path), "--text_field", "body"])
+    assert (settings.data_path, settings.shard, settings.skip_bad_lines) == (["a.jsonl", "b.jsonl"], (3, 16), True)
+    assert settings.text_field == "body"
+    assert settings.tokenizer_path == str(ROOT / "model")
+
+
+def test_the_usage_names_what_must_be_given():
+    assert (
+        glue.parser()
+        .format_help()
+        .startswith("usage: train_glue.py --task TASK --data_dir DATA_DIR [--flag value ...]")
+    )
+    assert pretrain.parser().format_help().startswith("usage: train_pretrain.py [--flag value ...]")
 
 
 def test_a_file_that_is_not_utf8_is_one_line(tmp_path, capsys):
