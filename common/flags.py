@@ -14,6 +14,7 @@ Number = TypeVar("Number", int, float)
 LARGEST = 10**9
 # Of an error line: a value that was pasted by mistake can be a whole file.
 LONGEST_MESSAGE = 300
+EMPTY_TEXT = "an empty text; was a variable of the shell not set?"
 
 
 def boolean(text: str) -> bool:
@@ -80,6 +81,15 @@ def seed(text: str) -> int:
     return value
 
 
+def end_with_line(message: str) -> NoReturn:
+    """End a command whose flags are wrong."""
+    message = one_line(message)
+    if len(message) > LONGEST_MESSAGE:
+        message = f"{message[:LONGEST_MESSAGE]} ..."
+    print(f"error: {message} (--help lists the flags)", file=sys.stderr)
+    sys.exit(2)
+
+
 class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Adds each flag's default to its help, unless the help tells it in words or there is none."""
 
@@ -111,15 +121,11 @@ class Parser(argparse.ArgumentParser):
             values = value if isinstance(value, list) else [value]
             if "" in values:
                 name = "/".join(action.option_strings) or action.dest
-                self.error(f"argument {name}: an empty text; was a variable of the shell not set?")
+                self.error(f"argument {name}: {EMPTY_TEXT}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        message = one_line(message)
-        if len(message) > LONGEST_MESSAGE:
-            message = f"{message[:LONGEST_MESSAGE]} ..."
-        print(f"error: {message} (--help lists the flags)", file=sys.stderr)
-        sys.exit(2)
+        end_with_line(message)
 
     def switch(self, group: argparse._ArgumentGroup, name: str, default: bool, help: str) -> None:
         group.add_argument(name, type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=help)

@@ -29,12 +29,14 @@ import simple_parsing
 from simple_parsing import DashVariant
 
 from common.errors import UserError
-from common.flags import LONGEST_MESSAGE, HelpWithDefaults, boolean
+from common.flags import EMPTY_TEXT, HelpWithDefaults, boolean, end_with_line
 from common.settings_files import Entry, read_entries
-from common.wording import one_line
 
 CONFIG_HELP = "a YAML or JSON file of settings, as a run leaves it in {name}.settings.yaml; flags win over it"
-LONGEST_NAME = 60  # of what a file calls a setting, in an error line
+# Of what a file calls a setting, in an error line
+LONGEST_NAME = 60
+# What simple_parsing writes in the place of a value in --help
+AUTOMATIC_METAVARS = ("str", "int", "float", "[str]", "[int]", "[float]", "list", "[list]")
 
 
 def setting(
@@ -61,8 +63,10 @@ def setting(
         options["metavar"] = metavar
     default_of_field = {"default": default}
     if isinstance(default, list):
+        # Each settings object gets a list of its own.
         default_of_field = {"default_factory": partial(list, default)}
-        options["required"] = False  # simple_parsing takes an empty list for no default
+        # simple_parsing takes an empty list for no default.
+        options["required"] = False
     metadata = {"may_be_empty": may_be_empty, "first": first, "aliases": tuple(aliases)}
     return simple_parsing.field(**default_of_field, alias=list(aliases) or None, metadata=metadata, **options)
 
@@ -81,6 +85,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Errors: ValueError, one line, for settings that do not go together."""
+        # A class that only inherits a check is passed over; otherwise the check would run twice.
         for group in reversed(type(self).__mro__):
             if "check" in vars(group):
                 group.check(self)  # type: ignore[attr-defined]  # it has one, as the line above says
@@ -103,6 +108,7 @@ def with_default(kind: type[Settings], name: str, default: Any) -> Any:
     """The field of a group with another default, for a command that wants one."""
     for field in fields(kind):
         if field.name == name:
+            # simple_parsing keeps here what argparse will be told of the flag: help, type, choices.
             custom = dict(field.metadata["custom_args"])
             own = {key: field.metadata[key] for key in ("may_be_empty", "first", "aliases")}
             aliases = list(own["aliases"]) or None
@@ -118,7 +124,11 @@ class SettingsHelp(HelpWithDefaults, argparse.RawDescriptionHelpFormatter):
 
 
 class SettingsParser(simple_parsing.ArgumentParser):
-    """The command line of a Settings class. A wrong flag ends with one line and exit code 2."""
+    """The command line of a Settings class. A wrong flag ends with one line and exit code 2.
+
+    simple_parsing gets one dataclass for each group, so that --help has groups. Their values together make the flat
+    object that the code reads.
+    """
 
     def __init__(self, kind: type[Settings], prog: str, description: str) -> None:
         super().__init__(
@@ -133,17 +143,24 @@ class SettingsParser(simple_parsing.ArgumentParser):
         # The bases stand in the order in which Python looks things up, the last group of the help first.
         for group in reversed(kind.__bases__):
             self.add_arguments(group, dest=group.__name__)
+        # simple_parsing makes the flags when it parses. The help is arranged here, so they are wanted now.
         self._preprocessing(args=[], namespace=None)
         self._name_plainly()
-        required = [
-            f"{action.option_strings[0]} {field_name(action).upper()} " for action in self._actions if action.required
-        ]
-        self.usage = f"{prog} {''.join(required)}[--flag value ...]"
+        self.usage = self._short_usage()
         if any(field.metadata["first"] for field in fields(kind)):
             self._put_first()
 
+    def _short_usage(self) -> str:
+        """The flags that must be given. All others would be ten lines that nobody reads."""
+        words = [self.prog]
+        for action in self._actions:
+            if action.required:
+                words += [action.option_strings[0], field_name(action).upper()]
+        return " ".join([*words, "[--flag value ...]"])
+
     def _put_first(self) -> None:
         """Show the flags that matter first at the top, and --help and --config at the end."""
+        # argparse has no public way to move a flag to another group, or a group to another place.
         first = {field.name for field in fields(self.kind) if field.metadata["first"]}
         top = self.add_argument_group(f"the {len(first)} flags that matter first")
         for group in self._action_groups:
@@ -153,6 +170,7 @@ class SettingsParser(simple_parsing.ArgumentParser):
                 if field_name(action) in first:
                     group._group_actions.remove(action)
                     top._group_actions.append(action)
+        # The first two are argparse's own: arguments without a dash, of which there are none, and --help.
         positionals, options, *others = self._action_groups
         others.remove(top)
         self._action_groups = [positionals, top, *others, options]
@@ -193,29 +211,30 @@ class SettingsParser(simple_parsing.ArgumentParser):
         items = value if isinstance(value, list) else [value]
         if "" in items and not metadata["may_be_empty"]:
             names = "/".join([f"--{name}", *metadata["aliases"]])
-            raise ValueError(f"argument {names}: an empty text; was a variable of the shell not set?")
+            raise ValueError(f"argument {names}: {EMPTY_TEXT}")
 
     def _config_of(self, argv: list[str]) -> Path | None:
         """The file behind --config. Errors: ValueError."""
+        # A parser that knows this flag alone: whatever is wrong with the others is told once the file is read.
         before = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         before.add_argument("--config")
         try:
             found, _ = before.parse_known_args(argv)
-        except argparse.ArgumentError:  # --config without a file: the whole parser says so
+        except argparse.ArgumentError:
+            # --config without a file: the whole parser says so.
             return None
         if found.config is None or {"-h", "--help"} & set(argv):
             return None
         if not found.config:
-            raise ValueError("argument --config: an empty text; was a variable of the shell not set?")
+            raise ValueError(f"argument --config: {EMPTY_TEXT}")
         return Path(found.config)
 
     def _take_defaults_of(self, path: Path) -> None:
         """Make the values in a settings file the defaults, so that flags win over them. Errors: UserError."""
-        actions = {field_name(action): action for action in self._actions}
-        settable = actions.keys() - {"config", "help"}
+        actions = self._actions_by_key()
         for name, entry in read_entries(path).items():
-            if name not in settable:
-                close = difflib.get_close_matches(name, settable, n=1)
+            if name not in actions:
+                close = difflib.get_close_matches(name, actions, n=1)
                 hint = f"; did you mean {close[0]}?" if close else ""
                 raise UserError(f"{path}: {name[:LONGEST_NAME]} is no setting of this command{hint}")
             if entry is None or entry == []:
@@ -223,11 +242,21 @@ class SettingsParser(simple_parsing.ArgumentParser):
             action = actions[name]
             try:
                 value = self._value_of(action, entry)
-                self._refuse_empty(name, value)
+                self._refuse_empty(field_name(action), value)
             except (ValueError, argparse.ArgumentError) as error:
                 raise UserError(f"{path}: {error}") from None
             action.default = value
             action.required = False
+
+    def _actions_by_key(self) -> dict[str, argparse.Action]:
+        """{what a settings file may call it: flag}"""
+        actions: dict[str, argparse.Action] = {}
+        for action in self._actions:
+            if action.dest in ("config", "help"):
+                continue
+            for option in action.option_strings:
+                actions[option.removeprefix("--")] = action
+        return actions
 
     def _value_of(self, action: argparse.Action, entry: Entry) -> Any:
         """What a flag makes of an entry of a settings file. Errors: argparse.ArgumentError."""
@@ -242,20 +271,14 @@ class SettingsParser(simple_parsing.ArgumentParser):
         return self._checked(action, ",".join(texts))
 
     def _checked(self, action: argparse.Action, text: str) -> Any:
+        """Errors: argparse.ArgumentError, with the message that the flag gives."""
+        # argparse's own steps for a value on the command line; it offers no public function for them.
         value = self._get_value(action, text)
         self._check_value(action, value)
         return value
 
     def error(self, message: str) -> NoReturn:
-        message = one_line(message)
-        if len(message) > LONGEST_MESSAGE:
-            message = f"{message[:LONGEST_MESSAGE]} ..."
-        print(f"error: {message} (--help lists the flags)", file=sys.stderr)
-        sys.exit(2)
-
-
-# What simple_parsing writes in the place of a value in --help
-AUTOMATIC_METAVARS = ("str", "int", "float", "[str]", "[int]", "[float]", "list", "[list]")
+        end_with_line(message)
 
 
 def title(group: type[Settings]) -> str:

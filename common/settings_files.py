@@ -14,8 +14,9 @@ import yaml
 from common.errors import UserError
 from common.files import atomic_file
 
+# No settings are this long; a data file that was named by mistake is.
 MOST_BYTES = 1 << 20
-# What a file says of one setting; None: nothing
+# What a file says of one setting; None: nothing. Numbers are text here.
 Item = str | bool
 Entry = Item | list[Item] | None
 
@@ -24,6 +25,7 @@ def write_settings(settings: object, path: Path) -> None:
     """Write a YAML file that `--config` reads as the same settings. What is not set is left out."""
     values = {name: value for name, value in vars(settings).items() if value is not None}
     text = yaml.dump(values, Dumper=PlainDumper, sort_keys=False, allow_unicode=True)
+    # A run that is killed here leaves the file of the run before it, or a whole new one.
     with atomic_file(path) as file:
         file.write(text.encode())
 
@@ -55,6 +57,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
         name = str(key)
         is_list = isinstance(value, list)
         for item in value if is_list else [value]:
+            # `device:` alone says nothing of the device. In a list there is no such thing as no value.
             is_nothing = item is None and not is_list
             if not is_nothing and not isinstance(item, Item):
                 raise UserError(f"{path}: {name}: a text, a number, true or false, or a list of these is wanted")
@@ -84,6 +87,7 @@ def parse_text(text: str, path: Path) -> object:
     """What the text of a file holds. Errors: UserError."""
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
+        # JSON is nearly a part of YAML, but its errors are clearer from its own reader.
         if kind == "JSON":
             return json.loads(text, object_pairs_hook=no_key_twice, parse_int=str, parse_float=str, parse_constant=str)
         return yaml.load(text, Loader=PlainLoader)
@@ -132,6 +136,7 @@ class PlainLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         content = super().construct_mapping(node, deep)
+        # PyYAML takes the last of several values without a word.
         seen: set[object] = set()
         for key, _ in node.value:
             if key.value in seen:
@@ -142,7 +147,7 @@ class PlainLoader(yaml.SafeLoader):
 
 KEPT_TAGS = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:null")
 # PyYAML looks up by a value's first character what the value may be.
-PlainLoader.yaml_implicit_resolvers = {
-    character: [(tag, pattern) for tag, pattern in resolvers if tag in KEPT_TAGS]
-    for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+PlainLoader.yaml_implicit_resolvers = {}
+for _character, _resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
+    _kept = [(tag, pattern) for tag, pattern in _resolvers if tag in KEPT_TAGS]
+    PlainLoader.yaml_implicit_resolvers[_character] = _kept

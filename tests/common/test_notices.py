@@ -15,8 +15,7 @@ from trainer.saving.weights import save_weights
 # A printing function of its own needs a reason: each of these makes its text printable itself.
 PRINTERS = {
     ("common/notices.py", "announce"),
-    ("common/flags.py", "error"),
-    ("common/settings.py", "error"),
+    ("common/flags.py", "end_with_line"),
     ("trainer/machine/command_line.py", "run_cli"),
     ("trainer/machine/command_line.py", "end_with_line"),
     ("trainer/reporting/reporter.py", "say"),

@@ -149,6 +149,12 @@ def test_a_value_is_the_text_that_stands_there(text, tmp_path):
     assert pretrain.parse_args(["--config", str(path)]) == pretrain.parse_args(["--out_dir", text.strip("'")])
 
 
+def test_the_other_name_of_a_flag_works_in_a_file_too(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("save_dir: there\n")
+    assert pretrain.parse_args(["--config", str(path)]).out_dir == "there"
+
+
 def test_numbers_with_a_leading_zero_are_not_octal(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("hidden_size: 0512\n")
