@@ -57,7 +57,15 @@ def checked_digests(beside: Path, digests: object) -> list[str] | None:
 
 def check_asked(path: Path, fields: dict, overrides: dict) -> None:
     """ValueError where a size is asked for that the file does not have."""
-    for name in ("generation", "hidden_size", "num_hidden_layers", "use_moe", "vocab_size", "num_experts"):
+    sizes = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "num_experts",
+    )
+    for name in ("generation", *sizes, "use_moe"):
         asked = overrides.get(name)
         if asked is not None and fields.get(name) is not None and asked != fields[name]:
             raise ValueError(f"{path}: its {name} is {fields[name]}, not {asked}")

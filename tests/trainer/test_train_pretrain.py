@@ -19,7 +19,7 @@ from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_share
 from trainer import train_pretrain
 from trainer.engine import Engine
 from trainer.pretrain import settings as pretrain_settings
-from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.job import PretrainJob, find_weight
 
 LOG_LINE = re.compile(
     r"^Epoch:\[(\d+)/(\d+)\]\((\d+)/(\d+)\) loss:(\d+\.\d{3}) lr:(\d\.\d{12}) epoch_Time:(\d+\.\d)min:", re.MULTILINE
@@ -60,7 +60,8 @@ def test_log_lines_and_exit_code(data, tmp_path):
     assert [f"{record['loss']:.3f}" for record in metrics] == [line[4] for line in lines]
     assert {"step", "update", "loss", "lr", "epoch_Time", "grad_norm", "tokens_per_second", "memory"} <= set(metrics[0])
     assert {"settings", "model", "data", "machine", "versions"} <= set(start)
-    assert start["command"].startswith("python trainer/train_pretrain.py --hidden_size 16 ")
+    script = ROOT / "trainer" / "train_pretrain.py"
+    assert start["command"].startswith(f"python {script} --hidden_size 16 ")
 
 
 @pytest.mark.parametrize("generation", ["minimind2", "minimind3"])
@@ -274,6 +275,10 @@ def test_from_weight_by_name_and_by_path(data, tmp_path):
     by_name = train(data_path=data, out_dir=tmp_path, from_weight="base")
     by_path = train(data_path=data, out_dir=tmp_path / "other", from_weight=tmp_path / "base_16.pth")
     assert losses(by_name) == losses(by_path)
+    for name in (tmp_path / "base_16", "base_16"):
+        assert find_weight(str(name), first.job.config, tmp_path) == tmp_path / "base_16.pth"
+    with pytest.raises(UserError, match="is a folder; scripts/export_hf.py --weight"):
+        train(data_path=data, out_dir=tmp_path, from_weight=tmp_path)
     assert losses(by_name)[0] < losses(first)[0] - 0.1
     model = MiniMindForCausalLM.from_pth(tmp_path / "base_16.pth")
     from dataset.loader import assemble

@@ -4,11 +4,14 @@ import os
 import shlex
 import sys
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
 
 from common.errors import DataError, UserError
+from common.paths import ROOT
 from common.processes import obey_ctrl_c
 from common.wording import one_line
 from dataset.loader_workers import LoaderError
@@ -59,8 +62,13 @@ def end_with_line(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def launch_line(script, arguments):
-    """The command that started this process, as a user types it."""
+def launch_line(script: str, arguments: Sequence[str]) -> str:
+    """The command that started this process, as a user types it in the same folder.
+
+    script: its path in the repository.
+    """
+    if Path.cwd() != ROOT:
+        script = str(ROOT / script)
     processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
     launcher = ["python"] if processes == "1" else ["torchrun", "--nproc_per_node", processes]
     return shlex.join([*launcher, script, *map(str, arguments)])

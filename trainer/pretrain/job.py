@@ -237,15 +237,33 @@ def init_model(
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     torch.nn.init.zeros_(parameter)
         return model
-    path = Path(from_weight)
-    if path.suffix != ".pth":
-        path = Path(out_dir) / f"{weight_name(from_weight, config)}.pth"
+    path = find_weight(from_weight, config, Path(out_dir))
     fields = ("generation", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "use_moe")
     shape = {name: getattr(config, name) for name in fields}
     try:
         return MiniMindForCausalLM.from_pth(path, **shape)
     except (ValueError, OSError) as error:
-        raise UserError(f"--from_weight {from_weight}: {error}; the flags of the model group must fit it") from error
+        raise UserError(f"--from_weight: {error}; the flags of the model group must fit it") from error
+
+
+def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path:
+    """The .pth that --from_weight means: a path, with or without its ending, or a name as in --save_weight.
+
+    Errors: UserError for a folder.
+    """
+    path = Path(from_weight)
+    if path.suffix == ".pth":
+        return path
+    if path.is_dir():
+        raise UserError(
+            f"--from_weight {path} is a folder; scripts/export_hf.py --weight {path} --to_pth FILE makes a .pth of an export"
+        )
+    by_name = out_dir / f"{weight_name(from_weight, config)}.pth"
+    whole_names = [path.with_name(f"{path.name}.pth"), out_dir / f"{path.name}.pth"]
+    for candidate in (by_name, *whole_names):
+        if candidate.is_file():
+            return candidate
+    return by_name
 
 
 def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:

@@ -48,7 +48,8 @@ def write_report(metrics_paths, page, png=None):
         file.write(html_page(runs, names).encode(errors="backslashreplace"))
     if png:
         figure = draw(runs, names, *CHARTS[0][1:3], ink="#222222", grid="#dddddd", size=(8, 4.5))
-        figure.suptitle(CHARTS[0][0], x=0.01, ha="left", fontsize=12)
+        # A title of the figure would be drawn over the legend of several runs.
+        figure.axes[0].set_title(CHARTS[0][0], loc="left", fontsize=12)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=120, facecolor="white", metadata={"Software": None})
         with atomic_file(png) as file:
@@ -230,20 +231,24 @@ def summary(run):
     )
 
 
-def go_on(run):
-    """Commands for what comes next: [(what for, command)]."""
-    stem, started = run.path.with_name(run.name), run.starts[-1]["command"] if run.starts else ""
+def go_on(run: RunRecords) -> list[tuple[str, str]]:
+    """Commands for what comes next: [(what for, command)]. They work in the folder in which the run was started."""
+    stem = run.path.with_name(run.name)
+    started = run.starts[-1]["command"] if run.starts else ""
+    # The path of the repository, where the run was started elsewhere
+    found = re.search(r"(\S*?)trainer/train_\w+\.py", started)
+    top = found[1] if found else ""
     if "train_electra.py" in started:
         network = stem.parent / "discriminator"
-        fine_tune = f"python trainer/train_glue.py --task all --data_dir glue_data --model_path {network}"
+        fine_tune = f"python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {network}"
         commands = [("fine-tune the discriminator", fine_tune)]
     elif "train_glue.py" in started:
         commands = []
     else:
         commands = [
-            ("continue texts, chat", f"python scripts/generate.py --weight {stem}.pth"),
-            ("measure", f"python scripts/evaluate.py perplexity --weight {stem}.pth --data_path my.txt"),
-            ("export to Hugging Face", f"python scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf"),
+            ("continue texts, chat", f"python {top}scripts/generate.py --weight {stem}.pth"),
+            ("measure", f"python {top}scripts/evaluate.py perplexity --weight {stem}.pth --data_path my.txt"),
+            ("export to Hugging Face", f"python {top}scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf"),
         ]
     if started:
         command = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)

@@ -118,6 +118,15 @@ def test_the_command_that_goes_on(tmp_path, given):
     assert "python trainer/train_pretrain.py --epochs 2 --seed 1 --from_resume 1<" in page
 
 
+def test_the_commands_of_a_run_that_was_started_elsewhere_name_the_repository(tmp_path):
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    path.write_text(path.read_text().replace("trainer/train_pretrain.py", "/there/minimind/trainer/train_pretrain.py"))
+    write_report([path], tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "python /there/minimind/trainer/train_pretrain.py" in page
+    assert "python /there/minimind/scripts/generate.py --weight" in page
+
+
 def test_damaged_lines_are_passed_over(tmp_path):
     path = metrics_file(tmp_path / "a.metrics.jsonl")
     whole = RunRecords(path)
