@@ -133,6 +133,35 @@ class MiniMindConfig(PretrainedConfig):
             raise ValueError(f"yarn_factor={self.yarn_factor} is below 1")
 
 
+# The fields that decide which weights fit and what they compute: a run goes on only with the same ones.
+ARCHITECTURE = (
+    "generation",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "rms_norm_eps",
+    "rope_theta",
+    "dropout",
+    "use_moe",
+    "num_experts",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "moe_intermediate_size",
+    "router_aux_loss_coef",
+    "seq_aux",
+    "norm_topk_prob",
+)
+
+
+def architecture(config: MiniMindConfig) -> dict[str, object]:
+    """{field: value} of ARCHITECTURE."""
+    return {name: getattr(config, name) for name in ARCHITECTURE}
+
+
 def parameter_count(config: MiniMindConfig) -> int:
     """Numbers in the weights of such a model, all experts included, a tied head once. Nothing is built."""
     width, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim

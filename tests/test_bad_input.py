@@ -161,8 +161,8 @@ def test_token_id_beyond_the_vocabulary_of_the_weights(capsys, data, weights, tm
     assert "vocabulary of 300" in line
 
 
-def test_pitfall_26_a_pickle_is_not_run(capsys, data, tmp_path):
-    """Row 19: the payload would make a file."""
+def test_a_pickle_is_not_run(capsys, data, tmp_path):
+    """The payload would make a file."""
     victim = tmp_path / "made"
 
     class Payload:

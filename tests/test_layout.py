@@ -1,4 +1,4 @@
-"""Imports run one way, every flag is read, and what the pitfalls forbid does not occur. Reference: the sources, parsed."""
+"""Imports run one way, every flag is read, and what would harm does not occur. Reference: the sources, parsed."""
 
 import ast
 import importlib.metadata
@@ -85,7 +85,7 @@ def calls(path):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_pitfalls_2_7_and_26_forbidden_arguments_do_not_occur(path):
+def test_forbidden_arguments_do_not_occur(path):
     """No strict=False for weights, weights_only=False, trust_remote_code=True, type=bool, ignored warnings, deterministic
     cuDNN; and torch.load always says weights_only=True."""
     text = path.read_text(encoding="utf-8")
@@ -104,7 +104,7 @@ OWN_FILES = {pretrain_settings: "pretrain", electra_settings: "electra", glue_se
 
 
 @pytest.mark.parametrize("module", OWN_FILES, ids=OWN_FILES.values())
-def test_pitfall_2_every_flag_is_read(module):
+def test_every_flag_is_read(module):
     """Reference: the parser's own list; a flag counts as read where trainer/ has `settings.<flag>` outside the
     files of settings and those of other trainers."""
     parser, others = module.parser, [name for name in OWN_FILES.values() if name != OWN_FILES[module]]
@@ -122,7 +122,7 @@ def test_pitfall_2_every_flag_is_read(module):
 
 
 @pytest.mark.parametrize("flag", ["use_moe", "pack", "use_wandb", "ddp", "skip_bad_lines", "gradient_checkpointing"])
-def test_pitfall_2_booleans_take_a_bare_form_and_words_and_digits(flag):
+def test_booleans_take_a_bare_form_and_words_and_digits(flag):
     def value(*words):
         return getattr(parse_args([f"--{flag}", *words]), flag)
 
@@ -130,26 +130,26 @@ def test_pitfall_2_booleans_take_a_bare_form_and_words_and_digits(flag):
     assert value("false") is value("False") is value("0") is False
 
 
-def test_pitfall_2_no_flag_is_a_bare_truth_value():
+def test_no_flag_is_a_bare_truth_value():
     switches = [action for action in parser()._actions if isinstance(action.default, bool)]
     assert len(switches) > 5 and all(action.type is boolean and action.nargs == "?" for action in switches)
 
 
-def test_pitfall_27_no_file_in_trainer_shadows_a_dependency():
+def test_no_file_in_trainer_shadows_a_dependency():
     """A file there would be found first when a script is run by path; dependencies by their top-level import names."""
     taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names
     assert not {path.stem for path in TRAINER if path.stem != "__init__"} & taken
 
 
 @pytest.mark.parametrize("script", [path for path in TRAINER if path.stem in SCRIPTS], ids=relative)
-def test_pitfall_27_a_script_run_by_path_puts_the_root_first(script):
+def test_a_script_run_by_path_puts_the_root_first(script):
     """The assignment comes before every import of ours."""
     text = script.read_text(encoding="utf-8")
     first = min(text.index(f"\nfrom {folder}.") for folder in FOLDERS if f"\nfrom {folder}." in text)
     assert 0 < text.index("    sys.path[0] = str(") < first
 
 
-def test_pitfall_28_there_is_one_training_loop():
+def test_there_is_one_training_loop():
     """Reference: the only file that calls backward(), and the only one that hands micro-batches to the engine."""
     for method, file in (("backward", "engine.py"), ("micro_batch", "loop.py")):
         assert {path.name for path in TRAINER if method in [name for name, _ in calls(path)]} == {file}

@@ -184,11 +184,30 @@ def split_into_blocks(
             yield Block(path, raw=b"" if fault else raw, last_fault=fault, lines_before=0, source_bytes=size)
         elif kind.suffix == ".jsonl":
             yield from _line_blocks(path, stream, file, block_bytes or BLOCK_BYTES)
-        elif kind.suffix == ".json":
-            yield from _item_blocks(path, read_json(stream, text_field), file.tell, block_bytes)
         else:
-            delimiter = "\t" if kind.suffix == ".tsv" else ","
-            yield from _item_blocks(path, read_csv(stream, str(path), delimiter, text_field), file.tell, block_bytes)
+            items = TABLE_READERS[kind.suffix](stream, str(path), text_field)
+            yield from _item_blocks(path, items, file.tell, block_bytes)
+
+
+def _read_json(stream: BinaryIO, path: str, text_field: str) -> Iterator[Item]:
+    return read_json(stream, text_field)
+
+
+def _read_csv(stream: BinaryIO, path: str, text_field: str) -> Iterator[Item]:
+    return read_csv(stream, path, ",", text_field)
+
+
+def _read_tsv(stream: BinaryIO, path: str, text_field: str) -> Iterator[Item]:
+    return read_csv(stream, path, "\t", text_field)
+
+
+# The formats of file_kinds.TABLES: (decompressed stream, path for error lines, text field) -> its Items, one after the
+# other, in memory that does not grow with the file
+TABLE_READERS: dict[str, Callable[[BinaryIO, str, str], Iterator[Item]]] = {
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+}
 
 
 class LineCounter:

@@ -22,8 +22,8 @@ def write(path, texts):
     return str(path)
 
 
-def test_items_are_the_contract(tmp_path):
-    """A short, an exactly fitting, a long and an empty text; pitfalls 20 and 21: no EOS where the text is cut."""
+def test_items_are_inputs_targets_and_loss_mask(tmp_path):
+    """A short, an exactly fitting, a long and an empty text: no EOS where the text is cut."""
     tokenizer = small_tokenizer(pad="<pad>")
     texts = ["the cat", "b" * 10, "c" * 11, "", "<s>the cat</s>"]
     dataset = PretrainDataset(write(tmp_path / "a.jsonl", texts), tokenizer, max_length=12)
@@ -43,7 +43,7 @@ def test_items_are_the_contract(tmp_path):
 
 @pytest.mark.parametrize("pad", [None, "</s>", "<s>"])
 def test_mask_comes_from_the_length(tmp_path, pad):
-    """Pitfall 21: pad may be EOS, BOS or missing; every real token stays, EOS included."""
+    """Pad may be EOS, BOS or missing; every real token stays, EOS included."""
     tokenizer = small_tokenizer(pad=pad)
     dataset = PretrainDataset(write(tmp_path / "a.jsonl", ["the cat"]), tokenizer, max_length=20)
     n = len(tokenizer("the cat", add_special_tokens=False)["input_ids"]) + 2
@@ -59,7 +59,7 @@ def test_tokenizer_without_any_special_token(tmp_path):
 
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_harmless_kinds_load_identically(tmp_path, kind):
-    """Pitfall 19, row 17; an empty text is an item of BOS and EOS here."""
+    """An empty text is an item of BOS and EOS here."""
     (tmp_path / "a.jsonl").write_bytes(HARMLESS[kind])
     clean = PretrainDataset(write(tmp_path / "clean.jsonl", GOOD_TEXTS), small_tokenizer())
     dataset = PretrainDataset(tmp_path / "a.jsonl", small_tokenizer())
@@ -70,7 +70,7 @@ def test_harmless_kinds_load_identically(tmp_path, kind):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_faulty_line_names_file_and_line(tmp_path, name):
-    """Pitfall 19: with the number in the file, blank lines counted."""
+    """With the number in the file, blank lines counted."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\r\n{"text": "good"}\n' + FAULTS[name][0])
     dataset = PretrainDataset(path, small_tokenizer())
@@ -106,7 +106,7 @@ def test_worker_processes_give_the_same_items(tmp_path, method):
 
 
 def test_holds_places_not_text(tmp_path):
-    """Pitfall 18: a worker gets three numbers a line, whatever the length of the text."""
+    """A worker gets three numbers a line, whatever the length of the text."""
     path = write(tmp_path / "a.jsonl", ["x" * 100_000] * 20)
     dataset = PretrainDataset(path, small_tokenizer())
     assert len(pickle.dumps(dataset)) - len(pickle.dumps(dataset.encoder)) < 3000

@@ -58,8 +58,8 @@ def test_packed_batch_equals_a_naive_loop(long_documents):
         )
 
 
-def test_padded_batch_is_the_contracts_rows():
-    """Reference: the contract's X, Y, loss_mask by lists. Pitfall 21: masked by length; the texts hold the pad id."""
+def test_a_padded_batch_has_the_rows_of_the_dataset():
+    """Reference: X, Y, loss_mask of the public dataset by lists. Masked by length; the texts hold the pad id."""
     lengths = [2, 5, 10, 11, 30, 1, 7]
     tokens = np.random.default_rng(0).integers(0, 3, sum(lengths)).astype(np.uint16)
     store, L = make_store(lengths, tokens), 10
@@ -80,7 +80,7 @@ def test_padded_batch_is_the_contracts_rows():
 @pytest.mark.parametrize("n_rows", [0, 1, 7, 24, 25, 47, 61])
 @pytest.mark.parametrize("batch, accumulation, world", [(4, 3, 2), (1, 1, 1), (5, 2, 3), (8, 4, 1)])
 def test_schedule_deals_every_row_once(n_rows, batch, accumulation, world):
-    """Pitfalls 4 and 5: the tail is trained, in as few micro-batches as hold it, and no row is repeated."""
+    """The tail is trained, in as few micro-batches as hold it, and no row is repeated."""
     schedule = UpdateSchedule(n_rows, batch, accumulation, world)
     group = batch * accumulation * world
     seen, steps = [], set()
@@ -108,7 +108,7 @@ def test_schedule_slice_is_the_designs_formula():
 
 @pytest.mark.parametrize("start", [0, 12, 13, 36, 60, 61])
 def test_schedule_resumes_at_any_row(start):
-    """Pitfall 22: from exactly there on each row comes once and none is repeated, even if the global batch changed."""
+    """From exactly there on each row comes once and none is repeated, even if the global batch changed."""
     full = UpdateSchedule(61, 3, 2, 2)
     resumed = full._replace(start_row=start)
     rows = [r for u in range(resumed.first_update, resumed.n_updates) for r in range(*resumed.rows(u))]
@@ -130,7 +130,7 @@ def test_schedule_resumes_at_any_row(start):
     ],
 )
 def test_ledger_each_token_exactly_once_an_epoch(world, workers, batch, pack):
-    """Issue 3, pitfalls 4 and 5. Every token of the store is different, so the sorted targets are the whole ledger."""
+    """Every token of the store is different, so the sorted targets are the whole ledger."""
     lengths = random_lengths(90, top=30 if not pack else 100)
     store = make_store(lengths)
     expected = np.setdiff1d(store.tokens, store.tokens[store.offsets[:-1][lengths > 0]])  # all but first tokens
@@ -174,7 +174,7 @@ def test_global_order_is_the_same_on_every_world_size():
 
 
 def test_workers_give_the_same_batches_and_a_resumed_run_the_tail():
-    """Pitfall 22, for the batches themselves; empty slices are None."""
+    """Empty slices are None."""
     store = make_store(random_lengths(120))
     plan = EpochPlan(store, 32, 2, 0)
     schedule = UpdateSchedule(plan.n_rows, 2, 2, 3)
@@ -200,7 +200,7 @@ def test_global_random_numbers_are_untouched(workers):
 
 
 def test_workers_outlive_stop_signals_and_end_with_the_iterator():
-    """Pitfall 25: SIGTERM, SIGINT, SIGHUP to the group do not take the workers away before the main process saves."""
+    """SIGTERM, SIGINT, SIGHUP to the group do not take the workers away before the main process saves."""
     store = make_store(random_lengths(400))
     plan = EpochPlan(store, 32, 2, 0)
     schedule = UpdateSchedule(plan.n_rows, 2)
@@ -239,7 +239,7 @@ for i, _ in enumerate(loader):
 
 
 def test_workers_get_a_few_numbers_a_piece_and_no_plan():
-    """Pitfall 18: what travels to a worker is small and does not grow with the corpus."""
+    """What travels to a worker is small and does not grow with the corpus."""
     store = make_store(random_lengths(20_000))
     plan = EpochPlan(store, 32, 0, 0)
     assert len(pickle.dumps(plan.recipe(range(8)))) < 3000
@@ -255,7 +255,7 @@ def test_batch_moves_as_one():
 
 @pytest.mark.slow
 def test_assembling_five_million_tokens_a_second():
-    """Issue 3: the loader on one core, uint16 store, 32 rows of 512."""
+    """The loader on one core, uint16 store, 32 rows of 512."""
     lengths = random_lengths(20_000, mean=5.0, top=5000)
     store = make_store(lengths, np.zeros(lengths.sum(), dtype=np.uint16))
     plan = EpochPlan(store, 512, 0, 0)
@@ -340,7 +340,7 @@ def test_joined_stores_read_like_one():
 
 @pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 1, 1), (0.05, 0.15, 0.8)])
 def test_mixture_shares_and_order(weights):
-    """Issue 3: within 1 % of the asked shares, no document twice in an epoch, unseen documents first, deterministic."""
+    """Within 1 % of the asked shares, no document twice in an epoch, unseen documents first, deterministic."""
     store = ConcatStore(three_sources())
     mixture = Mixture(store, weights, seed=3)
     times = np.zeros(len(store), dtype=int)
@@ -396,7 +396,7 @@ def test_mixture_faults_are_value_errors():
 
 
 def test_joined_stores_travel_to_workers_without_their_arrays():
-    """Pitfall 18: under spawn a store is pickled; a ConcatStore hands over its stores alone, which map their own files."""
+    """Under spawn a store is pickled; a ConcatStore hands over its stores alone, which map their own files."""
     joined = ConcatStore(three_sources())
     assert joined.__reduce__() == (ConcatStore, (joined.stores,))
     copy = pickle.loads(pickle.dumps(joined))

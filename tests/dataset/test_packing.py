@@ -1,4 +1,4 @@
-"""EpochPlan against naive packers and the contract's row layout."""
+"""EpochPlan against naive packers and the row layout of docs/design.md."""
 
 import time
 import tracemalloc
@@ -79,7 +79,7 @@ def test_best_fit_leaves_the_room_that_a_naive_packer_leaves(case):
     st.integers(0, 2**40),
 )
 def test_every_piece_once_and_no_row_overfull(lengths, max_seq_len, long_documents, shuffle, seed):
-    """Pitfall 20 (nothing dropped), reference: naive_pieces. Counts agree with the pieces themselves."""
+    """Reference: naive_pieces. Counts agree with the pieces themselves."""
     plan = EpochPlan(make_store(lengths), max_seq_len, seed, 1, long_documents=long_documents, shuffle=shuffle)
     rows = [plan.pieces_of_row(r) for r in range(plan.n_rows)]
     pieces = [piece for row in rows for piece in row]
@@ -111,7 +111,7 @@ def test_padded_plan_has_each_document_once_in_a_row_of_its_own():
 
 @pytest.mark.parametrize("pack", [True, False])
 def test_order_depends_on_seed_and_epoch_only(pack):
-    """Pitfall 5: no shuffle, set_epoch forgotten."""
+    """No shuffle, set_epoch forgotten."""
     store = make_store(random_lengths(500))
 
     def order(seed, epoch):
@@ -145,7 +145,7 @@ def test_rows_and_equal_lengths_come_in_uniform_order():
 
 
 def test_packing_wastes_little_where_padding_wastes_most():
-    """Pitfall 20: padding everything to max_length."""
+    """Padding everything to max_length."""
     store = make_store(random_lengths(20_000, mean=4.5, top=4000))
     assert EpochPlan(store, 512, 0, 0).fill > 0.995
     assert EpochPlan(store, 512, 0, 0, pack=False).fill < 0.35
@@ -176,7 +176,7 @@ def plan_costs(n):
 
 
 def test_plan_holds_a_few_bytes_a_document():
-    """Pitfall 18: memory per rank. At 500,000 documents, beside the fixed 20 MB of temporaries."""
+    """Memory per rank. At 500,000 documents, beside the fixed 20 MB of temporaries."""
     _, _, held, peak = plan_costs(500_000)
     assert held < 16 * 500_000 and peak < 20 * 500_000 + 20e6
 

@@ -36,7 +36,7 @@ def notices_and_falls_back(folder, damaged):
         newest.write_bytes(original)
 
 
-def test_row_07_truncated_checkpoints(folder):
+def test_truncated_checkpoints(folder):
     generator = seeded_random("row 7")
     good = Checkpoints(folder).paths()[0].read_bytes()
     n = len(good)
@@ -47,7 +47,7 @@ def test_row_07_truncated_checkpoints(folder):
     assert Checkpoints(folder).newest()[1] == Checkpoints(folder).paths()[0]
 
 
-def test_row_07_all_bad_is_exit_code_2(lab, whole):
+def test_truncated_checkpoints_alone_are_exit_code_2(lab, whole):
     shutil.copytree(whole.folder / "whole", lab.folder / "run")
     for path in lab.checkpoints("run"):
         path.write_bytes(path.read_bytes()[:1000])
@@ -56,7 +56,7 @@ def test_row_07_all_bad_is_exit_code_2(lab, whole):
     assert all(str(path) in process.out for path in lab.checkpoints("run"))
 
 
-def test_row_07_newest_bad_goes_on_from_the_one_before(lab, whole):
+def test_newest_bad_goes_on_from_the_one_before(lab, whole):
     """And ends where the undisturbed run ends; the damaged file does not count as one of those that are kept."""
     lab.start("run", {"signal_at": {"updates": [8]}}).wait()
     newest, before = lab.checkpoints("run")
@@ -69,7 +69,7 @@ def test_row_07_newest_bad_goes_on_from_the_one_before(lab, whole):
     assert lab.result("run") == whole.result("whole")
 
 
-def test_row_07_keep_1_and_a_damaged_newer_one(tmp_path):
+def test_keep_1_and_a_damaged_newer_one(tmp_path):
     """Pruning after a resume from an older checkpoint deletes the damaged newer one, never the new good one."""
     checkpoints = Checkpoints(tmp_path, keep=3)
     for update in (10, 20):
@@ -83,7 +83,7 @@ def test_row_07_keep_1_and_a_damaged_newer_one(tmp_path):
     assert [path.name for path in checkpoints.paths()] == ["update_00000015.pt"]
 
 
-def test_row_08_flipped_bits_and_zeroed_pages(folder):
+def test_flipped_bits_and_zeroed_pages(folder):
     generator = seeded_random("row 8")
     good = Checkpoints(folder).paths()[0].read_bytes()
     noticed = 0
@@ -102,7 +102,7 @@ def test_row_08_flipped_bits_and_zeroed_pages(folder):
 
 
 @pytest.mark.parametrize("digest", [None, "", "garbage", "\xff\xfe", "0" * 64, "the other's"])
-def test_row_09_without_its_digest_never_chosen(folder, digest):
+def test_without_its_digest_never_chosen(folder, digest):
     """The digest is missing, empty, unreadable or of another file: the checkpoint before is taken."""
     newest, before = Checkpoints(folder).paths()
     path = Path(f"{newest}.sha256")
@@ -120,7 +120,7 @@ def test_row_09_without_its_digest_never_chosen(folder, digest):
         path.write_bytes(original)
 
 
-def test_row_09_a_digest_without_its_checkpoint(folder):
+def test_a_digest_without_its_checkpoint(folder):
     """Killed between the two renames: nothing is chosen by it, and it is cleared away."""
     orphan = folder / "update_00009999.pt.sha256"
     orphan.write_text("0" * 64 + "  update_00009999.pt\n")
@@ -129,7 +129,7 @@ def test_row_09_a_digest_without_its_checkpoint(folder):
     assert not orphan.exists() and said == []
 
 
-def test_row_10_disk_full_at_ten_offsets(lab, whole):
+def test_disk_full_at_ten_offsets(lab, whole):
     """The second save fails: the first is intact, the file is named, training goes on and ends as it would have."""
     size = whole.checkpoints("whole")[0].stat().st_size
     for i in range(10):
@@ -148,7 +148,7 @@ def test_row_10_disk_full_at_ten_offsets(lab, whole):
         assert lab.result(name) == whole.result("whole")
 
 
-def test_row_10_disk_full_at_the_last_save(lab, whole):
+def test_disk_full_at_the_last_save(lab, whole):
     """Exit code 2 in one line that names the file; the checkpoint before goes on."""
     process = lab.run("run", expect=2, hooks={"full_disk": {"at_save": 7, "offset": 50_000}})
     assert process.err.count("\n") == 1 and "update_00000020.pt" in process.err
@@ -157,21 +157,21 @@ def test_row_10_disk_full_at_the_last_save(lab, whole):
     assert lab.result("run") == whole.result("whole")
 
 
-def test_row_10_disk_full_for_everything(lab):
+def test_disk_full_for_everything(lab):
     """Metrics and log lines do not fit either: still one line, not a traceback."""
     process = lab.run("run", expect=2, hooks={"file_limit": {"n_bytes": 3000}})
     assert process.err.count("\n") == 1 and "pretrain_32_resume" in process.err
     assert lab.leftovers("run") == [] and lab.checkpoints("run") == []
 
 
-def test_row_18_other_data(lab, whole):
+def test_other_data_is_refused_at_a_resume(lab, whole):
     shutil.copytree(whole.folder / "whole", lab.folder / "run")
     other = make_corpus(lab.folder / "other.jsonl", seed=1)
     process = lab.run("run", expect=2, from_resume=1, data_path=other)
     assert process.err.count("\n") == 1 and "another data" in process.err
 
 
-def test_row_18_other_tokenizer(lab, whole, tmp_path):
+def test_another_tokenizer_is_refused_at_a_resume(lab, whole, tmp_path):
     shutil.copytree(whole.folder / "whole", lab.folder / "run")
     make_tokenizer(tmp_path / "tokenizer")
     config = json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())
@@ -182,7 +182,7 @@ def test_row_18_other_tokenizer(lab, whole, tmp_path):
     assert process.err.count("\n") == 1 and "another tokenizer" in process.err
 
 
-def test_row_18_other_architecture(lab, whole):
+def test_another_architecture_is_refused_at_a_resume(lab, whole):
     shutil.copytree(whole.folder / "whole", lab.folder / "run")
     for change in ({"num_hidden_layers": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4}):
         process = lab.run("run", expect=2, from_resume=1, **change)
@@ -190,7 +190,7 @@ def test_row_18_other_architecture(lab, whole):
         assert all(name in process.err for name in change) and "hidden_size" not in process.err
 
 
-def test_row_18_other_row_layout(lab, whole):
+def test_another_row_layout_is_refused_at_a_resume(lab, whole):
     """What would change which document stands where: the order could not be continued."""
     shutil.copytree(whole.folder / "whole", lab.folder / "run")
     for change in ({"seed": 1}, {"max_seq_len": 16}, {"pack": 0}):
@@ -215,7 +215,7 @@ def malicious(path, as_zip):
     return buffer.getvalue()
 
 
-def test_row_19_the_payload_works(tmp_path):
+def test_the_pickle_payload_would_run(tmp_path):
     """Otherwise the tests below would show nothing."""
     for as_zip in (True, False):
         torch.load(io.BytesIO(malicious(tmp_path / "ran", as_zip)), weights_only=False)["payload"].close()
@@ -225,7 +225,7 @@ def test_row_19_the_payload_works(tmp_path):
 
 
 @pytest.mark.parametrize("as_zip", [True, False])
-def test_row_19_pickle_in_a_weight_file(lab, whole, as_zip):
+def test_pickle_in_a_weight_file(lab, whole, as_zip):
     ran, weights = lab.folder / "ran", lab.folder / "bad.pth"
     weights.write_bytes(malicious(ran, as_zip))
     weights.with_suffix(".json").write_bytes(whole.stem("whole").with_suffix(".json").read_bytes())
@@ -234,7 +234,7 @@ def test_row_19_pickle_in_a_weight_file(lab, whole, as_zip):
 
 
 @pytest.mark.parametrize("as_zip", [True, False])
-def test_row_19_pickle_in_a_resume_file(lab, whole, as_zip):
+def test_pickle_in_a_resume_file(lab, whole, as_zip):
     """With a digest that holds: passed over, and exit code 2 where there is no other."""
     shutil.copytree(whole.folder / "whole", lab.folder / "run")
     ran = lab.folder / "ran"
@@ -245,7 +245,7 @@ def test_row_19_pickle_in_a_resume_file(lab, whole, as_zip):
         assert not ran.exists() and process.err.count("\n") == (0 if left else 1)
 
 
-def test_row_19_pickle_in_the_token_cache(lab):
+def test_pickle_in_the_token_cache(lab):
     """Each file of the cache replaced by a pickle: made anew where its size gives it away, else read as plain numbers; never run."""
     ran, cache = lab.folder / "ran", lab.folder / "cache"
     lab.run("run", cache_dir=cache)

@@ -1,4 +1,4 @@
-"""Row 17: sixteen kinds of jsonl fault. The reference is the same file without the fault."""
+"""Sixteen kinds of jsonl fault. The reference is the same file without the fault."""
 
 import json
 
@@ -41,7 +41,7 @@ assert len(HARMLESS) + len(FAULTS) == 16
 
 
 @pytest.mark.parametrize("kind", HARMLESS)
-def test_row_17_harmless_kinds_load_identically(tmp_path, kind):
+def test_harmless_kinds_load_identically(tmp_path, kind):
     data, more = HARMLESS[kind]
     (tmp_path / "data.jsonl").write_bytes(data)
     texts = [text for _, text in read_documents(tmp_path / "data.jsonl")]
@@ -49,7 +49,7 @@ def test_row_17_harmless_kinds_load_identically(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_row_17_faults_name_file_and_line(tmp_path, kind):
+def test_faults_name_file_and_line(tmp_path, kind):
     path = tmp_path / "data.jsonl"
     path.write_bytes(FAULTS[kind])
     line = 4 if kind == "cut last line" else 2
@@ -61,7 +61,7 @@ def test_row_17_faults_name_file_and_line(tmp_path, kind):
     assert bad.total == 1 and len(bad.counts) == 1
 
 
-def test_row_17_in_the_trainer(server, tokenizer, tmp_path):
+def test_faulty_lines_in_the_trainer(server, tokenizer, tmp_path):
     """All kinds in one file: exit code 2 with file:line; with --skip_bad_lines the exact counts, and the clean file's losses."""
     good = [json.dumps({"text": f"document {i} of some words"}).encode() for i in range(40)]
     bad = [fault.split(b"\n")[-1 if kind == "cut last line" else 1] for kind, fault in FAULTS.items()]

@@ -1,4 +1,4 @@
-"""Rows 1, 2, 3 and 11: kill -9 and stops at chosen and random moments; the reference is a run that nobody disturbed."""
+"""Kill -9 and stops at chosen and random moments; the reference is a run that nobody disturbed."""
 
 import itertools
 import time
@@ -70,24 +70,24 @@ def saving(lab, name):
     return any(lab.stem(name).parent.rglob("update_*.pt.*.tmp"))
 
 
-def test_row_01_kill_9_at_random_points(lab, whole):
+def test_kill_9_at_random_points(lab, whole):
     kill_often(lab, whole, 10, 3, seeded_random("row 1"))
 
 
 @pytest.mark.slow
-def test_row_01_kill_9_at_50_random_points(lab, whole):
-    kill_often(lab, whole, 50, 20, seeded_random("row 1, slow"))
+def test_kill_9_at_50_random_points(lab, whole):
+    kill_often(lab, whole, 50, 20, seeded_random("kill, slow"))
 
 
 @pytest.mark.parametrize("call, at", [("replace", n) for n in range(1, 7)] + [("fsync", n) for n in (2, 3, 5)])
-def test_row_01_kill_9_before_each_system_call_of_a_save(lab, whole, call, at):
+def test_kill_9_before_each_system_call_of_a_save(lab, whole, call, at):
     """The order: metrics, digest, checkpoint, config, weights; then the next save's."""
     assert lab.start("run", {"kill_at_call": {"name": call, "at": at}}).wait() == -9
     check_killed(lab, "run")
     finish(lab, "run", whole)
 
 
-def test_row_01_two_ranks_one_killed(lab):
+def test_kill_9_of_one_of_two_ranks(lab):
     """The other rank notices and ends; resumed, both are where they would have been."""
     lab.run_ranks("whole", num_workers=1)
     processes = lab.start_ranks("run", hooks={"signal_at": {"updates": [5], "name": "SIGKILL", "rank": 1}})
@@ -106,7 +106,7 @@ QUICK = [(False, 0, "bfloat16", 1), (True, 1, "bfloat16", 1), (True, 0, "float32
     "use_moe, pack, dtype, world_size",
     [pytest.param(*kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS],
 )
-def test_row_01_exact_resume(scratch, server, tokenizer, corpus, tmp_path, use_moe, pack, dtype, world_size):
+def test_kill_9_and_exact_resume(scratch, server, tokenizer, corpus, tmp_path, use_moe, pack, dtype, world_size):
     """Killed once and stopped twice, at moments that are no saves: the same bits and lines."""
     lab = Lab(tmp_path, server, tokenizer, corpus, use_moe=use_moe, pack=pack, dtype=dtype, val_fraction=0.1)
     lab.settings.update(eval_interval=7, num_key_value_heads=2)
@@ -127,7 +127,7 @@ def test_row_01_exact_resume(scratch, server, tokenizer, corpus, tmp_path, use_m
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("update", [1, 10, 11, 19, 20])
-def test_row_02_awkward_stops(lab, whole, update, name):
+def test_awkward_stops(lab, whole, update, name):
     """Step 1, epoch end, first step of epoch 2, before the last step, the last one (20 updates, 10 an epoch)."""
     assert whole.state("whole")["progress"]["update"] == 20
     process = lab.start("run", {"signal_at": {"updates": [update], "name": name}})
@@ -137,7 +137,7 @@ def test_row_02_awkward_stops(lab, whole, update, name):
     finish(lab, "run", whole)
 
 
-def test_row_02_a_finished_run_does_nothing(lab, whole):
+def test_awkward_stops_a_finished_run_does_nothing(lab, whole):
     lab.run("run")
     before = {path: path.read_bytes() for path in lab.stem("run").parent.rglob("*") if path.is_file()}
     again = lab.run("run", from_resume=1, hooks={"fail_at": {"updates": list(range(1, 99)), "kind": "raise"}})
@@ -145,7 +145,7 @@ def test_row_02_a_finished_run_does_nothing(lab, whole):
     assert before == {path: path.read_bytes() for path in lab.stem("run").parent.rglob("*") if path.is_file()}
 
 
-def test_row_03_three_resumes_in_each_of_three_epochs(lab):
+def test_three_resumes_in_each_of_three_epochs(lab):
     ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
     lab.run("whole", epochs=3)
     stops = [2, 5, 8, 12, 15, 18, 22, 25, 28]
@@ -158,7 +158,7 @@ def test_row_03_three_resumes_in_each_of_three_epochs(lab):
     assert lab.result("run") == lab.result("whole")
 
 
-def test_row_11_killed_between_save_and_prune(lab, whole):
+def test_killed_between_save_and_prune(lab, whole):
     """--keep_checkpoints 1, 20 times."""
     kills = 0
     for number in itertools.count():

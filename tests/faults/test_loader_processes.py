@@ -1,4 +1,4 @@
-"""Row 23: loader processes that die, find damaged data or meet a full machine. The reference is an undisturbed run."""
+"""Loader processes that die, find damaged data or meet a full machine. The reference is an undisturbed run."""
 
 import os
 import time
@@ -19,7 +19,7 @@ def only_line(process):
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
-def test_row_23_a_loader_process_is_killed(lab, whole, name):
+def test_a_loader_process_is_killed(lab, whole, name):
     """The trainer saves what is trained, says who died, and ends with 1; the resume ends where it would have."""
     process = lab.start("run", {"kill_worker_at": {"updates": [3], "name": name}}, num_workers=1)
     assert process.wait(OUT_WITHIN_S) == 1
@@ -33,7 +33,7 @@ def test_row_23_a_loader_process_is_killed(lab, whole, name):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("batch, update", [(13, 6), (14, 6), (1, 0)])
-def test_row_23_a_batch_cannot_be_assembled(lab, whole, workers, batch, update):
+def test_a_batch_cannot_be_assembled(lab, whole, workers, batch, update):
     """In the trainer's process and in a worker: the updates before it are saved, none is left half done."""
     process = lab.start("run", {"bad_batch": {"at": batch}}, num_workers=workers)
     assert process.wait(OUT_WITHIN_S) == 2
@@ -50,7 +50,7 @@ def test_row_23_a_batch_cannot_be_assembled(lab, whole, workers, batch, update):
 @pytest.mark.parametrize(
     "hooks", [{"kill_worker_at": {"updates": [2], "rank": 1}}, {"bad_batch": {"at": 9, "rank": 1}}]
 )
-def test_row_23_two_ranks_stop_together(lab, hooks):
+def test_two_ranks_stop_together(lab, hooks):
     """One rank gets no more batches: both save and end after the same update, and go on from there."""
     lab.run_ranks("whole", num_workers=1, accumulation_steps=1)
     processes = lab.start_ranks("run", hooks=hooks, num_workers=1, accumulation_steps=1, save_interval=100)
@@ -63,7 +63,7 @@ def test_row_23_two_ranks_stop_together(lab, hooks):
     assert lab.result("run")["state"] == lab.result("whole")["state"]
 
 
-def test_row_23_loader_processes_end_with_a_killed_trainer(lab):
+def test_loader_processes_end_with_a_killed_trainer(lab):
     process = lab.start("run", {"slow_updates": {"seconds": 0.2}}, num_workers=2)
     assert process.until(lambda: lab.log_lines("run") > 1)
     workers = psutil.Process(process.pid).children(recursive=True)
@@ -78,7 +78,7 @@ def test_row_23_loader_processes_end_with_a_killed_trainer(lab):
 @pytest.mark.parametrize(
     "hooks", [{"shared_memory_is_full": {}}, {"limit": {"name": "RLIMIT_NOFILE", "value": 40}}], ids=str
 )
-def test_row_23_small_machines_train_all_the_same(lab, whole, hooks):
+def test_small_machines_train_all_the_same(lab, whole, hooks):
     """Batches need neither /dev/shm nor an open file each."""
     process = lab.start("run", hooks, num_workers=2)
     assert process.wait(30) == 0, process.err
@@ -86,7 +86,7 @@ def test_row_23_small_machines_train_all_the_same(lab, whole, hooks):
 
 
 @pytest.mark.parametrize("extra_mb", [8, 32, 64])
-def test_row_23_too_little_memory_is_told_in_a_line(lab, extra_mb):
+def test_too_little_memory_is_told_in_a_line(lab, extra_mb):
     """Wherever it runs out (the model, the store, a process, a thread): exit code 2 or 1 and one line, or it is enough."""
     hooks = {"limit": {"name": "RLIMIT_AS", "value": extra_mb << 20}}
     process = lab.start("run", hooks, num_workers=1, hidden_size=256, num_hidden_layers=4)

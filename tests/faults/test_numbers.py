@@ -1,4 +1,4 @@
-"""Rows 15 and 16: bad numbers. The reference is the run itself: weights before and after, and a run without a stop."""
+"""Bad numbers. The reference is the run itself: weights before and after, and a run without a stop."""
 
 import ast
 import itertools
@@ -12,7 +12,7 @@ from trainer.saving.checkpoint import verified
 
 
 @pytest.mark.parametrize("kind, value", list(itertools.product(("loss", "gradient"), ("nan", "inf"))))
-def test_row_15_a_bad_update_is_not_applied(lab, kind, value):
+def test_a_bad_update_is_not_applied(lab, kind, value):
     process = lab.run("run", hooks={"poison": {"updates": [4, 7], "kind": kind, "value": value}})
     assert re.findall(r"update (\d+) poisoned, weights unchanged: (\w+)", process.out) == [("4", "True"), ("7", "True")]
     named = re.findall(r"step (\d+): non-finite .* update (\d+) is not applied \((\d+) so far\)", process.out)
@@ -22,7 +22,7 @@ def test_row_15_a_bad_update_is_not_applied(lab, kind, value):
     assert all(math.isfinite(line["loss"]) for line in lab.metrics("run"))
 
 
-def test_row_15_names_the_documents(lab):
+def test_a_bad_update_names_the_documents(lab):
     """Those of the update's rows, which the ledger has as tokens."""
     process = lab.run("run", hooks={"poison": {"updates": [4]}, "ledger": {"path": str(lab.folder / "ledger")}})
     named = {
@@ -45,14 +45,14 @@ def self_order(lab):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_row_15_on_any_rank_skips_on_all(lab, rank):
+def test_a_bad_update_on_any_rank_skips_on_all(lab, rank):
     processes = lab.run_ranks("run", hooks={"poison": {"updates": [3], "kind": "gradient", "rank": rank}})
     for process in processes:
         assert "update 3 poisoned, weights unchanged: True" in process.out
     assert "update 3 is not applied (1 so far)" in processes[0].out
 
 
-def test_row_15_resumed_counts_go_on(lab):
+def test_counts_of_bad_updates_go_on_after_a_resume(lab):
     """Killed after the skipped update: count and curve are those of a run that was not killed."""
     poison = {"poison": {"updates": [2]}}
     lab.run("whole", hooks=poison)
@@ -67,7 +67,7 @@ def test_row_15_resumed_counts_go_on(lab):
     assert lab.metrics("run")[-1]["skipped_updates"] == 1
 
 
-def test_row_15_too_many_in_a_row_stop_the_run(lab):
+def test_too_many_bad_updates_in_a_row_stop_the_run(lab):
     """Nine in a row are borne, ten are not; the last checkpoint is that of good weights, and it resumes."""
     lab.run("nine", hooks={"poison": {"updates": list(range(4, 13))}})
     process = lab.run("ten", expect=2, hooks={"poison": {"updates": list(range(4, 14))}})
@@ -81,7 +81,7 @@ def scales(process):
     return [ast.literal_eval(found)["scale"] for found in re.findall(r"scaler \d: (.*)", process.out)]
 
 
-def test_row_16_fp16_overflow(lab):
+def test_fp16_overflow(lab):
     """The update is skipped, the scale halved once for it; a later one applies."""
     hooks = {"scale": {"value": 2.0**40}, "print_scale": {}}
     process = lab.run("run", hooks=hooks, dtype="float16", epochs=5, max_bad_updates=40)
@@ -94,14 +94,14 @@ def test_row_16_fp16_overflow(lab):
         assert after == scale
 
 
-def test_row_16_on_all_ranks(lab):
+def test_fp16_overflow_on_all_ranks(lab):
     processes = lab.run_ranks(
         "run", hooks={"scale": {"value": 2.0**40}, "print_scale": {}}, dtype="float16", max_bad_updates=40
     )
     assert scales(processes[0]) == scales(processes[1]) and scales(processes[0])[0] == 2.0**39
 
 
-def test_row_16_scaler_restored_exactly(lab):
+def test_fp16_scaler_restored_exactly(lab):
     """Scale and growth tracker: resumed in the middle of a growth interval, the scale grows at the same update."""
     hooks = {"scale": {"value": 2.0**14, "growth_interval": 6}, "print_scale": {}}
     whole = lab.run("whole", hooks=hooks, dtype="float16")

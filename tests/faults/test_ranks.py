@@ -16,7 +16,7 @@ from trainer.saving.checkpoint import load_checkpoint
 SCRIPT = ROOT / "trainer" / "train_pretrain.py"
 
 
-def test_row_04_other_worker_counts_see_the_same_batches(lab, whole):
+def test_other_worker_counts_see_the_same_batches(lab, whole):
     ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
     for workers, update in ((0, 6), (4, 13)):
         hooks = {**ledger, "signal_at": {"updates": [update]}}
@@ -35,7 +35,7 @@ def ledgers_agree(one, other):
 
 
 @pytest.mark.parametrize("pack", [1, 0])
-def test_row_05_world_size_2_1_2(lab, pack):
+def test_world_size_2_1_2(lab, pack):
     """Global batch of 8 rows throughout; compared with one rank that is never stopped."""
     lab.settings.update(pack=pack)
     lab.run("whole", hooks={"ledger": {"path": str(lab.folder / "one")}}, accumulation_steps=4)
@@ -53,7 +53,7 @@ def test_row_05_world_size_2_1_2(lab, pack):
     assert final[0]["tokens"] == final[1]["tokens"] and final[0]["step"] > final[1]["step"] / 2
 
 
-def test_row_05_a_global_batch_that_cannot_be_kept(lab):
+def test_a_global_batch_that_cannot_be_kept(lab):
     """A warning that names both sizes, and still every document once an epoch."""
     ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
     assert lab.start("run", {**ledger, "signal_at": {"updates": [3]}}).wait() == 143
@@ -68,7 +68,7 @@ def test_row_05_a_global_batch_that_cannot_be_kept(lab):
 
 
 @pytest.mark.parametrize("pack", [1, 0])
-def test_row_06_ragged_tail(scratch, server, tokenizer, tmp_path, pack):
+def test_ragged_tail_of_two_ranks(scratch, server, tokenizer, tmp_path, pack):
     """103 documents on two ranks: each once, the tail too."""
     lab = Lab(tmp_path, server, tokenizer, make_corpus(tmp_path / "corpus.jsonl", n_documents=103), pack=pack)
     lab.run_ranks("run", hooks={"ledger": {"path": str(tmp_path / "ledger")}}, num_workers=1)
@@ -93,7 +93,7 @@ def left_running(lab):
 
 
 @pytest.mark.slow
-def test_row_13_restarted_by_torchrun(lab):
+def test_restarted_by_torchrun(lab):
     """One rank killed twice: exit code 0 and the same curve."""
     lab.run_ranks("whole")
     kills = {"signal_at": {"updates": [3, 7], "name": "SIGKILL", "rank": 1, "once": str(lab.folder / "killed")}}
@@ -105,7 +105,7 @@ def test_row_13_restarted_by_torchrun(lab):
 
 
 @pytest.mark.slow
-def test_row_13_a_third_kill_ends_the_job(lab):
+def test_a_third_kill_ends_the_job(lab):
     kills = {"signal_at": {"updates": [3, 5, 7], "name": "SIGKILL", "rank": 1, "once": str(lab.folder / "killed")}}
     code, output, _ = torchrun(lab, "run", kills, "--max-restarts", "2", from_resume=1)
     ended, killed = time.time(), (lab.folder / "killed.7").stat().st_mtime
@@ -114,7 +114,7 @@ def test_row_13_a_third_kill_ends_the_job(lab):
 
 
 @pytest.mark.parametrize("kind", ["raise", "hang"])
-def test_row_14_peer_of_a_rank_that_fails(lab, kind):
+def test_peer_of_a_rank_that_fails(lab, kind):
     """The other rank is out within --dist_timeout and a little, with an error."""
     processes = lab.start_ranks("run", hooks={"fail_at": {"updates": [4], "kind": kind, "rank": 1}}, dist_timeout=3)
     start = time.monotonic()
@@ -128,7 +128,7 @@ def test_row_14_peer_of_a_rank_that_fails(lab, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raise", "hang"])
-def test_row_14_torchrun_ends_the_job(lab, kind):
+def test_torchrun_ends_the_job(lab, kind):
     """Nothing is left running: torchrun kills a rank that hangs 30 s after it has asked it to end."""
     hooks = {"fail_at": {"updates": [4], "kind": kind, "rank": 1}}
     code, output, seconds = torchrun(lab, "run", hooks, dist_timeout=5)
@@ -141,7 +141,7 @@ def test_row_14_torchrun_ends_the_job(lab, kind):
 
 
 @pytest.mark.slow
-def test_row_20_launched_from_anywhere(lab):
+def test_launched_from_anywhere(lab):
     """From /, the repository and trainer/, by python and by torchrun: exit code 0 and the same loss."""
     losses = {}
     for cwd in (Path("/"), ROOT, ROOT / "trainer"):
@@ -160,8 +160,8 @@ def test_row_20_launched_from_anywhere(lab):
 
 
 @pytest.mark.slow
-def test_row_21_compiled_and_plain_take_turns(lab):
-    """Compiled save, plain load, compiled resume, twice: no key differs (pitfall 24), and every resume goes on."""
+def test_compiled_and_plain_take_turns(lab):
+    """Compiled save, plain load, compiled resume, twice: no key differs, and every resume goes on."""
     keys, update = set(), 0
     for i, compiled in enumerate((1, 0, 1, 0, 1)):
         update += 4

@@ -1,4 +1,4 @@
-"""Row 12: stop signals at every kind of moment. The reference is a run that nobody disturbed."""
+"""Stop signals at every kind of moment. The reference is a run that nobody disturbed."""
 
 import os
 import pty
@@ -47,7 +47,7 @@ def check_saved(lab, name, process):
 
 
 @pytest.mark.parametrize("name", STOP)
-def test_row_12_at_any_moment(lab, whole, name):
+def test_stop_signals_at_any_moment(lab, whole, name):
     """Seven random moments in each of three runs, one after the other, with two loader workers; then on to the end."""
     generator = seeded_random(f"row 12 {name}")
     options = {"hooks": {"slow_updates": {"seconds": 0.03}}, "num_workers": 2}
@@ -66,7 +66,7 @@ def test_row_12_at_any_moment(lab, whole, name):
 
 
 @pytest.mark.parametrize("name", STOP)
-def test_row_12_during_start_up(lab, whole, name):
+def test_a_stop_signal_during_start_up(lab, whole, name):
     """Before the loop runs there is nothing to save: out at once, and the next start is a fresh one that says so."""
     generator = seeded_random(f"row 12 start-up {name}")
     process = lab.start("run")
@@ -79,7 +79,7 @@ def test_row_12_during_start_up(lab, whole, name):
 
 
 @pytest.mark.parametrize("moment", ["in the middle", "at the end"])
-def test_row_12_during_an_evaluation(lab, moment):
+def test_a_stop_signal_during_an_evaluation(lab, moment):
     """It is broken off, and done by the next run: the metrics lack no line and have none twice."""
     options = {"val_fraction": 0.5, "eval_interval": 8 if moment == "in the middle" else 0}
     lab.run("whole", **options)
@@ -96,7 +96,7 @@ def test_row_12_during_an_evaluation(lab, moment):
 
 
 @pytest.mark.parametrize("name", STOP)
-def test_row_12_inside_a_save(lab, whole, name):
+def test_a_stop_signal_inside_a_save(lab, whole, name):
     process = lab.start("run", {"slow_save": {"seconds": 0.3}, "slow_updates": {"seconds": 0.02}})
     assert process.until(lambda: any(lab.stem("run").parent.rglob("update_*.pt.*.tmp")))
     stop(process, name)
@@ -105,7 +105,7 @@ def test_row_12_inside_a_save(lab, whole, name):
     assert lab.result("run") == whole.result("whole")
 
 
-def test_row_12_a_second_signal_exits_at_once(lab, whole):
+def test_a_second_signal_exits_at_once(lab, whole):
     """Inside a save that takes long: out within a second, and the resume goes on from the checkpoint before."""
     process = lab.start("run", {"slow_save": {"seconds": 20}, "slow_updates": {"seconds": 0.02}})
     assert process.until(lambda: any(lab.stem("run").parent.rglob("update_*.pt.*.tmp")))
@@ -117,7 +117,7 @@ def test_row_12_a_second_signal_exits_at_once(lab, whole):
     assert lab.result("run") == whole.result("whole") and lab.leftovers("run") == []
 
 
-def test_row_12_repeats_within_milliseconds_count_as_one(lab):
+def test_repeats_within_milliseconds_count_as_one(lab):
     """torchrun forwards what the terminal has sent to the whole group already, to both ranks."""
     lab.run_ranks("whole", num_workers=1)
     processes = lab.start_ranks("run", hooks={"slow_updates": {"seconds": 0.05}}, num_workers=1)
@@ -133,7 +133,7 @@ def test_row_12_repeats_within_milliseconds_count_as_one(lab):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_row_12_one_of_two_ranks_signalled(lab, rank):
+def test_a_stop_signal_to_one_of_two_ranks(lab, rank):
     """Both stop at the same update, and neither leaves before the save is done; the saved state of both goes on exactly."""
     lab.run_ranks("whole")
     hooks = {"slow_save": {"seconds": 0.3}}
@@ -148,7 +148,7 @@ def test_row_12_one_of_two_ranks_signalled(lab, rank):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_row_12_torchrun_is_signalled(lab, name):
+def test_a_stop_signal_to_torchrun(lab, name):
     """As a scheduler does, and as Ctrl-C does for the whole group: both ranks save before torchrun is out."""
     lab.run_ranks("whole")
     launcher = start_torchrun(lab, "run", {"slow_updates": {"seconds": 0.2}, "slow_save": {"seconds": 1}})
@@ -167,7 +167,7 @@ def test_row_12_torchrun_is_signalled(lab, name):
     assert lab.result("run") == lab.result("whole")
 
 
-def test_row_12_sigusr1_saves_and_goes_on(lab, whole):
+def test_a_sigusr1_saves_and_goes_on(lab, whole):
     hooks = {"signal_at": {"updates": [5], "name": "SIGUSR1"}}
     lab.run("run", hooks=hooks, keep_checkpoints=50)
     assert [path.stem for path in lab.checkpoints("run")][::-1] == [
@@ -176,8 +176,8 @@ def test_row_12_sigusr1_saves_and_goes_on(lab, whole):
     assert lab.result("run") == whole.result("whole")
 
 
-def test_row_12_the_terminal_is_closed(lab, whole):
-    """Pitfall 25: SIGHUP comes, and every further line to the terminal fails."""
+def test_a_stop_by_a_closed_terminal(lab, whole):
+    """SIGHUP comes, and every further line to the terminal fails."""
     master, slave = pty.openpty()
     process = lab.start("run", {"slow_updates": {"seconds": 0.03}}, terminal=os.ttyname(slave))
     os.close(slave)

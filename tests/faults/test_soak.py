@@ -1,4 +1,4 @@
-"""Row 22: thirty random faults on one run after the other, and an exact ledger of its documents."""
+"""Thirty random faults on one run after the other, and an exact ledger of its documents."""
 
 import time
 from pathlib import Path
@@ -83,7 +83,7 @@ def run(lab, hooks, world_size, codes):
 
 
 @pytest.mark.slow
-def test_row_22_soak(lab):
+def test_soak_of_random_faults(lab):
     """No manual step between the faults; every document exactly once in each epoch at the end."""
     generator = seeded_random("row 22")
     lab.settings.update(epochs=12, num_workers=0)  # 120 updates for 30 faults

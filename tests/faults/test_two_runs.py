@@ -1,4 +1,4 @@
-"""Row 24: two runs that would write the same files."""
+"""Two runs that would write the same files."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.faults.harness import start_torchrun
 from tests.faults.test_ranks import left_running
 
 
-def test_row_24_a_second_run_is_refused_and_the_first_goes_on(lab, whole):
+def test_a_second_run_is_refused_and_the_first_goes_on(lab, whole):
     first = lab.start("run", {"slow_updates": {"seconds": 0.3}})
     assert first.until(lambda: lab.log_lines("run") > 0)
     second = lab.start("run", save_interval=5)
@@ -22,7 +22,7 @@ def test_row_24_a_second_run_is_refused_and_the_first_goes_on(lab, whole):
     assert sorted(path.name for path in (lab.folder / "run").glob(".*")) == [".pretrain_32.lock"]
 
 
-def test_row_24_the_lock_of_a_killed_run_is_free_at_once(lab, whole):
+def test_the_lock_of_a_killed_run_is_free_at_once(lab, whole):
     """Killed with its loader processes at work; the next one names nobody and goes on."""
     first = lab.start("run", {"slow_updates": {"seconds": 0.05}}, num_workers=2)
     assert first.until(lambda: len(lab.checkpoints("run")) > 0)
@@ -32,7 +32,7 @@ def test_row_24_the_lock_of_a_killed_run_is_free_at_once(lab, whole):
     assert lab.result("run") == whole.result("whole")
 
 
-def test_row_24_other_names_in_one_folder_do_not_meet(lab):
+def test_other_names_in_one_folder_do_not_meet(lab):
     first = lab.start("run", {"slow_updates": {"seconds": 0.2}})
     assert first.until(lambda: lab.log_lines("run") > 0)
     lab.run("run", save_weight="other", epochs=1)
@@ -41,7 +41,7 @@ def test_row_24_other_names_in_one_folder_do_not_meet(lab):
     first.wait()
 
 
-def test_row_24_two_ranks_have_one_lock_and_both_are_refused(lab):
+def test_two_ranks_have_one_lock_and_both_are_refused(lab):
     first = lab.start("run", {"slow_updates": {"seconds": 0.3}})
     assert first.until(lambda: lab.log_lines("run") > 0)
     processes = lab.start_ranks("run")
@@ -52,7 +52,7 @@ def test_row_24_two_ranks_have_one_lock_and_both_are_refused(lab):
 
 
 @pytest.mark.slow
-def test_row_24_ranks_end_with_a_killed_launcher_and_the_next_one_goes_on(lab):
+def test_ranks_end_with_a_killed_launcher_and_the_next_one_goes_on(lab):
     lab.run_ranks("whole")
     launcher = start_torchrun(lab, "run", {"slow_updates": {"seconds": 0.2}}, from_resume=1)
     while not lab.checkpoints("run"):

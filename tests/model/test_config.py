@@ -136,7 +136,7 @@ def test_public_spelling_of_yarn():
     assert config.inference_rope_scaling and (config.yarn_factor, config.yarn_original_positions) == (4, 512)
 
 
-def test_pitfall_14_layers_do_not_change_the_config():
+def test_layers_do_not_change_the_config():
     config = MiniMindConfig(hidden_size=32, num_hidden_layers=2, use_moe=True, vocab_size=50)
     before = config.to_dict()
     model = MiniMindForCausalLM(config)

@@ -73,7 +73,7 @@ def test_compiled_projections_are_the_linear_layers(rows, quick_compile):
 
 @every_kind
 def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, quick_compile):
-    """fp32 at 1e-5, packed rows with padding; the state dict keeps its keys (pitfall 24)."""
+    """fp32 at 1e-5, packed rows with padding; the state dict keeps its keys."""
     batch = batches()[0]
     model = tiny(kind, router_aux_loss_coef=0.1)
     keys = list(model.state_dict())

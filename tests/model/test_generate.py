@@ -88,7 +88,7 @@ def test_left_padded_batch_equals_single_prompts(kind, options):
 @every_kind
 @pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
 @torch.no_grad()
-def test_pitfall_15_cache_continued_by_several_tokens(kind, cache_class):
+def test_cache_continued_by_several_tokens(kind, cache_class):
     """Chunks of 4, 1, 5 tokens through a cache give the logits of one pass; with left padding too."""
     model, ids = tiny(kind), prompt(2, 10)
     mask = torch.ones_like(ids)
@@ -116,7 +116,7 @@ def test_pitfall_15_cache_continued_by_several_tokens(kind, cache_class):
 
 
 @torch.no_grad()
-def test_pitfall_15_attention_mask_of_ones_changes_nothing():
+def test_attention_mask_of_ones_changes_nothing():
     model, ids = tiny(), prompt()
     torch.testing.assert_close(
         model(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits, atol=1e-6, rtol=0

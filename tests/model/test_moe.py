@@ -46,7 +46,7 @@ def test_grouped_products_equal_the_loop(fields, monkeypatch):
 
 
 @pytest.mark.parametrize("grouped", [True, False])
-def test_pitfall_16_experts_without_tokens_get_a_zero_gradient(grouped, monkeypatch):
+def test_experts_without_tokens_get_a_zero_gradient(grouped, monkeypatch):
     net, x = layer(num_experts=6, num_experts_per_tok=1), torch.randn(1, 3, 32)  # 3 tokens reach at most 3 experts
     chosen = set(net.route(x[0])[2].flatten().tolist())
     out, grads = run(net, x, grouped, monkeypatch)
@@ -60,7 +60,7 @@ def test_pitfall_16_experts_without_tokens_get_a_zero_gradient(grouped, monkeypa
 @pytest.mark.parametrize(
     "fields", [{}, {"generation": "minimind3"}, {"generation": "minimind3", "num_experts_per_tok": 2}]
 )
-def test_pitfall_16_the_router_learns_from_the_lm_loss(fields):
+def test_the_router_learns_from_the_lm_loss(fields):
     """Also the top-1 router of minimind3, whose weight is 1 in value: the gradient goes through."""
     net, x = layer(**fields, router_aux_loss_coef=0.0), torch.randn(2, 9, 32)
     out, aux_loss = net(x, torch.zeros(18, dtype=torch.long), 1)
@@ -70,7 +70,7 @@ def test_pitfall_16_the_router_learns_from_the_lm_loss(fields):
         torch.testing.assert_close(net.route(x[0])[1].sum(-1), torch.ones(9))
 
 
-def test_pitfall_16_expert_outputs_keep_the_precision_of_the_run():
+def test_expert_outputs_keep_the_precision_of_the_run():
     """fp32 in, fp32 out: values that fp16 cannot hold come through; under autocast the products are bfloat16."""
     net, x = layer(), torch.randn(1, 5, 32)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_pitfall_16_expert_outputs_keep_the_precision_of_the_run():
 
 
 @pytest.mark.parametrize("kind", [{}, {"seq_aux": False}, {"generation": "minimind3"}])
-def test_no_host_synchronisation_per_expert_pitfall_16(kind):
+def test_no_host_synchronisation_per_expert(kind):
     """Forward and backward run on fake tensors, which have no values: anything read on the host would raise there."""
     config = MiniMindConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, use_moe=True, **kind
@@ -127,7 +127,7 @@ def naive_aux(net, x, documents):
     ],
 )
 def test_auxiliary_losses_are_the_public_formulas_without_padding(kind):
-    """Pitfall 16: two packed rows with padding against one document at a time."""
+    """Two packed rows with padding against one document at a time."""
     config = MiniMindConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, use_moe=True, **kind
     )

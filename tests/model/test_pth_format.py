@@ -106,7 +106,7 @@ def test_only_known_position_tables_are_ignored(tmp_path):
     raises(r"unexpected keys \(1\): model.surprise", path)
 
 
-def test_errors_are_one_line_pitfall_26(tmp_path):
+def test_errors_are_one_line(tmp_path):
     """Loading is strict and weights-only: a file of another kind or shape says what is wrong."""
     path = tmp_path / "weights.pth"
     raises("no such file", path)
@@ -135,7 +135,7 @@ def test_errors_are_one_line_pitfall_26(tmp_path):
     raises(r"is \[61, 64\] in the file, \[60, 64\] in the model", path)
 
 
-def test_pickled_code_is_not_run_pitfall_26(tmp_path):
+def test_pickled_code_is_not_run(tmp_path):
     class Bomb:
         def __reduce__(self):
             return (open, (str(tmp_path / "exploded"), "w"))

@@ -52,7 +52,7 @@ def batches():
 
 @every_kind
 def test_packed_rows_give_the_losses_and_gradients_of_padded_rows(kind):
-    """Summed losses and gradients at 1e-5; the auxiliary loss counts no padding (pitfall 16)."""
+    """Summed losses and gradients at 1e-5; the auxiliary loss counts no padding."""
     first, second, padded = batches()
     model = tiny(kind, router_aux_loss_coef=0.1)
     packed = tuple(torch.cat(pair) for pair in zip(first, second, strict=True))
@@ -102,7 +102,7 @@ def test_token_losses_of_a_packed_row_are_those_of_its_documents(kind):
 
 
 @every_kind
-def test_pitfall_9_a_batch_of_padding_only_is_harmless(kind):
+def test_a_batch_of_padding_only_is_harmless(kind):
     model = tiny(kind)
     ids = torch.zeros(2, 6, dtype=torch.long)
     nothing = torch.full_like(ids, -100)
@@ -167,7 +167,7 @@ def test_no_whole_block_of_fp32_logits(monkeypatch):
 
 
 @every_kind
-def test_pitfall_12_residual_stream_stays_fp32_under_autocast(kind):
+def test_residual_stream_stays_fp32_under_autocast(kind):
     model = tiny(kind)
     seen = []
     for layer in model.model.layers:
@@ -185,7 +185,7 @@ def test_pitfall_12_residual_stream_stays_fp32_under_autocast(kind):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_pitfall_13_each_forward_has_its_own_output():
+def test_each_forward_has_its_own_output():
     model = tiny().eval()
     one, two = torch.randint(3, 61, (2, 1, 8)).unbind()
     first = model(one)
@@ -194,7 +194,7 @@ def test_pitfall_13_each_forward_has_its_own_output():
     assert first is not second and torch.equal(first.logits, kept)
 
 
-def test_pitfall_14_labels_give_a_loss_and_unknown_arguments_an_error():
+def test_labels_give_a_loss_and_unknown_arguments_an_error():
     """Hugging Face semantics: shifted inside, -100 ignored, mean; or the sum over num_items_in_batch."""
     model = tiny().eval()
     ids = torch.randint(3, 61, (2, 8))
@@ -212,7 +212,7 @@ def test_pitfall_14_labels_give_a_loss_and_unknown_arguments_an_error():
         model(ids, labels=labels, logits_to_keep=1)
 
 
-def test_pitfall_17_lengths_beyond_the_positions_get_a_message():
+def test_lengths_beyond_the_positions_get_a_message():
     model = tiny(max_position_embeddings=8)
     ids = torch.randint(3, 61, (1, 9))
     for call in (lambda: model(ids), lambda: model.training_losses(ids, ids)):
@@ -270,7 +270,7 @@ def test_overfits_one_batch(kind):
 
 @every_kind
 def test_compiled_blocks_are_one_graph_and_equal_the_plain_ones(kind):
-    """No data-dependent shape and no graph break in a block (fullgraph); its parameters keep their names (pitfall 24)."""
+    """No data-dependent shape and no graph break in a block (fullgraph); its parameters keep their names."""
     torch._dynamo.reset()
     model = tiny(kind)
     batch = batches()[0]

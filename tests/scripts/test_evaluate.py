@@ -209,7 +209,7 @@ def test_an_export_gets_the_same_scores(weight, tmp_path):
 
 
 def test_an_interrupted_evaluation_goes_on(weight, tmp_path, monkeypatch, capsys):
-    """Reference: the uninterrupted one. The last line of the journal is cut, as a kill does (pitfall 23)."""
+    """Reference: the uninterrupted one. The last line of the journal is cut, as a kill does."""
     pairs = [
         {"sentence_good": sentence(random.Random(i)), "sentence_bad": sentence(random.Random(-i)) + "!"}
         for i in range(20)

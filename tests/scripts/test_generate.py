@@ -68,7 +68,7 @@ def test_random_tokens_stream_as_they_decode(tokenizer):
 
 
 def test_temperature_0_is_greedy_search_from_bos(weight, tokenizer, capsys):
-    """Reference: the argmax of full forwards, BOS in front as in training (pitfall 21: not doubled)."""
+    """Reference: the argmax of full forwards, BOS in front as in training (not doubled)."""
     from scripts.common import load_model
 
     model = load_model(weight)

@@ -185,7 +185,7 @@ def test_ranks_hold_the_same_parameters_bitwise(both):
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
 
 
-def test_pitfall_5_one_all_reduce_per_update(both):
+def test_one_all_reduce_per_update(both):
     """Counted by a wrapper around dist.all_reduce; evaluations (two in this run, one at its end) have one each."""
     for result in both:
         run = result["run"]
@@ -212,7 +212,7 @@ def test_one_rank_with_the_same_global_batch_ends_alike(both, folder):
         torch.testing.assert_close(ours.detach(), theirs, rtol=1e-3, atol=2e-5)
 
 
-def test_pitfall_8_the_logged_loss_is_the_mean_over_all_ranks_since_the_last_line(both):
+def test_the_logged_loss_is_the_mean_over_all_ranks_since_the_last_line(both):
     """Reference: the sums of every micro-batch of both ranks, noted down by a wrapper around the objective."""
     with open(both[0]["run"]["file"], encoding="utf-8") as file:
         lines = [line for line in map(json.loads, file) if "loss" in line]
@@ -225,7 +225,7 @@ def test_pitfall_8_the_logged_loss_is_the_mean_over_all_ranks_since_the_last_lin
         assert line["aux_loss"] == pytest.approx(aux / documents, rel=1e-5)
 
 
-def test_pitfall_10_only_rank_0_writes(both):
+def test_only_rank_0_writes(both):
     assert both[0]["run"]["file"] and both[1]["run"]["file"] is None
 
 
@@ -237,7 +237,7 @@ def test_evaluation_is_identical_on_one_and_two_ranks(both, folder):
     assert both[0]["evaluation"] == both[1]["evaluation"] == evaluation(folder, Ranks())
 
 
-def test_row_15_and_16_what_one_rank_breaks_no_rank_applies(both):
+def test_what_one_rank_breaks_no_rank_applies(both):
     """Updates: good, NaN gradients on rank 1 (fp16: the scale is halved), infinite loss on rank 1, good."""
     assert both[0]["poison"] == both[1]["poison"]
     assert [skipped for skipped, _, _ in both[0]["poison"]] == [0, 1, 2, 2]
@@ -245,6 +245,6 @@ def test_row_15_and_16_what_one_rank_breaks_no_rank_applies(both):
     assert [scale for _, _, scale in both[0]["poison"]] == [65536, 32768, 32768, 32768]
 
 
-def test_row_15_all_ranks_stop_after_max_bad_updates(both):
+def test_all_ranks_stop_after_max_bad_updates(both):
     """Both of them, and one says why."""
     assert both[0]["too many"].startswith("3 updates in a row") and both[1]["too many"] == ""

@@ -51,7 +51,7 @@ def all_equal(xs, ys):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pitfall_3_and_4_gradients_do_not_depend_on_the_micro_batches(kind):
+def test_gradients_do_not_depend_on_the_micro_batches(kind):
     """1x8, 2x4, 8x1 against one big batch document by document, the ragged tail of the epoch included: 1e-6 in fp32."""
     reference = reference_gradients(kind)
     cuts = [gradients(kind, *cut) for cut in CUTS]
@@ -61,7 +61,7 @@ def test_pitfall_3_and_4_gradients_do_not_depend_on_the_micro_batches(kind):
         assert relative_difference(ours, cuts[0]) < 1e-6
 
 
-def test_pitfall_3_reference_notices_a_mean_per_micro_batch():
+def test_reference_notices_a_mean_per_micro_batch():
     """The check above is sharp: the mean of the micro-batches' means is far outside its tolerance."""
     kind = "dense padded"
     means = [gradients(kind, 1, 1)[i] for i in range(8)]
@@ -69,7 +69,7 @@ def test_pitfall_3_reference_notices_a_mean_per_micro_batch():
     assert relative_difference([wrong], reference_gradients(kind)[:1]) > 1e-2
 
 
-def test_pitfall_4_nothing_leaks_into_the_next_update():
+def test_nothing_leaks_into_the_next_update():
     engine = make_engine(tiny_model())
     engine.micro_batch(*batch_of())
     engine.update(1e-3)
@@ -77,7 +77,7 @@ def test_pitfall_4_nothing_leaks_into_the_next_update():
 
 
 @pytest.mark.parametrize("kind", ["dense packed", "moe padded"])
-def test_pitfall_9_a_batch_without_a_kept_token_changes_nothing(kind):
+def test_a_batch_without_a_kept_token_changes_nothing(kind):
     """Reference: the same update without that micro-batch, bitwise; alone it gives zero gradients, no NaN."""
     batch, totals = batch_of(kind)
     shape = batch.input_ids.shape
@@ -128,7 +128,7 @@ def test_clipping_equals_torch():
     assert norms[0] > 0.1
 
 
-def test_pitfall_8_sums_are_means_over_tokens_with_the_auxiliary_loss_apart():
+def test_sums_are_means_over_tokens_with_the_auxiliary_loss_apart():
     """Reference: cross-entropies and auxiliary losses of the micro-batches, added up here."""
     model = tiny_model(use_moe=True)
     engine = make_engine(model)
@@ -151,7 +151,7 @@ def test_pitfall_8_sums_are_means_over_tokens_with_the_auxiliary_loss_apart():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_pitfall_1_autocast_follows_the_flag_and_the_scaler_is_for_float16(dtype):
+def test_autocast_follows_the_flag_and_the_scaler_is_for_float16(dtype):
     seen = []
 
     def losses(batch, totals):
@@ -169,7 +169,7 @@ def test_pitfall_1_autocast_follows_the_flag_and_the_scaler_is_for_float16(dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_pitfall_12_the_residual_stream_stays_fp32_under_the_engines_autocast(dtype):
+def test_the_residual_stream_stays_fp32_under_the_engines_autocast(dtype):
     model = tiny_model(use_moe=True, num_hidden_layers=3)
     streams, products = [], []
     for layer in model.model.layers:
@@ -180,7 +180,7 @@ def test_pitfall_12_the_residual_stream_stays_fp32_under_the_engines_autocast(dt
 
 
 @pytest.mark.parametrize("kind", ["dense packed", "moe packed"])
-def test_pitfall_7_no_value_is_read_back_to_the_host(kind, monkeypatch):
+def test_no_value_is_read_back_to_the_host(kind, monkeypatch):
     """Every way from a tensor to a Python number is closed while micro-batches and an update run."""
     engine = make_engine(tiny_model(**KINDS[kind][0]))
     batch, totals = batch_of(kind)
@@ -196,7 +196,7 @@ def test_pitfall_7_no_value_is_read_back_to_the_host(kind, monkeypatch):
     assert engine.poll()[-1].skipped == 0
 
 
-# ----------------------------------------------------------------------------- what is not finite (rows 15, 16)
+# ----------------------------------------------------------------------------- what is not finite
 
 
 def poisoned(model, poison):
@@ -244,7 +244,7 @@ def test_non_finite_updates_are_not_applied(what, fused):
 
 
 def test_fp16_overflow_skips_the_update_and_halves_the_scale_once():
-    """Row 16: the scale is 2^16 at first; a loss too large for fp16 gradients halves it, and nothing else changes."""
+    """The scale is 2^16 at first; a loss too large for fp16 gradients halves it, and nothing else changes."""
     model, now = tiny_model(), {"now": ""}
     engine = make_engine(model, dtype=torch.float16, losses=poisoned(model, now))
     batch, totals = batch_of()
@@ -284,7 +284,7 @@ def test_requests_reach_the_outcome():
 
 
 def test_documents_of_one_token_give_no_row():
-    """Pitfall 9 by construction: an update without a target cannot be planned."""
+    """An update without a target cannot be planned."""
     from dataset.packing import EpochPlan
 
     assert EpochPlan(token_store([1, 1, 0]), 8, 0, 0).n_rows == 0

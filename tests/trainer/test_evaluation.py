@@ -103,7 +103,7 @@ def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path,
 
 
 def test_a_prompt_begins_as_a_document_does(tokenizer):
-    """Pitfall 21: one BOS, whether or not the prompt spells it; other special tokens in it are text."""
+    """One BOS, whether or not the prompt spells it; other special tokens in it are text."""
     model, encoder, seen = tiny_model(vocab_size=len(tokenizer)), DocumentEncoder(tokenizer), []
     generate = model.generate
     with mock.patch.object(

@@ -1,4 +1,4 @@
-"""The main trainer as its users meet it: flags, log lines, files. References: the contract's formats, a run with other flags."""
+"""The main trainer as its users meet it: flags, log lines, files. References: MiniMind's formats, a run with other flags."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def public_keys(layers, moe=False, qk_norm=False):
 
 
 def test_log_lines_and_exit_code(data, tmp_path):
-    """In a process of its own, started elsewhere; reference: the contract's line, with 0-based steps and lr 1.1·5e-4 first."""
+    """In a process of its own, started elsewhere; reference: the line of the public trainer, with 0-based steps and lr 1.1·5e-4 first."""
     ended = command_line(flags(data_path=data, out_dir="there", epochs=2, log_interval=3), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     lines = LOG_LINE.findall(ended.stdout)
@@ -86,7 +86,7 @@ def test_weights_and_config(data, tmp_path, generation, moe):
 
 
 @pytest.mark.parametrize("save_interval", [3, 1000])
-def test_pitfall_6_the_last_save_is_of_the_last_update(data, tmp_path, save_interval):
+def test_the_last_save_is_of_the_last_update(data, tmp_path, save_interval):
     """Reference: the weights in memory at the end; a run shorter than the interval saves too."""
     run = train(data_path=data, out_dir=tmp_path, save_interval=save_interval)
     state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
@@ -95,7 +95,7 @@ def test_pitfall_6_the_last_save_is_of_the_last_update(data, tmp_path, save_inte
     assert newest.name == f"update_{run.progress.update:08d}.pt"
 
 
-def test_pitfall_6_saves_happen_at_update_boundaries(data, tmp_path):
+def test_saves_happen_at_update_boundaries(data, tmp_path):
     """The first boundary at or after the interval: with 2 micro-batches an update, interval 3 saves after steps 4, 6, 10, 12 ..."""
     seen = []
     with mock.patch(
@@ -107,7 +107,7 @@ def test_pitfall_6_saves_happen_at_update_boundaries(data, tmp_path):
     assert all(gradient is None for _, gradient in seen)
 
 
-def test_pitfall_6_intervals_run_on_over_epochs(data, tmp_path):
+def test_intervals_run_on_over_epochs(data, tmp_path):
     """An epoch that is shorter than the interval is saved and evaluated as often as one long epoch would be."""
     seen = {"save": [], "validate": []}
 
@@ -177,14 +177,14 @@ def test_a_finished_run_writes_missing_weights_again(data, tmp_path):
     ids=lambda changes: next(iter(changes)),
 )
 def test_settings_without_effect_are_named(data, tmp_path, capsys, changes):
-    """Pitfall 2, the contract: a setting that is ignored is warned about."""
+    """A setting that is ignored is warned about."""
     train(data_path=data, out_dir=tmp_path, **changes)
     out = capsys.readouterr().out
     assert any(f"warning: --{name} {value}" in out for name, value in changes.items())
 
 
 def test_a_micro_batch_that_is_never_trained_is_the_tail(data, tmp_path):
-    """Pitfall 4: every target is trained in every epoch, tail included. Reference: the corpus counted here."""
+    """Every target is trained in every epoch, tail included. Reference: the corpus counted here."""
     run = train(data_path=data, out_dir=tmp_path, epochs=2, batch_size=3, accumulation_steps=5)
     targets = int((run.job.assembler.store.offsets[1:] - run.job.assembler.store.offsets[:-1] - 1).sum())
     assert run.progress.tokens == 2 * targets
@@ -194,7 +194,7 @@ def test_a_micro_batch_that_is_never_trained_is_the_tail(data, tmp_path):
 
 
 def test_cuts_of_an_update_train_alike(data, tmp_path):
-    """Pitfall 3 and 4 over whole runs: 1x8, 2x4, 8x1 end with the same loss and weights to rounding."""
+    """Over whole runs: 1x8, 2x4, 8x1 end with the same loss and weights to rounding."""
     runs = [
         train(data_path=data, out_dir=tmp_path, batch_size=b, accumulation_steps=8 // b, epochs=2, use_moe=1, log_interval=1000,
               val_fraction=0.2)
@@ -222,7 +222,7 @@ def test_what_must_not_change_the_losses(data, tmp_path, changes):
     assert losses(train(data_path=data, out_dir=tmp_path, **changes)) == losses(plain)
 
 
-def test_pitfall_8_the_interval_mean_is_over_tokens(data, tmp_path):
+def test_the_interval_mean_is_over_tokens(data, tmp_path):
     """Reference: the sums of every micro-batch, noted down by a wrapper; auxiliary loss apart."""
     sums, loss = [], PretrainJob.loss
 
@@ -246,7 +246,7 @@ def test_pitfall_8_the_interval_mean_is_over_tokens(data, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_pitfall_1_half_precision_trains(data, tmp_path, dtype):
+def test_half_precision_trains(data, tmp_path, dtype):
     """Within 2 % of the fp32 losses; the engine holds what the flag says (bfloat16 is float32 where the CPU has none)."""
     reference = losses(train(data_path=data, out_dir=tmp_path))
     with mock.patch("trainer.machine.devices.cpu_has_bfloat16", lambda: True):
@@ -296,7 +296,7 @@ def test_public_tokenizers_train(data, tmp_path, name):
 
 
 def test_train_epoch_and_friends_are_offered():
-    """The Python interface of the contract."""
+    """The names that other people's code imports."""
     assert train_pretrain.get_lr(0, 10, 1.0) == pytest.approx(1.1)
     for name in ("init_model", "init_distributed_mode", "train_epoch", "main"):
         assert callable(getattr(train_pretrain, name))
@@ -309,7 +309,7 @@ def test_a_local_rank_that_does_not_fit_is_ignored_with_a_warning(data, tmp_path
     assert "--local_rank" not in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------ row 15: what is not finite
+# ------------------------------------------------------------------------------ what is not finite
 
 
 def break_updates(which):
@@ -323,7 +323,7 @@ def break_updates(which):
     return mock.patch.object(PretrainJob, "loss", broken)
 
 
-def test_row_15_a_non_finite_update_is_named_counted_and_not_applied(data, tmp_path, capsys):
+def test_a_non_finite_update_is_named_counted_and_not_applied(data, tmp_path, capsys):
     with break_updates({3}):  # the second micro-batch of the second update
         run = train(data_path=data, out_dir=tmp_path)
     said = [line for line in capsys.readouterr().out.splitlines() if "non-finite" in line]
@@ -337,7 +337,7 @@ def test_row_15_a_non_finite_update_is_named_counted_and_not_applied(data, tmp_p
     assert "NaN" not in text and "Infinity" not in text  # every line is JSON by the standard
 
 
-def test_row_15_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_path):
+def test_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_path):
     with break_updates(range(6, 10**6)), pytest.raises(UserError, match="3 updates in a row") as error:
         train(data_path=data, out_dir=tmp_path, max_bad_updates=3, save_interval=2)
     assert "\n" not in str(error.value)
@@ -348,7 +348,7 @@ def test_row_15_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_pat
 # -------------------------------------------------------------------------------------------------------- W&B
 
 
-def test_pitfall_10_one_run_with_the_contracts_keys(data, tmp_path):
+def test_one_tracker_run_with_the_keys_of_the_metrics(data, tmp_path):
     """Reference: a stand-in for wandb that notes what it is asked for. (Rank 1: tests/trainer/test_data_parallel.py.)"""
     wandb = mock.MagicMock(**{"init.return_value.id": "abc"})
     with mock.patch.dict("sys.modules", wandb=wandb):
@@ -380,7 +380,7 @@ def final_loss(stdout):
 
 
 @pytest.mark.parametrize("where", ["/", *(pytest.param(w, marks=pytest.mark.slow) for w in (".", "trainer"))])
-def test_row_20_launch_from_elsewhere(data, tmp_path, where):
+def test_launch_from_elsewhere(data, tmp_path, where):
     ended = command_line(flags(data_path=data, out_dir=tmp_path / "a"), cwd=where if where == "/" else ROOT / where)
     assert ended.returncode == 0, ended.stderr
     assert final_loss(ended.stdout) == f"{losses(train(data_path=data, out_dir=tmp_path / 'b'))[-1]:.3f}"
@@ -388,7 +388,7 @@ def test_row_20_launch_from_elsewhere(data, tmp_path, where):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["/", ".", "trainer"])
-def test_row_20_launch_by_torchrun(data, tmp_path, where):
+def test_launch_from_elsewhere_by_torchrun(data, tmp_path, where):
     """Reference: one process with the same global batch."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     arguments = flags(data_path=data, out_dir=tmp_path / "a", batch_size=1, val_fraction=0.2)
@@ -401,7 +401,7 @@ def test_row_20_launch_by_torchrun(data, tmp_path, where):
 
 
 @pytest.mark.slow
-def test_pitfall_24_compiled_names_stay_out_of_every_file(data, tmp_path):
+def test_compiled_names_stay_out_of_every_file(data, tmp_path):
     """Compiled run -> its weights and checkpoint have the plain names, and the losses are the eager ones to rounding."""
     eager = train(data_path=data, out_dir=tmp_path / "eager")
     run = train(data_path=data, out_dir=tmp_path / "compiled", use_compile=1)
@@ -412,7 +412,7 @@ def test_pitfall_24_compiled_names_stay_out_of_every_file(data, tmp_path):
     MiniMindForCausalLM.from_pth(tmp_path / "compiled" / "pretrain_16.pth")
 
 
-def test_pitfall_7_nothing_waits_for_the_device_between_updates(data, tmp_path):
+def test_nothing_waits_for_the_device_between_updates(data, tmp_path):
     """Between two log lines the loop reads one Outcome an update; micro-batches read nothing."""
     reads, item = [], torch.Tensor.item
     micro_batch = Engine.micro_batch

@@ -89,7 +89,7 @@ def test_round_trip_of_odd_texts(tokenizer, text):
     ).map("".join)
 )
 def test_any_text_round_trips_and_gives_no_special_token(tokenizer, text):
-    """Pitfall 21. Reference: the text itself."""
+    """Reference: the text itself."""
     ids = tokenizer(text, split_special_tokens=True, add_special_tokens=False).input_ids
     assert all(i >= len(SPECIAL_TOKENS) for i in ids)
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
@@ -97,7 +97,7 @@ def test_any_text_round_trips_and_gives_no_special_token(tokenizer, text):
 
 
 def test_literal_special_tokens_are_text_for_the_data_path(tokenizer):
-    """Pitfall 21: encode_special_tokens holds for every added token; without it the literal text gives the id, as chat needs."""
+    """Encode_special_tokens holds for every added token; without it the literal text gives the id, as chat needs."""
     rust = load(MODEL)
     for i, token in enumerate(SPECIAL_TOKENS):
         text = f"a{token}b {token}"
@@ -243,7 +243,7 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
 
 
 def test_skip_bad_lines_reports_them(tmp_path, capsys):
-    """Pitfall 19. Reference: the same file without its bad line."""
+    """Reference: the same file without its bad line."""
     good = [json.dumps({"text": "abc abd abe " * 20}), json.dumps({"text": "xyz " * 20})]
     for name, lines in (("clean", good), ("dirty", [good[0], '{"text": null}', good[1]])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -254,7 +254,7 @@ def test_skip_bad_lines_reports_them(tmp_path, capsys):
 
 
 def test_the_script_runs_by_path_from_another_folder(corpus, tmp_path):
-    """Pitfall 27: nothing in trainer/ shadows a dependency."""
+    """Nothing in trainer/ shadows a dependency."""
     command = [
         sys.executable,
         str(ROOT / "trainer" / "train_tokenizer.py"),

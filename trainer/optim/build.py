@@ -1,13 +1,80 @@
-"""Parameter groups and the optimiser."""
+"""Parameter groups and the optimisers of `--optimizer`."""
 
 import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from trainer.optim.muon import Muon, Together
 
+Groups = list[dict[str, Any]]  # of torch.optim: {"params": [...], "weight_decay": ...}
 
-def parameter_groups(model, weight_decay):
+
+class Options(NamedTuple):
+    """What the flags say about an optimiser."""
+
+    learning_rate: float
+    weight_decay: float
+    muon_lr: float
+    adam: dict[str, Any]  # further options of build_adamw
+
+
+class Kept(NamedTuple):
+    """What an optimiser keeps for a parameter. A resume looks for it in a checkpoint before anything is taken over."""
+
+    moments: tuple[str, ...]  # tensors of the parameter's shape
+    counts: tuple[str, ...] = ()  # numbers
+
+
+KEPT: dict[type[torch.optim.Optimizer], Kept] = {
+    torch.optim.AdamW: Kept(("exp_avg", "exp_avg_sq"), ("step",)),
+    Muon: Kept(("momentum_buffer",)),
+}
+
+
+def build_optimizer(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float = 0.01,
+    kind: str = "adamw",
+    muon_lr: float = 0.02,
+    **adam_options: Any,
+) -> torch.optim.Optimizer:
+    """The optimiser of `--optimizer`, one of BUILDERS. adam_options: see build_adamw."""
+    groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
+    return BUILDERS[kind](model, groups, Options(lr, weight_decay, muon_lr, adam_options))
+
+
+def adamw_alone(model: nn.Module, groups: Groups, options: Options) -> torch.optim.Optimizer:
+    """--optimizer adamw"""
+    return build_adamw(groups, options.learning_rate, **options.adam)
+
+
+def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.optim.Optimizer:
+    """--optimizer muon: Muon for the matrices inside the blocks, AdamW for the rest.
+
+    A group's `lr_scale` is what the schedule's rate is multiplied with: Muon's own rate follows the same schedule.
+    """
+    matrices = hidden_matrices(model)
+    hidden = {id(p) for p in matrices}
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) not in hidden]
+    scale = options.muon_lr / options.learning_rate
+    own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
+    muon = Muon([own_group], lr=options.muon_lr)
+    return Together([build_adamw(groups, options.learning_rate, **options.adam), muon])
+
+
+# The values of --optimizer; trainer/optim/settings.py lists their names, since it is read before torch is there.
+BUILDERS: dict[str, Callable[[nn.Module, Groups, Options], torch.optim.Optimizer]] = {
+    "adamw": adamw_alone,
+    "muon": muon_and_adamw,
+}
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """Two groups that hold every trainable parameter exactly once: matrices (decayed), and biases and norms (not)."""
     parameters = [p for p in model.parameters() if p.requires_grad]  # a tied matrix is listed once
     matrices = [p for p in parameters if p.dim() >= 2]
@@ -19,23 +86,7 @@ def parameter_groups(model, weight_decay):
     ]
 
 
-def build_optimizer(model, lr, weight_decay=0.01, kind="adamw", muon_lr=0.02, **adam_options):
-    """The optimiser of `--optimizer`: "adamw", or "muon" for the matrices inside the blocks and AdamW for the rest.
-
-    adam_options: see build_adamw. A group's `lr_scale` is what the schedule's rate is multiplied with: Muon's own rate follows the same schedule.
-    """
-    groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
-    if kind == "adamw":
-        return build_adamw(groups, lr, **adam_options)
-    matrices = hidden_matrices(model)
-    hidden = {id(p) for p in matrices}
-    for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) not in hidden]
-    muon = Muon([{"params": matrices, "weight_decay": weight_decay, "lr_scale": muon_lr / lr}], lr=muon_lr)
-    return Together([build_adamw(groups, lr, **adam_options), muon])
-
-
-def build_adamw(groups, lr, bias_correction=True, **options):
+def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **options: Any) -> torch.optim.AdamW:
     """AdamW with the fused kernel where the device has one (torch raises RuntimeError where it has not)."""
     try:
         adamw = torch.optim.AdamW(groups, lr=lr, fused=True, **options)
@@ -44,7 +95,7 @@ def build_adamw(groups, lr, bias_correction=True, **options):
     return adamw if bias_correction else without_bias_correction(adamw)
 
 
-def without_bias_correction(optimizer):
+def without_bias_correction(optimizer: torch.optim.AdamW) -> torch.optim.AdamW:
     """Let a fresh torch.optim.AdamW take its moments as they are, as the original code of BERT and ELECTRA does.
 
     The corrections are 1 - beta ** step. With the count at 2 ** 24 they are 1 from the start, and there it stays: one
@@ -58,10 +109,12 @@ def without_bias_correction(optimizer):
     return optimizer
 
 
-def hidden_matrices(model):
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """The matrices of attention and feed-forward layers: neither embeddings and head, nor a router's few rows."""
-    return [
-        p
-        for name, p in model.named_parameters()
-        if p.requires_grad and p.dim() == 2 and re.search(r"\.layers?\.", name) and not name.endswith("mlp.gate.weight")
-    ]
+    found = []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.requires_grad and parameter.dim() == 2
+        in_a_layer = re.search(r"\.layers?\.", name)
+        if is_matrix and in_a_layer and not name.endswith("mlp.gate.weight"):
+            found.append(parameter)
+    return found

@@ -3,35 +3,44 @@
 import math
 
 
-def get_lr(current_step, total_steps, lr):
+def get_lr(current_step: float, total_steps: float, lr: float) -> float:
     """MiniMind's cosine: from 1.1·lr at step 0 down to 0.1·lr at `total_steps`."""
     return lr / 10 + 0.5 * lr * (1 + math.cos(math.pi * current_step / total_steps))
 
 
-SCHEDULES = {  # share of the run done (0 to 1) -> factor of the learning rate
-    "minimind": lambda progress: get_lr(progress, 1.0, 1.0),
-    "cosine": lambda progress: 0.1 + 0.45 * (1 + math.cos(math.pi * progress)),  # 1 to 0.1
-    "wsd": lambda progress: min(1.0, (1 - progress) / 0.2),  # warm-up by its own flag, stable, linear decay at the end
-    "linear": lambda progress: 1 - progress,
-    "constant": lambda progress: 1.0,
-}
+# ------------------------------------------------------- factors of the rate by the share of the run done, 0 to 1
 
 
-def one_cycle(t, T, peak_at, start):
-    """A cosine from `start` up to 1 at update `peak_at`, then one down to 1e-5 at T."""
-    low, share = (start, 1 - t / max(peak_at, 1)) if t < peak_at else (1e-5, (t - peak_at) / max(T - peak_at, 1))
-    return 1 + (low - 1) * (1 - math.cos(math.pi * min(share, 1))) / 2
+def minimind(progress: float) -> float:
+    """1.1 to 0.1, as the public trainer has it."""
+    return get_lr(progress, 1.0, 1.0)
 
 
-ENCODER_SCHEDULES = {  # (updates done t, all updates T, those of the warm-up w) -> factor of the learning rate
-    "original_linear": lambda t, T, w: (1 - t / T) * (min(1, t / w) if w else 1),
-    "separate_linear": lambda t, T, w: t / w if t < w else (T - t) / max(T - w, 1),
-    "one_cycle": lambda t, T, w: one_cycle(t, T, 0.25 * T, 1 / 25),
-    "adjusted_one_cycle": lambda t, T, w: one_cycle(t, T, w, 1e-5),
-}
+def cosine(progress: float) -> float:
+    """1 to 0.1."""
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
 
 
-def learning_rate(progress, warmup_progress, lr, schedule="minimind"):
+def wsd(progress: float) -> float:
+    """Stable, then a linear decay to 0 over the last fifth; the warm-up has a flag of its own."""
+    return min(1.0, (1 - progress) / 0.2)
+
+
+def linear(progress: float) -> float:
+    """1 to 0."""
+    return 1 - progress
+
+
+def constant(progress: float) -> float:
+    """1 throughout."""
+    return 1.0
+
+
+# The values of --lr_schedule of train_pretrain.py
+SCHEDULES = {"minimind": minimind, "cosine": cosine, "wsd": wsd, "linear": linear, "constant": constant}
+
+
+def learning_rate(progress: float, warmup_progress: float, lr: float, schedule: str = "minimind") -> float:
     """The rate of an update that starts at `progress` (0 to 1 of all rows of the run).
 
     warmup_progress: share of the warm-up done at the end of this update; from 1 on it has no effect.
@@ -39,3 +48,49 @@ def learning_rate(progress, warmup_progress, lr, schedule="minimind"):
     is cut into micro-batches and ranks.
     """
     return lr * SCHEDULES[schedule](progress) * min(1.0, warmup_progress)
+
+
+# ------------------- factors by t updates done of T, the first w of them a warm-up, for ELECTRA and fine-tuning
+
+
+def original_linear(t: int, T: int, w: int) -> float:
+    """A linear decay over the whole run, times a linear warm-up: ELECTRA's original code."""
+    warmup = min(1, t / w) if w else 1
+    return (1 - t / T) * warmup
+
+
+def separate_linear(t: int, T: int, w: int) -> float:
+    """A linear warm-up, then a linear decay from its end: BERT fine-tuning."""
+    if t < w:
+        return t / w
+    return (T - t) / max(T - w, 1)
+
+
+def one_cycle(t: int, T: int, w: int) -> float:
+    """From 1/25 up to 1 over a quarter of the run, then down to 1e-5; w has no effect."""
+    return _two_cosines(t, T, 0.25 * T, 1 / 25)
+
+
+def adjusted_one_cycle(t: int, T: int, w: int) -> float:
+    """From 1e-5 up to 1 over the warm-up, then down to 1e-5."""
+    return _two_cosines(t, T, w, 1e-5)
+
+
+def _two_cosines(t: int, T: int, peak_at: float, start: float) -> float:
+    """A cosine from `start` up to 1 at update `peak_at`, then one down to 1e-5 at T."""
+    if t < peak_at:
+        low = start
+        share = 1 - t / max(peak_at, 1)
+    else:
+        low = 1e-5
+        share = (t - peak_at) / max(T - peak_at, 1)
+    return 1 + (low - 1) * (1 - math.cos(math.pi * min(share, 1))) / 2
+
+
+# The values of --lr_schedule of train_electra.py
+ENCODER_SCHEDULES = {
+    "original_linear": original_linear,
+    "separate_linear": separate_linear,
+    "one_cycle": one_cycle,
+    "adjusted_one_cycle": adjusted_one_cycle,
+}

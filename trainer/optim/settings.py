@@ -20,11 +20,15 @@ class UpdateSettings(Settings):
     from_resume: bool = switch(False, help="go on from the newest intact checkpoint, if there is one", first=True)
 
 
+# How each is built stands in trainer/optim/build.py.
+OPTIMIZERS = ("adamw", "muon")
+
+
 @dataclass(kw_only=True)
 class OptimizerSettings(Settings):
     """training"""
 
     optimizer: str = setting(
-        "adamw", choices=("adamw", "muon"), help="muon: for the blocks' matrices, AdamW elsewhere", first=True
+        "adamw", choices=OPTIMIZERS, help="muon: for the blocks' matrices, AdamW elsewhere", first=True
     )
     muon_lr: float = setting(0.02, check=positive(float), help="Muon's learning rate, on the same schedule")

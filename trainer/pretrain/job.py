@@ -17,7 +17,7 @@ from dataset.packing import EpochPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.vocabulary import check_known, check_size
 from model.checkpointing import recompute_layers
-from model.config import MiniMindConfig, parameter_count
+from model.config import MiniMindConfig, architecture, parameter_count
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
@@ -39,13 +39,6 @@ from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 
 BYTES_PER_PARAMETER = 16  # weight, gradient and AdamW's two moments in fp32
-
-# The fields of a config that decide which weights fit and what they compute
-ARCHITECTURE = (
-    "generation", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "intermediate_size", "rms_norm_eps", "rope_theta", "dropout", "use_moe", "num_experts", "num_experts_per_tok",
-    "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob",
-)  # fmt: skip
 
 
 class PretrainJob(Job[Batch]):
@@ -105,7 +98,7 @@ class PretrainJob(Job[Batch]):
         self.identity = {
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
-            "architecture": {name: getattr(self.config, name) for name in ARCHITECTURE},
+            "architecture": architecture(self.config),
             "row layout": self.corpus.layout(),
             "optimizer": settings.optimizer,
         }

@@ -15,14 +15,11 @@ import numpy as np
 import torch
 
 from common.errors import BadContentError
-from trainer.optim.muon import Muon
+from trainer.optim.build import KEPT
 
 if TYPE_CHECKING:
     from trainer.loop import Trainer
 
-# The tensors that an optimiser keeps for a parameter in the parameter's shape, and the count that AdamW keeps beside
-MOMENTS = {torch.optim.AdamW: ("exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
-COUNTS = {torch.optim.AdamW: ("step",), Muon: ()}
 LARGEST_COUNT = 2**53
 # Of settings and the like, which are compared and printed: a nest of references could be walked through for ever
 DEEPEST = 6
@@ -180,7 +177,7 @@ def _check_optimizer(state: dict, own: torch.optim.Optimizer, applied: float) ->
     parameters = [parameter for group in own.param_groups for parameter in group["params"]]
     complete = of_parameter.keys() == set(range(len(parameters)))  # type: ignore[union-attr]
     require(complete, "optimizer: it does not have a state for each parameter")
-    moments, counts = MOMENTS[type(own)], COUNTS[type(own)]
+    moments, counts = KEPT[type(own)]
     for i, parameter in enumerate(parameters):
         kept = of_parameter[i]  # type: ignore[index]
         whole = isinstance(kept, dict) and kept.keys() == {*moments, *counts}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from trainer.saving.checkpoint_content import MOMENTS
+from trainer.optim.build import KEPT
 
 
 def check_writable(stem: Path) -> None:
@@ -64,7 +64,7 @@ def check_space(folder: Path, engine: Any) -> None:
     """Errors: UserError where the disk has less room than a checkpoint of the engine's model takes."""
     needed = sum(p.numel() * p.element_size() for p in engine.model.parameters())
     for optimizer in getattr(engine.optimizer, "optimizers", [engine.optimizer]):
-        moments = len(MOMENTS[type(optimizer)])
+        moments = len(KEPT[type(optimizer)].moments)
         for group in optimizer.param_groups:
             needed += moments * sum(p.numel() * p.element_size() for p in group["params"])
     disk = shutil.disk_usage(folder)

@@ -41,7 +41,7 @@ FAULTS = {
     "a list": (b'["text"]', "not an object"),
     "a string": (b'"text"', "not an object"),
     "text missing": (b'{"content": "x"}', "no text"),
-    "null (pitfall 19)": (b'{"text": null}', "text is null"),
+    "null": (b'{"text": null}', "text is null"),
     "a number": (b'{"text": 3}', "text is not a string"),
     "two objects": (b'{"text": "a"} {"text": "b"}', "two values on a line"),
     "raw control character": (b'{"text": "a\tb"}', "raw control character"),
@@ -52,7 +52,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_harmless_kinds_load_identically(tmp_path, kind):
-    """Pitfall 19, row 17: what cannot change a document changes nothing."""
+    """What cannot change a document changes nothing."""
     file = tmp_path / "a.jsonl"
     file.write_bytes(HARMLESS[kind])
     bad = BadLines()
@@ -70,7 +70,7 @@ def test_escaped_nul_and_a_10_mb_line(tmp_path):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_name_file_and_line_or_are_counted(tmp_path, name):
-    """Pitfall 19, row 17: the first fault stops with file:line; a collector counts it and the other documents come."""
+    """The first fault stops with file:line; a collector counts it and the other documents come."""
     line, kind = FAULTS[name]
     file = tmp_path / "a.jsonl"
     file.write_bytes(b"\n".join([GOOD[0], b"", line, *GOOD[1:]]))

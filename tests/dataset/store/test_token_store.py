@@ -251,7 +251,7 @@ def test_a_shard_reads_no_file_for_its_digest_that_another_has_read(tmp_path, en
 
 
 def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder):
-    """Pitfall 18, issue 3: nothing stale is ever reused; the same content in another place is."""
+    """Nothing stale is ever reused; the same content in another place is."""
     path, cache = write(tmp_path / "a.jsonl"), str(tmp_path / "cache")
     first = open_or_build(path, encoder, cache_dir=cache)
     others = [
@@ -286,7 +286,7 @@ def test_document_without_tokens_is_not_stored(tmp_path):
 
 @pytest.mark.parametrize("num_procs", [1, 3])
 def test_faulty_line_is_named_rightly(tmp_path, encoder, small_blocks, num_procs):
-    """Pitfall 19: the first fault of the file is raised, with its line in the file, whichever process met it."""
+    """The first fault of the file is raised, with its line in the file, whichever process met it."""
     lines = [json.dumps({"text": text}) for text in TEXTS]
     lines[211] = '{"text": null}'
     lines[260] = "nonsense"
@@ -303,7 +303,7 @@ def test_faulty_line_is_named_rightly(tmp_path, encoder, small_blocks, num_procs
 
 
 def test_all_16_kinds_are_skipped_and_counted(tmp_path, encoder, small_blocks):
-    """Row 17: the exact count by kind, after any number of processes and on a second start."""
+    """The exact count by kind, after any number of processes and on a second start."""
     from tests.dataset.reading.test_documents import FAULTS, HARMLESS
     from tests.dataset.reading.test_documents import TEXTS as GOOD_TEXTS
 
@@ -543,7 +543,7 @@ def test_no_file_of_a_store_is_open_or_mapped_when_it_is_renamed_or_removed(
 
 
 def test_pickle_payload_is_never_run(tmp_path, encoder):
-    """Row 19, pitfall 26: whatever file of a store is replaced by a pickle, opening it runs nothing."""
+    """Whatever file of a store is replaced by a pickle, opening it runs nothing."""
 
     class Payload:
         def __reduce__(self):
@@ -616,7 +616,7 @@ def test_processes_that_start_together_build_once(tmp_path, encoder):
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig):
-    """Issue 3: no half store is readable, the next start clears up, the workers end with their parent."""
+    """No half store is readable, the next start clears up, the workers end with their parent."""
     psutil = pytest.importorskip("psutil")
     path = write(tmp_path / "a.jsonl", TEXTS * 400)
     run = start(path, encoder, procs=2)

@@ -60,7 +60,7 @@ class LetterTokenizer(PreTrainedTokenizer):
 
 @pytest.mark.parametrize("template", [False, True])
 def test_bos_and_eos_stand_once(template):
-    """Pitfall 21: neither doubled by the tokenizer's own post-processor nor by a text that carries them."""
+    """Neither doubled by the tokenizer's own post-processor nor by a text that carries them."""
     tokenizer = small_tokenizer(template=template)
     encoder = DocumentEncoder(tokenizer)
     plain = tokenizer("the cat sat", add_special_tokens=False)["input_ids"]

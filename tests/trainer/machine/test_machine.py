@@ -56,7 +56,7 @@ def test_unknown_devices(name):
 
 
 @pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_pitfall_1_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
+def test_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
     monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: native)
     chosen, notice = pick_dtype("bfloat16", CPU)
     assert chosen is dtype and bool(notice) is not native
@@ -140,7 +140,7 @@ def test_stop_signals_are_noted_and_the_old_handlers_come_back():
 
 
 def test_compile_without_a_compiler_says_so(monkeypatch):
-    """Pitfall 2: a setting that is ignored is warned about; auto is quiet where the run is too short to compile for."""
+    """A setting that is ignored is warned about; auto is quiet where the run is too short to compile for."""
     monkeypatch.setattr(compiling, "compiler_missing", lambda device: "no compiler")
     said = []
     compile_blocks(None, "1", CPU, said.append)

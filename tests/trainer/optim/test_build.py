@@ -1,4 +1,4 @@
-"""Schedule, parameter groups and optimiser. References: the formulas of the contract, torch's own unfused AdamW."""
+"""Schedule, parameter groups and optimiser. References: the published formulas, torch's own unfused AdamW."""
 
 import copy
 import math
@@ -34,7 +34,7 @@ def test_other_schedules(schedule, begin, half, end):
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
-    """Pitfall 11: every parameter once; the rate of Muon is --muon_lr on the same schedule (lr_scale)."""
+    """Every parameter once; the rate of Muon is --muon_lr on the same schedule (lr_scale)."""
     model = tiny_model(use_moe=True)
     optimizer = build_optimizer(model, 1e-3, 0.01, "muon", muon_lr=0.02)
     names = {id(p): name for name, p in model.named_parameters()}
@@ -82,7 +82,7 @@ class WithBias(nn.Module):
 
 
 @pytest.mark.parametrize("model", [WithBias(), tiny_model(), tiny_model(use_moe=True, generation="minimind3")])
-def test_pitfall_11_every_trainable_parameter_is_in_one_group_and_vectors_are_not_decayed(model):
+def test_every_trainable_parameter_is_in_one_group_and_vectors_are_not_decayed(model):
     """Reference: the module tree, walked here by name."""
     decayed, plain = parameter_groups(model, 0.01)
     assert decayed["weight_decay"] == 0.01 and plain["weight_decay"] == 0
@@ -96,7 +96,7 @@ def test_pitfall_11_every_trainable_parameter_is_in_one_group_and_vectors_are_no
             assert id(module.bias) in map(id, plain["params"])
 
 
-def test_pitfall_11_every_parameter_moves(tmp_path):
+def test_every_parameter_moves(tmp_path):
     """Nothing is left out of training: a short run changes each tensor, the embedding (tied head) included."""
     from trainer.train_pretrain import init_model
 

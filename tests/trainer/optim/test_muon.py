@@ -41,7 +41,7 @@ def test_orthogonalise_brings_the_singular_values_near_one():
 
 
 def test_found_inf_leaves_parameters_and_momentum_as_they_are():
-    """Reliability row 15: a NaN gradient with found_inf set changes nothing, and later updates are as if it never came."""
+    """A NaN gradient with found_inf set changes nothing, and later updates are as if it never came."""
     ours, twin = matrices(), matrices()
     optimizer, reference = Muon(ours), Muon(twin)
     run(optimizer, ours, 2)

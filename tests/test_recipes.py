@@ -1,0 +1,132 @@
+"""The recipes of CONTRIBUTING.md, applied to a copy of the repository and run there. Reference: what the files say afterwards."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import ROOT, flags, write_corpus
+
+FOLDERS = ("common", "model", "dataset", "trainer", "scripts")
+
+
+def recipe(name: str) -> list[tuple[str, str, str]]:
+    """(file, where in it, code) of each block under a heading of CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = re.split(r"^##", text.split(f"### {name}\n")[1], flags=re.MULTILINE)[0]
+    blocks = re.findall(r"```python\n# (\S+), ([^\n]+)\n(.*?)```", section, re.DOTALL)
+    assert 1 <= len(blocks) <= 2, "a recipe touches one file or two"
+    return blocks
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the code, without what it has made."""
+    place = tmp_path / "copy"
+    for folder in FOLDERS:
+        left_out = shutil.ignore_patterns("__pycache__", ".token_store", "*.jsonl")
+        shutil.copytree(ROOT / folder, place / folder, ignore=left_out)
+    return place
+
+
+def apply(name, place):
+    for file, where, code in recipe(name):
+        path = place / file
+        if where == "a new file":
+            path.write_text(code, encoding="utf-8")
+            continue
+        text = path.read_text(encoding="utf-8")
+        if where == "at the end":
+            path.write_text(f"{text}\n\n{code}", encoding="utf-8")
+            continue
+        before = where.removeprefix("in place of ")
+        assert text.count(f"\n{before}\n") == 1, f"{file} has no line {before}"
+        path.write_text(text.replace(f"\n{before}\n", f"\n{code}"), encoding="utf-8")
+
+
+def run(place, *words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, words)]
+    ended = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def log_lines(path):
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [record for record in records if "loss" in record]
+
+
+@pytest.mark.slow
+def test_a_schedule_an_optimiser_and_an_input_format(copy, tmp_path):
+    """All three at once, then a resume, which looks at what the optimiser keeps."""
+    for name in ("A learning-rate schedule", "An optimiser", "An input format"):
+        apply(name, copy)
+    (tmp_path / "data.ini").write_text("".join(f"[{i}]\ntext = the cat {i} sat on a mat\n" for i in range(40)))
+    options = {
+        "data_path": tmp_path / "data.ini",
+        "out_dir": tmp_path / "out",
+        "lr_schedule": "half",
+        "optimizer": "sgd",
+    }
+    printed = run(copy, "trainer/train_pretrain.py", *flags(**options, pack=0))
+    assert "data: 40 documents" in printed
+    lines = log_lines(tmp_path / "out" / "pretrain_16.metrics.jsonl")
+    rates = [line["lr"] for line in lines]
+    assert rates[0] == 5e-4
+    assert rates[-1] == 2.5e-4
+    assert set(rates) == {5e-4, 2.5e-4}
+    printed = run(copy, "trainer/train_pretrain.py", *flags(**options, pack=0, epochs=2, from_resume=1))
+    assert "resumed from" in printed
+
+
+@pytest.mark.slow
+def test_an_evaluation_task(copy, tmp_path):
+    apply("An evaluation task", copy)
+    data = write_corpus(tmp_path / "data.jsonl", 20)
+    run(copy, "trainer/train_pretrain.py", *flags(data_path=data, out_dir=tmp_path / "out"))
+    weight = tmp_path / "out" / "pretrain_16.pth"
+    printed = run(copy, "scripts/evaluate.py", "short", "--weight", weight, "--data_path", data, "--device", "cpu")
+    assert "20" in printed
+    (figures,) = (tmp_path / "out").glob("pretrain_16.short.*.json")
+    assert json.loads(figures.read_text())["task"] == "short"
+
+
+@pytest.mark.slow
+def test_a_job_trains_resumes_and_reports(copy, tmp_path):
+    """Reference: a run that is not stopped in between; the weights are bitwise the same."""
+    apply("A job", copy)
+    given = [
+        "--device",
+        "cpu",
+        "--batch_size",
+        "4",
+        "--accumulation_steps",
+        "2",
+        "--log_interval",
+        "1",
+        "--dtype",
+        "float32",
+    ]
+    whole = run(
+        copy, "trainer/train_bytes.py", *given, "--learning_rate", "0.1", "--epochs", "4", "--out_dir", tmp_path / "a"
+    )
+    assert "report: " in whole
+    lines = log_lines(tmp_path / "a" / "bytes.metrics.jsonl")
+    assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
+    for epochs in ("2", "4"):
+        run(
+            copy,
+            *("trainer/train_bytes.py", *given, "--learning_rate", "0.1", "--epochs", epochs, "--from_resume", "1"),
+            *("--out_dir", tmp_path / "b"),
+        )
+    import torch
+
+    first, second = (torch.load(tmp_path / name / "bytes.pth", weights_only=True)["weight"] for name in "ab")
+    assert torch.equal(first, second)
+    assert (tmp_path / "a" / "bytes.report.html").is_file()
+    assert (tmp_path / "a" / "bytes.settings.yaml").is_file()
