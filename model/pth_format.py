@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from model.config import public_spellings
-from model.weight_files import DIGEST_FIELD, read_state_dict
+from model.weight_files import DIGEST_FIELD, VOCABULARY_FIELD, read_state_dict
 
 
 def load_pth(model_class, path, overrides):
@@ -24,6 +24,8 @@ def load_pth(model_class, path, overrides):
     has_config = beside.exists()
     fields = read_json(beside) if has_config else None
     digests = checked_digests(beside, fields.pop(DIGEST_FIELD, None)) if has_config else None
+    if fields is not None:
+        fields.pop(VOCABULARY_FIELD, None)
     state = read_state_dict(path, digests)
     if fields is None:
         fields = infer_config(state, path, overrides, config_class)
@@ -116,6 +118,18 @@ def warn_of_guesses(path, config, overrides):
             f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; pass others if they differ",
             stacklevel=4,
         )
+
+
+def vocabulary_of(path: Path) -> str | None:
+    """What the .json beside a weight says of the vocabulary that it was trained with; None: nothing.
+
+    Errors: ValueError for a .json that is none.
+    """
+    beside = path.with_suffix(".json")
+    if path.suffix != ".pth" or not beside.is_file():
+        return None
+    found = read_json(beside).get(VOCABULARY_FIELD)
+    return found if isinstance(found, str) else None
 
 
 def read_json(path):

@@ -14,6 +14,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # The field of the `.json` that names the SHA-256 of the `.pth` beside it: of the newest, and of the one before, which is
 # still there if a crash came between the two files.
 DIGEST_FIELD = "weights_sha256"
+# The field that names the vocabulary of the tokenizer that the weights were trained with
+VOCABULARY_FIELD = "vocabulary_sha256"
 ZIP_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"
 
 

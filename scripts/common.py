@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError
+from common.notices import announce
 from common.packages import loader_reason
 from dataset.reading import limits
 from dataset.reading.faults import BadLine
@@ -14,7 +15,9 @@ from dataset.reading.file_kinds import refuse_address
 from dataset.reading.json_lines import BOM, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.model_minimind import MiniMindForCausalLM
+from model.pth_format import vocabulary_of
 from scripts.arguments import DTYPE_NAMES
 from trainer.machine.devices import pick_device, pick_dtype
 
@@ -36,6 +39,7 @@ def load(args):
     try:
         model = load_model(args.weight)
         tokenizer = load_tokenizer(tokenizer_folder(args.weight, args.tokenizer_path))
+        check_vocabulary(args.weight, tokenizer, args.tokenizer_path)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     encoder = DocumentEncoder(tokenizer)
@@ -45,6 +49,22 @@ def load(args):
             "name the weight's own with --tokenizer_path"
         )
     return model.to(device), tokenizer, encoder
+
+
+def check_vocabulary(weight: str | Path, tokenizer: PreTrainedTokenizerBase, tokenizer_path: str | None) -> None:
+    """Whether the tokenizer is the one that the .json beside a weight speaks of.
+
+    Errors: UserError where the user named none and it is another. One that the user named may have been extended: a
+    line says so.
+    """
+    recorded = vocabulary_of(Path(weight))
+    if recorded is None or recorded == vocabulary_digest(tokenizer):
+        return
+    if not tokenizer_path:
+        raise UserError(
+            f"{weight} was trained with another tokenizer than the one in model/: name it with --tokenizer_path"
+        )
+    announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
 
 
 def load_model(weight):
@@ -58,6 +78,7 @@ def load_model(weight):
     disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        check_is_causal(path, config)
         model, faults = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
@@ -66,6 +87,8 @@ def load_model(weight):
             output_loading_info=True,
             trust_remote_code=False,
         )
+    except UserError:
+        raise
     except Exception as error:  # each loader raises its own kinds
         raise UserError(f"{path}: no model can be loaded from there ({loader_reason(error)})") from error
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -74,6 +97,13 @@ def load_model(weight):
                 f"{path}: {len(faults[what])} {what.replace('_', ' ')}, {sorted(map(str, faults[what]))[0]}"
             )
     return model.eval()
+
+
+def check_is_causal(path: Path, config: PretrainedConfig) -> None:
+    """Errors: UserError for a model of another kind, such as an ELECTRA, which transformers would load all the same."""
+    kinds = config.architectures or []
+    if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
+        raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
 
 
 def utf8_folder(flag: str, path: str | Path) -> Path:

@@ -39,7 +39,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
-from scripts.common import DTYPES, load_model, tokenizer_folder, utf8_folder
+from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder, utf8_folder
 from scripts.hf_format import from_hf, hf_config, to_hf
 from scripts.model_card import model_card
 from trainer.machine.command_line import run_cli
@@ -80,6 +80,7 @@ def export(weight, out_dir, tokenizer_path=None, dtype="auto", overwrite=False):
     if not isinstance(model, MiniMindForCausalLM):
         raise UserError(f"{weight} is a {type(model).__name__} already; --to_pth brings it back to a .pth")
     tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
+    check_vocabulary(weight, tokenizer, tokenizer_path)
     config, state = hf_config(model.config), to_hf(model.state_dict(), model.config)
     config.dtype = smallest_exact(state) if dtype == "auto" else DTYPES[dtype]
     state = {name: cast(tensor, config.dtype, name) for name, tensor in state.items()}

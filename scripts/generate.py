@@ -98,6 +98,8 @@ def utf8(prompt):
 
 def typed_prompts():
     """Lines of stdin; with a prompt sign and line editing on a terminal."""
+    if sys.stdin is None:
+        raise UserError("there is no standard input to read prompts from: name them on the command line")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")  # `utf8` answers for bytes that are no text
     if not sys.stdin.isatty():

@@ -144,6 +144,7 @@ class Job(ABC, Generic[BatchT]):
     save_at: Container[int] = frozenset()  # updates after which it is saved, beside those of --save_interval
     shown: Sequence[str] = ("grad_norm",)  # fields of a log line beside loss and rate
     may_change: Sequence[str] = ()  # flags that a resume may change, and then says so
+    only_at_start: Sequence[str] = ()  # flags that a resume does not read, and says so where they differ
     replaced: Sequence[Path] = ()  # what else an earlier run may have left; a fresh one moves it away
     begun: Sequence[Path] = ()  # that of it which a run leaves before it has saved anything
     token_check: TokenCheck | None = None  # of the data, on one rank of a machine

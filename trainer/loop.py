@@ -104,6 +104,11 @@ class Trainer:
         self.job.begin()
         self.prepare()
         exit_code = self.fit()
+        if self.progress.skipped:
+            self.reporter.say(
+                f"warning: {self.progress.skipped:,} of {counted(self.progress.update, 'update')} were not applied, since "
+                "their loss or gradient was not finite"
+            )
         if exit_code == 0:
             self.reporter.say(self.written)
         self.reporter.close()

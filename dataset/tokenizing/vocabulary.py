@@ -1,5 +1,7 @@
 """Whether a tokenizer is the one that a model or a text wants: faults that would train on [UNK] without a word."""
 
+import hashlib
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,12 @@ def check_known(tokens: np.ndarray, unk_id: int | None, what: str, others: Colle
             f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is of another "
             "language or model, or its vocabulary is not whole"
         )
+
+
+def vocabulary_digest(tokenizer: Any) -> str:
+    """Of which token has which id: what tells the tokenizer of a weight from another one of the same size."""
+    entries = sorted((i, token) for token, i in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 def check_size(entries: int, embeddings: int, what: str) -> None:

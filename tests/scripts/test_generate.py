@@ -2,16 +2,19 @@
 
 import builtins
 import io
+import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from transformers import ElectraConfig, ElectraForMaskedLM
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from scripts import generate
-from tests.helpers import ROOT, tiny_model
+from scripts import export_hf, generate
+from tests.helpers import ROOT, tiny_model, train, write_corpus
 from trainer.saving.weights import save_weights
 
 
@@ -267,3 +270,50 @@ def test_ctrl_c_ends_a_command_that_nobody_types_prompts_to(weight, monkeypatch)
     monkeypatch.setattr(generate, "reply", stopped)
     with pytest.raises(KeyboardInterrupt):
         generate.main(["--weight", weight, "--device", "cpu", "one", "two"])
+
+
+def other_tokenizer(folder):
+    """The repository's with two entries that have changed places: of the same size, and wrong for its weights."""
+    folder.mkdir()
+    content = json.loads((ROOT / "model" / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    shutil.copy(ROOT / "model" / "tokenizer_config.json", folder)
+    return folder
+
+
+def test_a_weight_of_another_tokenizer_is_not_read_with_the_repositorys(tmp_path, capsys):
+    """The trainer writes down which vocabulary it trained with; scripts and --from_weight look there."""
+    data = write_corpus(tmp_path / "data.jsonl", 20)
+    folder = other_tokenizer(tmp_path / "other")
+    train(data_path=data, out_dir=tmp_path, tokenizer_path=folder)
+    weight = str(tmp_path / "pretrain_16.pth")
+    with pytest.raises(UserError, match="trained with another tokenizer than the one in model/"):
+        generate.main(["--weight", weight, "--device", "cpu", "hi"])
+    with pytest.raises(UserError, match="trained with another tokenizer than the one in model/"):
+        export_hf.main(["--weight", weight, "--out_dir", str(tmp_path / "hf")])
+    with pytest.raises(UserError, match="trained with another tokenizer than --tokenizer_path"):
+        train(data_path=data, out_dir=tmp_path / "more", from_weight=weight)
+    capsys.readouterr()
+    words = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu", "--max_new_tokens", "2", "hi"]
+    generate.main(words)
+    assert "another tokenizer" not in capsys.readouterr().err
+    words[3] = str(ROOT / "model")
+    generate.main(words)
+    assert "warning: " in capsys.readouterr().err
+
+
+def test_an_encoder_is_no_model_that_continues_texts(tmp_path):
+    sizes = {"embedding_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    network = ElectraForMaskedLM(ElectraConfig(vocab_size=6400, intermediate_size=8, **sizes))
+    network.save_pretrained(tmp_path / "generator")
+    with pytest.raises(UserError, match="a ElectraForMaskedLM, and no causal language model"):
+        generate.main(["--weight", str(tmp_path / "generator"), "--device", "cpu", "hi"])
+
+
+def test_a_closed_standard_input_is_one_line(weight, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UserError, match="there is no standard input"):
+        generate.main(["--weight", weight, "--device", "cpu"])

@@ -501,3 +501,19 @@ def test_damaged_tokens_end_a_run_before_anything_is_saved_and_the_next_start_me
         train(data_path=data, out_dir=tmp_path / "out")
     assert not list((tmp_path / "out").glob("**/*.pt")) and not list((tmp_path / "out").glob("*.pth"))
     assert losses(train(data_path=data, out_dir=tmp_path / "out")) == undamaged
+
+
+def test_a_flag_that_only_a_start_reads_is_named_at_a_resume(data, tmp_path, capsys):
+    train(data_path=data, out_dir=tmp_path)
+    capsys.readouterr()
+    train(data_path=data, out_dir=tmp_path, epochs=2, from_resume=1, init_scheme="zero_out")
+    assert (
+        "warning: --init_scheme zero_out has no effect: the run goes on from its checkpoint" in capsys.readouterr().out
+    )
+
+
+def test_updates_that_were_not_applied_are_counted_at_the_end(data, tmp_path, capsys):
+    with break_updates({3}):
+        run = train(data_path=data, out_dir=tmp_path)
+    said = capsys.readouterr().out.splitlines()
+    assert f"warning: 1 of {run.progress.update} updates were not applied" in said[-2]

@@ -58,6 +58,8 @@ class ElectraJob(Job[Batch]):
         "warmup_steps",
     )
 
+    only_at_start = ("model_path", "init_std")
+
     def __init__(self, settings: ElectraSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.ranks = surroundings.ranks
@@ -79,6 +81,8 @@ class ElectraJob(Job[Batch]):
             self.model = init_model(settings, self.tokenizer)
             unknown = self.tokenizer.unk_token_id
             self.examples = Examples(self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown)
+        # Saved with the networks, so that a pipeline knows where to cut a long text.
+        self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
         if settings.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.model.to(self.device).train()
@@ -241,7 +245,10 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     recomputed = settings.use_compile == "1" and settings.gradient_checkpointing
     init_std = bool(settings.model_path) and is_changed(settings, "init_std")
     position_init = bool(settings.model_path) and is_changed(settings, "position_init")
+    # A folder says by itself whether its vocabulary is lower-cased; so does that of --model_path.
+    own_case = Path(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
     cases = [
+        ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
         ("warmup_steps", unused, "--lr_schedule one_cycle has its own"),
         ("use_compile", recomputed, "--gradient_checkpointing recomputes layers without it"),
         ("init_std", init_std, "the weights come from --model_path"),

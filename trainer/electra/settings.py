@@ -45,7 +45,7 @@ class ElectraOutput(OutputSettings):
     save_percents: list[float] = setting(
         [6.25, 12.5, 25.0, 50.0, 100.0],
         check=percents,
-        help="of the run, at which both networks are written",
+        help="of the run, at which both networks are written, as 25,50,100",
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from common.errors import user_errors
 from common.wording import counted
@@ -105,6 +106,7 @@ class GlueJob(Job[Batch]):
             self.model, self.new_weights = init_model(settings, data.task, command.model_folder, vocab_size)
             make_folder(folder)
             on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
+        set_longest_text(command.tokenizer, self.model.config)
         begins_with = weights_digest(self.model)
         if trained is not None:
             self.model.load_state_dict(load_file(trained))
@@ -237,6 +239,13 @@ def schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule
     """How an epoch of the task is dealt out to updates."""
     n_examples = len(data.train.features.first)
     return UpdateSchedule(n_examples, settings.batch_size, settings.accumulation_steps, ranks.world_size)
+
+
+def set_longest_text(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Give a tokenizer that knows no longest text the model's, so that a pipeline with the saved model can cut one."""
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    if tokenizer.model_max_length >= VERY_LARGE_INTEGER and positions > 0:
+        tokenizer.model_max_length = positions
 
 
 def new_weights(names: set[str]) -> str:

@@ -36,6 +36,8 @@ def find_model(model_path):
             return Path(cached_file(str(model_path), "config.json", local_files_only=True)).parent
         except (OSError, ValueError):
             pass
+    if (path / "discriminator" / "config.json").is_file():
+        raise UserError(f"--model_path {model_path}: no config.json there; {path / 'discriminator'} has one")
     raise UserError(
         f"--model_path {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
         "train_electra.py writes a folder {size}/discriminator that fits"

@@ -15,10 +15,11 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import Assembler, Batch
 from dataset.packing import EpochPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.vocabulary import check_known, check_size
+from dataset.tokenizing.vocabulary import check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig, architecture, parameter_count
 from model.model_minimind import MiniMindForCausalLM
+from model.pth_format import vocabulary_of
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
 from trainer.job import Job, Outlook, Progress, Surroundings, Update
@@ -56,6 +57,8 @@ class PretrainJob(Job[Batch]):
         "weight_decay",
     )
 
+    only_at_start = ("from_weight", "init_scheme")
+
     def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.ranks = surroundings.ranks
@@ -68,6 +71,7 @@ class PretrainJob(Job[Batch]):
             self.prompts = read_prompts(settings.sample_prompts)
             self.tokenizer = load_tokenizer(settings.tokenizer_path)
             self.encoder = DocumentEncoder(self.tokenizer, settings.parse_special_tokens)
+            self.vocabulary = vocabulary_digest(self.tokenizer)
             self.model = self._build_model()
             self.config: MiniMindConfig = self.model.config
             self.stem = Path(settings.out_dir) / weight_name(settings.save_weight, self.config)
@@ -107,8 +111,19 @@ class PretrainJob(Job[Batch]):
         settings = self.settings
         config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
         check_memory(config, self.device)
+        if settings.from_weight != "none":
+            self._check_vocabulary(find_weight(settings.from_weight, config, Path(settings.out_dir)))
         model = init_model(config, settings.from_weight, settings.out_dir, settings.init_scheme)
         return model.to(self.device)
+
+    def _check_vocabulary(self, weight: Path) -> None:
+        """Errors: UserError where the weight's .json says that it was trained with another tokenizer."""
+        recorded = vocabulary_of(weight)
+        if recorded is not None and recorded != self.vocabulary:
+            raise UserError(
+                f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
+                f"{self.settings.tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
+            )
 
     def _check_tokens(self) -> None:
         """Whether the tokens of the data, the tokenizer and the model fit each other."""
@@ -149,7 +164,7 @@ class PretrainJob(Job[Batch]):
         return samples(engine, self.tokenizer, self.encoder, self.prompts, signals, self.settings.seed)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
-        save_weights(dict(weights), self.config.to_dict(), self.stem)
+        save_weights(dict(weights), self.config.to_dict(), self.stem, self.vocabulary)
 
     # ---------------------------------------------------------------------------------------- what is said of it
 

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import shlex
 from pathlib import Path
 
 import matplotlib
@@ -245,10 +246,19 @@ def go_on(run: RunRecords) -> list[tuple[str, str]]:
     elif "train_glue.py" in started:
         commands = []
     else:
+        tokenizer = ""
+        if "--tokenizer_path" in started and "tokenizer_path" in run.settings:
+            tokenizer = f" --tokenizer_path {shlex.quote(str(run.settings['tokenizer_path']))}"
         commands = [
-            ("continue texts, chat", f"python {top}scripts/generate.py --weight {stem}.pth"),
-            ("measure", f"python {top}scripts/evaluate.py perplexity --weight {stem}.pth --data_path my.txt"),
-            ("export to Hugging Face", f"python {top}scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf"),
+            ("continue texts, chat", f"python {top}scripts/generate.py --weight {stem}.pth{tokenizer}"),
+            (
+                "measure",
+                f"python {top}scripts/evaluate.py perplexity --weight {stem}.pth{tokenizer} --data_path my.txt",
+            ),
+            (
+                "export to Hugging Face",
+                f"python {top}scripts/export_hf.py --weight {stem}.pth{tokenizer} --out_dir {stem}_hf",
+            ),
         ]
     if started:
         command = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)

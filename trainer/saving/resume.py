@@ -172,6 +172,12 @@ def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
     for name in trainer.job.may_change:
         if before.get(name) != now.get(name):
             trainer.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
+    for name in trainer.job.only_at_start:
+        if before.get(name) != now.get(name):
+            trainer.reporter.say(
+                f"warning: --{name} {now.get(name)} has no effect: the run goes on from its checkpoint, which began with "
+                f"{before.get(name)}"
+            )
     rows_before = before["batch_size"] * before["accumulation_steps"] * len(state["ranks"])
     rows_now = now["batch_size"] * now["accumulation_steps"] * trainer.ranks.world_size
     if rows_before != rows_now:

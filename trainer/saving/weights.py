@@ -7,16 +7,18 @@ import torch
 
 from common.files import HashingWriter, atomic_file, file_digest
 from common.notices import announce
-from model.weight_files import DIGEST_FIELD
+from model.weight_files import DIGEST_FIELD, VOCABULARY_FIELD
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
-def save_weights(state_dict: dict[str, torch.Tensor], config: dict, stem: str | Path) -> None:
+def save_weights(
+    state_dict: dict[str, torch.Tensor], config: dict, stem: str | Path, vocabulary: str | None = None
+) -> None:
     """Write `{stem}.pth`, a flat fp16 state dict on the CPU with the public key names, and `{stem}.json`, the config.
 
     The .json has the SHA-256 of the .pth. It is renamed first; so that a crash between the two leaves a good pair, it
-    has that of the .pth before as well.
+    has that of the .pth before as well. vocabulary: the `vocabulary_digest` of the tokenizer that belongs to the weights.
     """
     weights = weights_to_save(state_dict)
     path = Path(f"{stem}.pth")
@@ -25,6 +27,8 @@ def save_weights(state_dict: dict[str, torch.Tensor], config: dict, stem: str | 
         writer = HashingWriter(file)
         write_tensors(weights, writer)
         content = {**config, DIGEST_FIELD: [writer.digest.hexdigest(), *before]}
+        if vocabulary is not None:
+            content[VOCABULARY_FIELD] = vocabulary
         with atomic_file(f"{stem}.json") as beside:
             beside.write(json.dumps(content, indent=2, sort_keys=True).encode())
 
