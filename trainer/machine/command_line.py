@@ -28,6 +28,7 @@ def run_cli(main):
 
     Exit code 1 where nothing is to be mended: a worker process died.
     """
+    open_standard_streams()
     warnings.formatwarning = plain_warning
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a sample's characters must not end a run
@@ -51,6 +52,22 @@ def run_cli(main):
         if lack is None:
             raise
         end_with_line(lack, 2)
+
+
+def open_standard_streams() -> None:
+    """Where a standard stream is closed, put nowhere in its place.
+
+    The next file that is opened would get its number, and what a library prints would go into that file.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays for the rest of the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def end_with_line(message: str, code: int) -> NoReturn:

@@ -52,7 +52,8 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
     device: the user's choice ("cuda:0", "mps", "cpu") or None for the best there is. Under torchrun a CUDA rank takes
     the GPU of its local rank. Errors: UserError for `ddp` without torchrun or a device that is not there.
     """
-    if int(os.environ.get("RANK", -1)) == -1:
+    launched = ranks_of_launcher()
+    if launched is None:
         if ddp:
             raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
         device = pick_device(device)
@@ -60,7 +61,7 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
             torch.cuda.set_device(device)  # events and streams are of the current one
         return Ranks(), device
     end_with_launcher()
-    ranks = Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+    ranks = launched
     device = pick_device(device)
     if device.type == "cuda":
         if ranks.local_rank >= torch.cuda.device_count():
@@ -82,6 +83,35 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
         device_id=device if backend == "nccl" else None,
     )
     return ranks, device
+
+
+def ranks_of_launcher() -> Ranks | None:
+    """What the environment variables of torchrun say; None where there is no RANK, or -1 as old launch lines set it.
+
+    Errors: UserError for variables that no launcher would leave so.
+    """
+    if os.environ.get("RANK", "-1").strip() == "-1":
+        return None
+    found = []
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        value = os.environ.get(name, "")
+        if not value.isdecimal():
+            raise UserError(
+                f"RANK is set to {os.environ['RANK']!r} and {name} to {value!r}: launch with torchrun, which sets them all, or "
+                "unset RANK to train in one process"
+            )
+        found.append(int(value))
+    ranks = Ranks(*found)
+    if ranks.rank >= ranks.world_size or ranks.local_rank > ranks.rank:
+        raise UserError(
+            f"RANK={ranks.rank} LOCAL_RANK={ranks.local_rank} WORLD_SIZE={ranks.world_size} do not fit each other"
+        )
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise UserError(
+                f"RANK is set and {name} is not: launch with torchrun, or unset RANK to train in one process"
+            )
+    return ranks
 
 
 def pick_backend(device, ranks: Ranks) -> str:

@@ -2,7 +2,10 @@
 
 import os
 import random
+import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +14,13 @@ import torch
 
 from common.errors import UserError, user_errors
 from dataset.reading.documents import DataError
+from tests.helpers import ROOT, flags, write_corpus
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import run_cli
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.random_state import rng_state, seed_everything, set_rng_state
-from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.machine.ranks import Ranks, init_distributed_mode, ranks_of_launcher
 from trainer.machine.signals import StopSignals
 
 CPU = torch.device("cpu")
@@ -148,3 +152,40 @@ def test_compile_without_a_compiler_says_so(monkeypatch):
     compile_blocks(None, "auto", CPU, said.append, flops=1e9)
     compile_blocks(None, "0", CPU, said.append)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({"RANK": "x"}, "RANK is set to 'x'"),
+        ({"RANK": "-5", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "RANK is set to '-5'"),
+        ({"RANK": "0"}, "LOCAL_RANK to ''"),
+        ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "do not fit each other"),
+        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "MASTER_ADDR is not"),
+    ],
+)
+def test_a_launchers_variables_that_do_not_fit_are_one_line(variables, said, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=said) as error:
+        init_distributed_mode("cpu")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rank", [None, "-1"])
+def test_without_a_rank_there_is_one_process(rank, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    assert ranks_of_launcher() is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell that closes streams")
+def test_a_run_with_closed_standard_streams_ends_as_any_other(tmp_path):
+    data = write_corpus(tmp_path / "data.jsonl", 20)
+    command = [sys.executable, ROOT / "trainer" / "train_pretrain.py", *flags(data_path=data, out_dir=tmp_path / "out")]
+    closed = f"{shlex.join(map(str, command))} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", closed], timeout=120).returncode == 0
+    assert (tmp_path / "out" / "pretrain_16.pth").is_file()

@@ -66,7 +66,8 @@ def test_fine_tuning_starts_and_ends_there(tmp_path, device):
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
     """Two ranks on two GPUs: NCCL where this PyTorch has it, otherwise Gloo, as on Windows."""
-    for name, value in {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 2}.items():
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 2, **place}.items():
         monkeypatch.setenv(name, str(value))
     asked = {}
     monkeypatch.setattr(ranks_module, "rendezvous_store", lambda timeout: None)
@@ -84,7 +85,8 @@ def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
-    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2}.items():
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, **place}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(ranks_module, "end_with_launcher", lambda: None)
     with simulated_cuda(gpus=1), pytest.raises(UserError, match="more processes than this machine has GPUs"):
