@@ -16,18 +16,27 @@ from dataset.store.check import TokenCheck
 from dataset.store.format import TokenStore
 from dataset.store.token_store import open_or_build
 
+SHARE_IS_MISSED = 0.02  # of all trained tokens: what an epoch of whole documents may be off by
 EVAL_ROWS = 16  # rows of a validation batch: fixed, so that the figures do not depend on the training batch
 
 
-def split_weight(argument):
+def split_weight(argument: str) -> tuple[str, float | None]:
     """("a.jsonl", 0.7) of "a.jsonl:0.7"; (argument, None) where no share is given or a file has that very name."""
     path, colon, weight = argument.rpartition(":")
-    if not colon or Path(argument).exists():
+    if not colon or is_there(argument):
         return argument, None
     try:
         return path, float(weight)
     except ValueError:
         return argument, None
+
+
+def is_there(path: str) -> bool:
+    """Whether a file or folder has this name; what is too long for a name is none."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
 
 
 def group_sources(data_path: list[str]) -> list[tuple[list[str], float | None]]:
@@ -37,6 +46,9 @@ def group_sources(data_path: list[str]) -> list[tuple[list[str], float | None]]:
     Errors: DataError where some paths have a share and others have none.
     """
     sources = [split_weight(argument) for argument in data_path]
+    for path, share in sources:
+        if share is not None and not 0 < share < float("inf"):
+            raise DataError(f"--data_path {path}:{share:g}: a share is a number above 0, as in {path}:0.7")
     without_share = [path for path, share in sources if share is None]
     if len(without_share) == len(sources):
         return [(without_share, None)]
@@ -182,10 +194,35 @@ class Corpus:
         if self.mixture is None:
             return []
         shares = self.mixture.report(self.mixture.epoch_documents(epoch))
+        lines = []
+        for path, share in zip(self.sources, shares, strict=True):
+            lines.append(
+                f"{path}: {share.drawn:.2%} of the trained tokens (asked {share.asked:.2%}), "
+                f"{counted(share.documents, 'document')}, {share.used:.1%} of the source"
+            )
+            if abs(share.drawn - share.asked) > SHARE_IS_MISSED:
+                lines.append(
+                    f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is "
+                    "too little, or in too long documents; give the smallest source a smaller share"
+                )
+        return lines
+
+    def cut_off_report(self, plan: EpochPlan) -> list[str]:
+        """A line on what --pack 0 and --long_documents truncate leave out of an epoch, if it is anything."""
+        if self.mixture is not None or (self.pack and self.long_documents == "split"):
+            return []
+        trained = plan.row_targets(0, plan.n_rows)
+        there = 0
+        for lo, hi in chunks(len(self.store) if self.documents is None else len(self.documents)):
+            numbers = np.arange(lo, hi) if self.documents is None else np.asarray(self.documents[lo:hi], dtype=np.int64)
+            lengths = np.asarray(self.store.offsets[numbers + 1]) - np.asarray(self.store.offsets[numbers])
+            there += int(np.maximum(lengths - 1, 0).sum(dtype=np.int64))
+        if trained >= there:
+            return []
+        why = "--pack 0" if not self.pack else "--long_documents truncate"
         return [
-            f"{path}: {share.drawn:.2%} of the trained tokens (asked {share.asked:.2%}), {counted(share.documents, 'document')}, "
-            f"{share.used:.1%} of the source"
-            for path, share in zip(self.sources, shares, strict=True)
+            f"note: {there - trained:,} of {counted(there, 'token')} ({1 - trained / there:.1%}) are not trained: {why} leaves out "
+            "what is beyond --max_seq_len"
         ]
 
     def validation(self, pad_id=0):

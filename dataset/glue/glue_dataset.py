@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from common.errors import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
+from dataset.reading.file_kinds import expanded
 from dataset.store.token_store import user_cache
 
 FORMAT = 1  # of a cached file; raised when the same input would give other features
@@ -162,9 +163,7 @@ def cached_features(path, task, encoder, max_seq_len, cache_dir=None, labelled=T
     key = [FORMAT, task._replace(dev=(), test=()), labelled, max_seq_len, encoder.fingerprint]
     key = hashlib.sha256(json.dumps(key).encode() + _read(path)).hexdigest()[:16]
     name = f"{task.folder}-{path.stem}-{key}.npz"
-    places = (
-        [Path(cache_dir).expanduser()] if cache_dir else [path.parent / ".glue_cache", user_cache().parent / "glue"]
-    )
+    places = [expanded(cache_dir)] if cache_dir else [path.parent / ".glue_cache", user_cache().parent / "glue"]
     if not overwrite:
         for place in places:
             with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

@@ -81,7 +81,8 @@ class _Rows:
     def _new_reader(self):
         # A field has fewer characters than bytes: the bound on a row, below, is met first.
         csv.field_size_limit(limits.MAX_CSV_ROW_BYTES)
-        return csv.reader(self._row_lines(), delimiter=self.delimiter)
+        # strict: a quote in the wrong place is a fault, and does not swallow the rows behind it without a word.
+        return csv.reader(self._row_lines(), delimiter=self.delimiter, strict=True)
 
     def _row_lines(self) -> Iterator[str]:
         """What the csv module asks for, line by line, until a row is complete."""
@@ -106,7 +107,9 @@ class _Rows:
                 raise
             except csv.Error as error:
                 self.reader = self._new_reader()
-                raise BadLine("not CSV", f"not a row of CSV: {error}") from None
+                raise BadLine(
+                    "not CSV", f"not a row of CSV: {error}; a field with quotes is quoted, and they are doubled"
+                ) from None
             if row and self.ended:
                 # The module asked for one more line and there was none: it stood within quotes.
                 raise BadLine("cut line", "the file ends within a quoted field")

@@ -131,6 +131,8 @@ def _paragraphs(numbered: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[
 
 def _text_of_file(raw: bytes, text_field: str) -> str:
     """A whole text file, its line ends made \\n whatever system wrote it."""
+    if b"\0" in raw:
+        raise BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
     try:
         return raw.removeprefix(BOM).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

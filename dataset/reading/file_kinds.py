@@ -2,8 +2,9 @@
 
 import argparse
 import glob
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,28 +107,90 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> li
     """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
 
     A folder or glob gives the first of these that it has: CORPORA and .txt; text of the default suffixes; TABLES.
-    text_suffixes, of the user, are read wherever they are found.
+    text_suffixes, of the user, are read wherever they are found. What a run of ours, a token store or a model has left
+    in the folder is no data.
     """
     data_path = str(data_path)
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     refuse_address(data_path)
-    path = Path(data_path).expanduser()
-    if path.is_file():
+    path = expanded(data_path)
+    if _is(Path.is_file, path):
         if not _is_readable(path, text_suffixes):
             raise DataError(f"{path}: unknown kind of file; {READABLE}")
         return [path]
-    if path.is_dir():
-        found = [p for p in path.rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+    if _is(Path.is_dir, path):
+        found = [file for file in _files_below(path) if not is_own_output(file)]
     else:
         found = [Path(p) for p in glob.glob(str(path), recursive=True)]
-        if not found:
+        if not found and not path.is_symlink():
             raise DataError(f"{path}: no such file or folder, and no file matches it as a pattern; {READABLE}")
-    readable = [file for file in found if _is_readable(file, text_suffixes) and file.is_file()]
+        found = found or [path]
+    readable = [file for file in found if _is_readable(file, text_suffixes) and not file.is_dir()]
+    for file in readable:
+        _refuse_what_is_no_file(file)
     files = _wanted(readable, text_suffixes)
     if not files:
         raise DataError(f"{path}: nothing to read there; {READABLE}")
     return sorted(files, key=_posix)
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with its ~ replaced. Errors: DataError for the home of nobody."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+    """kind(path), False for what is too long for the name of a file."""
+    try:
+        return kind(path)
+    except OSError:
+        return False
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """All files in a folder and in the folders below it, those behind links among them; hidden folders left out.
+
+    A folder that is met twice, by a link to itself or to one above, is read once.
+    """
+    found = []
+    seen = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return found
+
+
+def is_own_output(file: Path) -> bool:
+    """Whether a run, a token store or a model has left the file where data lies too."""
+    if file.name.endswith((".metrics.jsonl", ".report.html", ".settings.yaml")) or file.name == "hashes.json":
+        return True
+    if file.suffix == ".json" and file.with_suffix(".pth").exists():
+        return True
+    if any(re.search(r"_resume(_old\d+)?$", folder.name) for folder in file.parents):
+        return True
+    beside = file.parent
+    is_store = (beside / "meta.json").is_file() and (beside / "tokens.bin").is_file()
+    is_model = (beside / "config.json").is_file() and (beside / "model.safetensors").is_file()
+    is_tokenizer = (beside / "tokenizer_config.json").is_file()
+    return is_store or is_model or is_tokenizer
+
+
+def _refuse_what_is_no_file(path: Path) -> None:
+    """Errors: DataError for a name of data that holds none: a link to nothing, a pipe. Part of a corpus would be missing."""
+    if path.is_file():
+        return
+    if path.is_symlink():
+        raise DataError(f"{path}: a link to {os.readlink(path)}, which is not there: is a disk not mounted?")
+    raise DataError(f"{path}: a pipe or a device, which can be read once only; write it to a file first")
 
 
 def _posix(path: Path) -> str:

@@ -31,7 +31,7 @@ from common.notices import announce
 from common.wording import counted
 from dataset.reading.documents import BLOCK_BYTES, BLOCK_ROWS, Block, LineCounter
 from dataset.reading.faults import BadLines
-from dataset.reading.file_kinds import find_files
+from dataset.reading.file_kinds import expanded, find_files
 from dataset.store import dealing
 from dataset.store.dealing import Dealing, Place
 from dataset.store.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
@@ -64,8 +64,8 @@ def open_or_build(
     """
     paths = [data_path] if isinstance(data_path, str | Path) else list(data_path)
     files = [file for path in paths for file in find_files(str(path), text_suffixes)]
-    beside = Path(paths[0]).expanduser() if Path(paths[0]).expanduser().is_dir() else files[0].parent
-    places = [Path(cache_dir).expanduser()] if cache_dir else [beside / ".token_store", user_cache()]
+    beside = expanded(paths[0]) if expanded(paths[0]).is_dir() else files[0].parent
+    places = [expanded(cache_dir)] if cache_dir else [beside / ".token_store", user_cache()]
     if shard is not None:  # the parts share the folder from the start
         places = [_first_writable(places)]
     stats = settled_stats(files, places)

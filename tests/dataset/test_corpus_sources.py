@@ -114,3 +114,36 @@ def test_files_that_only_text_suffixes_make_data_are_found_by_every_look_at_them
     folder = str(tmp_path / "logs")
     assert len(Corpus([folder], encoder, **options).store) == 3
     assert len(Corpus([folder, f"{folder}/0.log"], encoder, **options).notices) == 1
+
+
+@pytest.mark.parametrize("share", ["0", "nan", "inf", "-1"])
+def test_a_share_that_cannot_be_is_refused_before_anything_is_tokenised(tmp_path, encoder, share):
+    first, second = write_files(tmp_path, 2)
+    with pytest.raises(DataError, match="a share is a number above 0"):
+        Corpus([f"{first}:{share}", f"{second}:0.5"], encoder, max_seq_len=16, seed=0)
+    assert not (tmp_path / ".token_store").exists()
+
+
+def test_a_path_that_is_too_long_for_a_name_is_one_line(encoder):
+    with pytest.raises(DataError, match="no such file"):
+        Corpus(["x" * 5000 + ":0.5"], encoder, max_seq_len=16, seed=0)
+
+
+def test_a_share_that_does_not_hold_is_said(tmp_path, encoder):
+    """One document of four tokens is to be nine tenths of an epoch of whole documents, of which the other source has long ones."""
+    (tmp_path / "tiny.jsonl").write_text(json.dumps({"text": "abcd"}) + "\n")
+    (tmp_path / "long.jsonl").write_text((json.dumps({"text": "the cat sat on a mat " * 20}) + "\n") * 3)
+    paths = [f"{tmp_path}/tiny.jsonl:0.9", f"{tmp_path}/long.jsonl:0.1"]
+    report = Corpus(paths, encoder, max_seq_len=16, seed=0).mixture_report(0)
+    assert any("does not get its share" in line for line in report)
+
+
+def test_what_a_padded_row_cuts_off_is_counted(tmp_path, encoder):
+    """Reference: the lengths of the documents."""
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "the cat sat on a mat " * 5}) + "\n") * 3)
+    corpus = Corpus([f"{tmp_path}/a.jsonl"], encoder, max_seq_len=16, seed=0, pack=False, long_documents="truncate")
+    plan = corpus.plan(0)
+    lengths = [len(corpus.store.tokens) // 3 - 1] * 3
+    (line,) = corpus.cut_off_report(plan)
+    assert line.startswith(f"note: {sum(lengths) - plan.row_targets(0, plan.n_rows):,} of {sum(lengths):,} tokens")
+    assert Corpus([f"{tmp_path}/a.jsonl"], encoder, max_seq_len=16, seed=0).cut_off_report(plan) == []

@@ -8,6 +8,7 @@ from common.errors import DataError, UserError
 from common.wording import counted
 from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, read_features
 from dataset.glue.glue_tasks import TASKS
+from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.launch import make_folder
 from trainer.machine.ranks import on_main
@@ -29,7 +30,7 @@ class Data(NamedTuple):
 
 def task_folders(settings, say):
     """{task: folder} of --task below --data_dir. Errors: UserError where there is none."""
-    top = Path(settings.data_dir).expanduser()
+    top = expanded(settings.data_dir)
     if settings.task != "all":
         task = TASKS[settings.task]
         below = top / task.folder

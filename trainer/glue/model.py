@@ -17,6 +17,7 @@ from common.files import atomic_folder
 from common.packages import loader_reason
 from dataset.glue.glue_dataset import Batch, Totals
 from dataset.glue.glue_tasks import Task
+from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
 from model.electra.compiled_encoder import compile_layers, eager_if
@@ -28,7 +29,7 @@ from trainer.optim.build import parameter_groups
 
 def find_model(model_path):
     """The folder of --model_path; a name is looked up in the local cache of Hugging Face."""
-    path = Path(model_path).expanduser()
+    path = expanded(model_path)
     if (path / "config.json").exists():
         return path
     if not path.exists():

@@ -178,6 +178,7 @@ class PretrainJob(Job[Batch]):
         rows = self.corpus.plan(progress.epoch)
         parameters = sum(p.numel() for p in self.model.parameters())
         lines = [*self.corpus.notices, *self.corpus.mixture_report(progress.epoch)]
+        lines += self.corpus.cut_off_report(rows)
         for bad_lines in self.corpus.bad_lines:
             lines += bad_lines.report()
         lines += [

@@ -1,6 +1,8 @@
 """Which files of a folder are data. Reference: the table in dataset/README.md, and what was read before."""
 
 import argparse
+import os
+import sys
 
 import pytest
 
@@ -102,3 +104,72 @@ def test_a_folder_of_code_takes_its_share_beside_a_corpus(tmp_path):
     corpus = Corpus(paths, DocumentEncoder(small_tokenizer()), max_seq_len=16, seed=0, progress=False)
     assert [len(store) for store in corpus.store.stores] == [20, 20]
     assert len(corpus.mixture_report(0)) == 2
+
+
+def write_line(path, text="the cat"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{{"text": "{text}"}}\n', encoding="utf-8")
+    return path
+
+
+def test_what_a_run_or_a_store_leaves_in_the_folder_is_no_data(tmp_path):
+    data = write_line(tmp_path / "a.jsonl")
+    for name in (
+        "out/p_16.metrics.jsonl",
+        "out/p_16_resume/x.jsonl",
+        "out/p_16_resume_old1/y.jsonl",
+        ".hidden/z.jsonl",
+    ):
+        write_line(tmp_path / name)
+    (tmp_path / "out" / "p_16.pth").write_bytes(b"")
+    write_line(tmp_path / "out" / "p_16.json")
+    for name in ("meta.json", "tokens.bin"):
+        write_line(tmp_path / "cache" / "data-1" / name)
+    for name in ("config.json", "model.safetensors", "vocab.txt"):
+        write_line(tmp_path / "out" / "discriminator" / name)
+    assert find_files(str(tmp_path)) == [data]
+    data.unlink()
+    with pytest.raises(DataError, match="nothing to read there"):
+        find_files(str(tmp_path))
+
+
+def test_tables_beside_a_token_store_stay_the_only_data(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("text\nthe cat\n")
+    for name in ("meta.json", "tokens.bin"):
+        write_line(tmp_path / "cache" / "data-1" / name)
+    write_line(tmp_path / "cache" / "hashes.json")
+    assert find_files(str(tmp_path)) == [table]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_folders_behind_links_are_read_once(tmp_path):
+    """Large corpora are often folders of links to other disks."""
+    other = write_line(tmp_path / "disk" / "b.jsonl")
+    own = write_line(tmp_path / "corpus" / "a.jsonl")
+    (tmp_path / "corpus" / "link").symlink_to(other.parent)
+    (tmp_path / "corpus" / "up").symlink_to(tmp_path / "corpus")
+    assert find_files(str(tmp_path / "corpus")) == [own, tmp_path / "corpus" / "link" / "b.jsonl"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes")
+@pytest.mark.parametrize("pattern", ["", "/*.jsonl", "/gone.jsonl"])
+def test_a_link_to_nothing_is_named(tmp_path, pattern):
+    write_line(tmp_path / "a.jsonl")
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "not_mounted.jsonl")
+    with pytest.raises(DataError, match="gone.jsonl: a link to .*not_mounted.jsonl, which is not there"):
+        find_files(f"{tmp_path}{pattern}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes")
+def test_a_pipe_is_named(tmp_path):
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(DataError, match="a pipe or a device"):
+        find_files(str(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "~nobody_of_this_name/a.jsonl"])
+def test_a_path_that_can_be_none_is_one_line(path):
+    with pytest.raises(DataError) as error:
+        find_files(path)
+    assert "\n" not in str(error.value)

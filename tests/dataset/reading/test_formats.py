@@ -273,3 +273,23 @@ def test_offsets_that_point_out_of_an_arrow_file_are_told(tmp_path):
         file.write_bytes(content.replace(offsets, offsets[:8] + wrong))
         with pytest.raises(DataError, match=r"a\.arrow: not an Arrow file that can be read"):
             list(read_documents(file))
+
+
+@pytest.mark.parametrize(
+    "suffix, row", [(".tsv", '1\t"Yes" he said.'), (".csv", '1,"a "b" c"'), (".tsv", '1\t"open\n2\tend" of it')]
+)
+def test_a_quote_in_the_wrong_place_is_a_fault_and_swallows_nothing_silently(tmp_path, suffix, row):
+    delimiter = "\t" if suffix == ".tsv" else ","
+    path = tmp_path / f"a{suffix}"
+    path.write_text(f"id{delimiter}text\n{row}\n9{delimiter}plain\n", encoding="utf-8")
+    with pytest.raises(DataError, match="a field with quotes is quoted, and they are doubled"):
+        texts_of(path)
+    bad = BadLines()
+    assert texts_of(path, bad_lines=bad) == ["plain"]
+    assert bad.total == 1
+
+
+def test_a_text_file_with_nul_bytes_is_a_fault(tmp_path):
+    (tmp_path / "a.txt").write_bytes("the cat".encode("utf-16-le"))
+    with pytest.raises(DataError, match="NUL bytes: it is binary, or in UTF-16"):
+        texts_of(tmp_path / "a.txt")
