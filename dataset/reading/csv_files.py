@@ -106,13 +106,13 @@ class _Rows:
                 self.reader = self._new_reader()
                 raise
             except csv.Error as error:
+                if self.ended:
+                    # The module asked for one more line and there was none: it stood within quotes.
+                    raise BadLine("cut line", "the file ends within a quoted field") from None
                 self.reader = self._new_reader()
                 raise BadLine(
                     "not CSV", f"not a row of CSV: {error}; a field with quotes is quoted, and they are doubled"
                 ) from None
-            if row and self.ended:
-                # The module asked for one more line and there was none: it stood within quotes.
-                raise BadLine("cut line", "the file ends within a quoted field")
             if row:
                 return row
             self.lines.skip_blank_lines()

@@ -123,7 +123,7 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> li
         found = [file for file in _files_below(path) if not is_own_output(file)]
     else:
         found = [Path(p) for p in glob.glob(str(path), recursive=True)]
-        if not found and not path.is_symlink():
+        if not found and not _is(Path.is_symlink, path):
             raise DataError(f"{path}: no such file or folder, and no file matches it as a pattern; {READABLE}")
         found = found or [path]
     readable = [file for file in found if _is_readable(file, text_suffixes) and not file.is_dir()]
