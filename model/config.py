@@ -1,35 +1,123 @@
-"""The configuration of both MiniMind generations."""
+"""The configuration of both MiniMind generations. A field is declared once, in `Fields`; the rest follows from there."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from transformers import PretrainedConfig
 
-# The other generation's name -> the name under which the field is kept
-ALIASES = {"n_routed_experts": "num_experts", "aux_loss_alpha": "router_aux_loss_coef"}
+GENERATIONS = ("minimind2", "minimind3")
 
-DEFAULTS = {
-    "minimind2": {
-        "hidden_size": 512,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 1,
-        "router_aux_loss_coef": 0.1,
-        "seq_aux": True,
-    },
-    "minimind3": {
-        "hidden_size": 768,
-        "num_key_value_heads": 4,
-        "rms_norm_eps": 1e-6,
-        "num_experts_per_tok": 1,
-        "n_shared_experts": 0,
-        "router_aux_loss_coef": 5e-4,
-        "seq_aux": False,
-    },
+# What a field decides. Weights of another shape do not fit the model at all; with another RESULT the same weights compute
+# something else. A run goes on only with the same values of both.
+SHAPE = "shape"
+RESULT = "result"
+
+# Which of the exports to other libraries carry a field, under the same name.
+ALL_EXPORTS = "all"
+EXPERT_EXPORTS = "experts"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is declared of a field beside its type. defaults: its default in each of GENERATIONS."""
+
+    defaults: tuple[Any, Any]
+    decides: str | None
+    exported: str | None
+    alias: str | None
+
+
+def declare(
+    *defaults: object, decides: str | None = None, exported: str | None = None, alias: str | None = None
+) -> Any:
+    """A field of the config with one default, or one for each of GENERATIONS.
+
+    decides: SHAPE, RESULT or None; exported: ALL_EXPORTS, EXPERT_EXPORTS or None; alias: its name in the other
+    generation's public code, which is read and written too. A default of None is computed in `MiniMindConfig.derive`.
+    """
+    declaration = Declaration((defaults[0], defaults[-1]), decides, exported, alias)
+    return dataclasses.field(default=defaults[0], metadata={"declaration": declaration})
+
+
+@dataclass(init=False)
+class Fields:
+    """The fields of a MiniMindConfig, in the order in which they are written to a file."""
+
+    generation: str = declare("minimind2", "minimind3", decides=SHAPE)
+    vocab_size: int = declare(6400, decides=SHAPE, exported=ALL_EXPORTS)
+    hidden_size: int = declare(512, 768, decides=SHAPE, exported=ALL_EXPORTS)
+    num_hidden_layers: int = declare(8, decides=SHAPE, exported=ALL_EXPORTS)
+    num_attention_heads: int = declare(8, decides=SHAPE, exported=ALL_EXPORTS)
+    num_key_value_heads: int = declare(2, 4, decides=SHAPE, exported=ALL_EXPORTS)
+    # hidden_size / num_attention_heads
+    head_dim: int = declare(None, decides=SHAPE, exported=ALL_EXPORTS)
+    intermediate_size: int = declare(None, decides=SHAPE, exported=ALL_EXPORTS)
+    hidden_act: str = declare("silu")
+    rms_norm_eps: float = declare(1e-5, 1e-6, decides=RESULT, exported=ALL_EXPORTS)
+    rope_theta: float = declare(1e6, decides=RESULT)
+    max_position_embeddings: int = declare(32768, exported=ALL_EXPORTS)
+    dropout: float = declare(0.0, decides=RESULT)
+    tie_word_embeddings: bool = declare(True, exported=ALL_EXPORTS)
+    # Of minimind3; minimind2 draws from a uniform distribution, see `MiniMindForCausalLM._init_weights`.
+    initializer_range: float = declare(0.02)
+    bos_token_id: int | None = declare(1, exported=ALL_EXPORTS)
+    eos_token_id: int | list[int] | None = declare(2, exported=ALL_EXPORTS)
+    pad_token_id: int | None = declare(0, exported=ALL_EXPORTS)
+    # Whether the rotary positions are stretched by YaRN; the four numbers after it are YaRN's.
+    inference_rope_scaling: bool = declare(False)
+    yarn_factor: float = declare(16.0)
+    yarn_beta_fast: float = declare(32.0)
+    yarn_beta_slow: float = declare(1.0)
+    yarn_original_positions: int = declare(2048)
+    use_moe: bool = declare(False, decides=SHAPE)
+    num_experts: int = declare(4, decides=SHAPE, exported=EXPERT_EXPORTS, alias="n_routed_experts")
+    num_experts_per_tok: int = declare(2, 1, decides=RESULT, exported=EXPERT_EXPORTS)
+    n_shared_experts: int = declare(1, 0, decides=SHAPE)
+    # intermediate_size
+    moe_intermediate_size: int = declare(None, decides=SHAPE, exported=EXPERT_EXPORTS)
+    router_aux_loss_coef: float = declare(0.1, 5e-4, decides=RESULT, exported=EXPERT_EXPORTS, alias="aux_loss_alpha")
+    seq_aux: bool = declare(True, False, decides=RESULT)
+    norm_topk_prob: bool = declare(True, decides=RESULT, exported=EXPERT_EXPORTS)
+    scoring_func: str = declare("softmax")
+
+
+DECLARATIONS: dict[str, Declaration] = {
+    field.name: field.metadata["declaration"] for field in dataclasses.fields(Fields)
 }
 
 
-class MiniMindConfig(PretrainedConfig):
+def fields_that_decide(*what: str) -> tuple[str, ...]:
+    """The names of the fields declared with `decides` one of these."""
+    return tuple(name for name, declaration in DECLARATIONS.items() if declaration.decides in what)
+
+
+def fields_exported(where: str) -> tuple[str, ...]:
+    """The names of the fields declared with `exported` this."""
+    return tuple(name for name, declaration in DECLARATIONS.items() if declaration.exported == where)
+
+
+# The fields that decide which weights fit and what they compute: a run goes on only with the same ones.
+ARCHITECTURE = fields_that_decide(SHAPE, RESULT)
+
+# The other generation's name -> the name under which the field is kept
+ALIASES = {declaration.alias: name for name, declaration in DECLARATIONS.items() if declaration.alias}
+
+# A tokenizer may lack a special token: None is a value of these fields, and does not ask for the default.
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+# YaRN's numbers in `rope_scaling`, the public spelling, and ours
+YARN_NAMES = {
+    "factor": "yarn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "original_max_position_embeddings": "yarn_original_positions",
+}
+
+
+class MiniMindConfig(Fields, PretrainedConfig):
     """Keyword arguments only; a field that is None takes the default of its generation ("minimind2" or "minimind3").
 
     The MoE fields go by both generations' names: n_routed_experts is num_experts, aux_loss_alpha router_aux_loss_coef.
@@ -41,60 +129,29 @@ class MiniMindConfig(PretrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = ALIASES
 
-    generation: str = "minimind2"
-    vocab_size: int = 6400
-    hidden_size: int | None = None
-    num_hidden_layers: int = 8
-    num_attention_heads: int = 8
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None  # hidden_size / num_attention_heads
-    intermediate_size: int | None = None
-    hidden_act: str = "silu"
-    rms_norm_eps: float | None = None
-    rope_theta: float = 1e6
-    max_position_embeddings: int = 32768
-    dropout: float = 0.0
-    tie_word_embeddings: bool = True
-    initializer_range: float = 0.02  # minimind3 only
-    bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
-    pad_token_id: int | None = 0
-    inference_rope_scaling: bool = False
-    yarn_factor: float = 16.0
-    yarn_beta_fast: float = 32.0
-    yarn_beta_slow: float = 1.0
-    yarn_original_positions: int = 2048
-    use_moe: bool = False
-    num_experts: int = 4
-    num_experts_per_tok: int | None = None
-    n_shared_experts: int | None = None
-    moe_intermediate_size: int | None = None  # intermediate_size
-    router_aux_loss_coef: float | None = None
-    seq_aux: bool | None = None
-    norm_topk_prob: bool = True
-    scoring_func: str = "softmax"
-
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         kwargs = public_spellings(kwargs)
-        generation = kwargs.get("generation") or type(self).generation
-        if generation not in DEFAULTS:
-            raise ValueError(f"generation={generation!r} is unknown: {' or '.join(DEFAULTS)}")
-        for name in FIELDS:
-            default = DEFAULTS[generation].get(name, getattr(MiniMindConfig, name))
+        generation = kwargs.get("generation") or GENERATIONS[0]
+        if generation not in GENERATIONS:
+            raise ValueError(f"generation={generation!r} is unknown: {' or '.join(GENERATIONS)}")
+        for name, declaration in DECLARATIONS.items():
+            default = declaration.defaults[GENERATIONS.index(generation)]
             value = kwargs.pop(name, default)
-            if value is None and name not in TOKEN_IDS:  # a tokenizer may lack a special token: None is a value there
+            if value is None and name not in TOKEN_IDS:
                 value = default
             setattr(self, name, value)
         self.derive()
         self.check()
         super().__init__(**kwargs)
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """The fields, those with two names under both: either generation's public code reads its own."""
         fields = super().to_dict()
-        return {**fields, **{alias: fields[name] for alias, name in ALIASES.items()}}
+        for alias, name in ALIASES.items():
+            fields[alias] = fields[name]
+        return fields
 
-    def derive(self):
+    def derive(self) -> None:
         """Fills the fields that follow from others."""
         positive(self, "hidden_size", "num_attention_heads", "num_key_value_heads")
         if self.head_dim is None:
@@ -109,7 +166,8 @@ class MiniMindConfig(PretrainedConfig):
         if self.moe_intermediate_size is None:
             self.moe_intermediate_size = self.intermediate_size
 
-    def check(self):
+    def check(self) -> None:
+        """Errors: ValueError in one line for values that no model can have."""
         positive(self, "vocab_size", "num_hidden_layers", "head_dim", "intermediate_size", "max_position_embeddings")
         positive(self, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "yarn_original_positions")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -133,30 +191,6 @@ class MiniMindConfig(PretrainedConfig):
             raise ValueError(f"yarn_factor={self.yarn_factor} is below 1")
 
 
-# The fields that decide which weights fit and what they compute: a run goes on only with the same ones.
-ARCHITECTURE = (
-    "generation",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "rms_norm_eps",
-    "rope_theta",
-    "dropout",
-    "use_moe",
-    "num_experts",
-    "num_experts_per_tok",
-    "n_shared_experts",
-    "moe_intermediate_size",
-    "router_aux_loss_coef",
-    "seq_aux",
-    "norm_topk_prob",
-)
-
-
 def architecture(config: MiniMindConfig) -> dict[str, object]:
     """{field: value} of ARCHITECTURE."""
     return {name: getattr(config, name) for name in ARCHITECTURE}
@@ -164,36 +198,33 @@ def architecture(config: MiniMindConfig) -> dict[str, object]:
 
 def parameter_count(config: MiniMindConfig) -> int:
     """Numbers in the weights of such a model, all experts included, a tied head once. Nothing is built."""
-    width, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
-    attention = 2 * width * heads * head_dim + 2 * width * config.num_key_value_heads * head_dim
-    if config.generation == "minimind3":  # the norms of queries and keys
-        attention += 2 * head_dim
+    width = config.hidden_size
+    query_width = config.num_attention_heads * config.head_dim
+    key_width = config.num_key_value_heads * config.head_dim
+    # Projections of queries and to the output; of keys and values.
+    attention = 2 * width * query_width + 2 * width * key_width
+    if config.generation == "minimind3":
+        # The norms of queries and keys.
+        attention += 2 * config.head_dim
     if config.use_moe:
         experts = config.num_experts + config.n_shared_experts
-        mlp = 3 * width * config.moe_intermediate_size * experts + width * config.num_experts
+        router = width * config.num_experts
+        mlp = 3 * width * config.moe_intermediate_size * experts + router
     else:
         mlp = 3 * width * config.intermediate_size
-    layer = attention + mlp + 2 * width
+    norms = 2 * width
+    layer = attention + mlp + norms
     tables = 1 if config.tie_word_embeddings else 2
-    return config.num_hidden_layers * layer + tables * config.vocab_size * width + width
+    last_norm = width
+    return config.num_hidden_layers * layer + tables * config.vocab_size * width + last_norm
 
 
-FIELDS = [name for name in MiniMindConfig.__annotations__ if not name.startswith("_")]
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-YARN_NAMES = {
-    "factor": "yarn_factor",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
-    "original_max_position_embeddings": "yarn_original_positions",
-}
-
-
-def public_spellings(fields):
+def public_spellings(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the keyword arguments with aliases and `rope_scaling` translated into this class's own fields."""
     return yarn_fields(canonical_names(fields))
 
 
-def canonical_names(fields):
+def canonical_names(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the dict with each alias under its canonical name; ValueError when both are there and differ."""
     fields = dict(fields)
     for alias, name in ALIASES.items():
@@ -204,7 +235,7 @@ def canonical_names(fields):
     return fields
 
 
-def yarn_fields(fields):
+def yarn_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the dict with `rope_scaling`, the public spelling of YaRN, spread over our flat fields."""
     fields = dict(fields)
     scaling = fields.pop("rope_scaling", None)
@@ -219,7 +250,8 @@ def yarn_fields(fields):
     return fields
 
 
-def positive(config, *names):
+def positive(config: MiniMindConfig, *names: str) -> None:
+    """ValueError for a field of these that is no whole number above 0."""
     for name in names:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -4,26 +4,32 @@
     model = MiniMindForCausalLM(MiniMindConfig(generation="minimind3", use_moe=True))
     model = MiniMindForCausalLM.from_pth("out/pretrain_512.pth")
 
+Read it from top to bottom: norm, rotary positions, attention, block, the stack of blocks, the language model. The two
+kinds of MLP are in model/moe.py. What is written here is the plain model. model/fast computes the same faster in
+training; a forward pass takes one of them as its backend, see model/backend.py.
+
 Shape letters: B rows, T positions, S keys (cached ones included), H hidden, V vocabulary, D head dimension,
 N query heads, G key/value heads.
 """
 
 import math
+import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from model.attention import document_mask, visible_keys
+from model.attention import visible_keys
+from model.backend import PLAIN, Backend, Layout, Mask
 from model.config import MiniMindConfig
-from model.fast.fast_path import FastPath
-from model.loss import chunked_cross_entropy
+from model.fast.compiled_backend import CompiledBackend, compiled_backend
 from model.moe import FeedForward, MoEFeedForward
 from model.products import projections
 from model.pth_format import load_pth
@@ -34,52 +40,59 @@ __all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindModel", "MiniMindOu
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension, in fp32; https://arxiv.org/abs/1910.07467."""
 
-    def __init__(self, size, config):
+    def __init__(self, size: int, config: MiniMindConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = config.rms_norm_eps
-        self.scale_in_fp32 = config.generation == "minimind3"  # minimind2 rounds to x's dtype before the weight
+        self.scale_in_fp32 = config.generation == "minimind3"
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> [..., size]"""
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
-        return (self.weight * normed).type_as(x) if self.scale_in_fp32 else self.weight * normed.type_as(x)
+        # The public models differ in the order of the last two steps, and so in the last bit of half precision.
+        if self.scale_in_fp32:
+            return (self.weight * normed).type_as(x)
+        return self.weight * normed.type_as(x)
 
 
-def rope_tables(config, position_ids):
+def rope_tables(config: MiniMindConfig, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """position_ids [B or 1, T] -> cos, sin [B or 1, 1, T, D] in fp32; https://arxiv.org/abs/2104.09864.
 
     Computed anew in each forward: a few thousand cosines cost nothing beside the model, there is no table to outgrow,
     and no buffer that a `.to(bfloat16)` or a load on the meta device could spoil.
     """
-    half = torch.arange(0, config.head_dim, 2, device=position_ids.device, dtype=torch.float32)  # [D/2]
-    frequencies = 1.0 / config.rope_theta ** (half / config.head_dim)
+    even = torch.arange(0, config.head_dim, 2, device=position_ids.device, dtype=torch.float32)  # [D/2]
+    frequencies = 1.0 / config.rope_theta ** (even / config.head_dim)
     if config.inference_rope_scaling:
         frequencies = yarn(config, frequencies)
     angles = position_ids[..., None].float() * frequencies  # [B or 1, T, D/2]
+    # `rotate` pairs dimension i with dimension i + D/2: both turn by the same angle.
     angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
     return angles.cos(), angles.sin()
 
 
-def yarn(config, frequencies):
+def yarn(config: MiniMindConfig, frequencies: torch.Tensor) -> torch.Tensor:
     """YaRN's "NTK by parts" (https://arxiv.org/abs/2309.00071, section 3.2) for frequencies [D/2].
 
     A dimension that turns more than beta_fast times within the original length keeps its frequency, one that turns
     less than beta_slow times is interpolated, and a linear ramp joins them. The logits are not rescaled.
     """
 
-    def dimension(turns):
+    def dimension(turns: float) -> float:
+        """The dimension, counted in pairs, that turns so often within the original length."""
         wavelength = config.yarn_original_positions / turns
         return config.head_dim / 2 * math.log(wavelength / (2 * math.pi)) / math.log(config.rope_theta)
 
     low = max(math.floor(dimension(config.yarn_beta_fast)), 0)
     high = min(math.ceil(dimension(config.yarn_beta_slow)), config.head_dim // 2 - 1)
     index = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float32)
+    # Where both ends are one dimension, the ramp is a step.
     ramp = ((index - low) / max(high - low, 0.001)).clamp(0, 1)
     return frequencies * (1 - ramp + ramp / config.yarn_factor)
 
 
-def rotate(x, cos, sin):
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotates x [B, heads, T, D]: dimension i with dimension i + D/2."""
     first, second = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).type_as(x)
@@ -88,38 +101,38 @@ def rotate(x, cos, sin):
 class Attention(nn.Module):
     """Causal self-attention with grouped key/value heads."""
 
-    def __init__(self, config, layer_index):
+    def __init__(self, config: MiniMindConfig, layer_index: int) -> None:
         super().__init__()
-        H, D = config.hidden_size, config.head_dim
-        self.head_dim, self.dropout, self.layer_index = D, config.dropout, layer_index
-        self.groups = config.num_attention_heads // config.num_key_value_heads
+        H = config.hidden_size
+        D = config.head_dim
+        self.head_dim = D
+        self.dropout = config.dropout
+        self.layer_index = layer_index
         self.q_proj = nn.Linear(H, config.num_attention_heads * D, bias=False)
         self.k_proj = nn.Linear(H, config.num_key_value_heads * D, bias=False)
         self.v_proj = nn.Linear(H, config.num_key_value_heads * D, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * D, H, bias=False)
         self.qk_norm = config.generation == "minimind3"
         if self.qk_norm:
-            self.q_norm, self.k_norm = RMSNorm(D, config), RMSNorm(D, config)
+            self.q_norm = RMSNorm(D, config)
+            self.k_norm = RMSNorm(D, config)
 
-    def forward(self, x, cos, sin, mask=None, cache=None, attend=None):
-        """x [B, T, H] -> [B, T, H]; mask: bool (True: visible) or additive, [B, 1, T, S]; None: plain causal.
-
-        attend: a function of q, k, v and mask from model/attention.py in place of PyTorch's, to the same result.
-        """
+    def forward(self, x: torch.Tensor, layout: Layout, cache: Cache | None = None) -> torch.Tensor:
+        """x [B, T, H] -> [B, T, H]"""
         B, T, _ = x.shape
-        q, k, v = (y.view(B, T, -1, self.head_dim) for y in projections(x, self.q_proj, self.k_proj, self.v_proj))
-        v = v.transpose(1, 2)
+        q, k, v = projections(x, self.q_proj, self.k_proj, self.v_proj)
+        q = q.view(B, T, -1, self.head_dim)
+        k = k.view(B, T, -1, self.head_dim)
+        v = v.view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, G, T, D]
         if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q.transpose(1, 2), cos, sin), rotate(k.transpose(1, 2), cos, sin)  # [B, N, T, D], [B, G, T, D]
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        q = rotate(q.transpose(1, 2), layout.cos, layout.sin)  # [B, N, T, D]
+        k = rotate(k.transpose(1, 2), layout.cos, layout.sin)  # [B, G, T, D]
         if cache is not None:
             k, v = cache.update(k, v, self.layer_index)  # [B, G, S, D]
-        if attend is not None:
-            y = attend(q, k, v, mask)
-        else:
-            k, v = (t.repeat_interleave(self.groups, dim=1) for t in (k, v))  # [B, N, S, D]
-            dropout = self.dropout if self.training else 0.0
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
+        dropout = self.dropout if self.training else 0.0
+        y = layout.backend.attend(q, k, v, layout.mask, dropout)
         (y,) = projections(y.transpose(1, 2).reshape(B, T, -1), self.o_proj)
         return y
 
@@ -127,38 +140,42 @@ class Attention(nn.Module):
 class Block(GradientCheckpointingLayer):
     """Pre-norm transformer block. Under autocast the products are half precision; the residual stream stays fp32."""
 
-    def __init__(self, config, layer_index):
+    def __init__(self, config: MiniMindConfig, layer_index: int) -> None:
         super().__init__()
         self.self_attn = Attention(config, layer_index)
-        self.mlp = (
-            MoEFeedForward(config)
-            if config.use_moe
-            else FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
-        )
+        self.mlp: FeedForward | MoEFeedForward
+        if config.use_moe:
+            self.mlp = MoEFeedForward(config)
+        else:
+            self.mlp = FeedForward(config.hidden_size, config.intermediate_size, config.dropout)
         self.input_layernorm = RMSNorm(config.hidden_size, config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config)
         self.dropout = nn.Dropout(config.dropout)
-        self.use_moe = config.use_moe
 
-    def forward(self, *args, compute=None, **kwargs):
-        """See `compute`; the argument of that name replaces it, by its compiled form."""
-        return (compute or Block.compute)(self, *args, **kwargs)
+    def forward(
+        self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`compute`, by way of the backend: a compiled one has a compiled form of it."""
+        return layout.backend.block(self, x, layout, past_key_values)
 
-    def compute(self, x, cos, sin, mask=None, segments=None, num_segments=0, past_key_values=None, attend=None):
-        """x [B, T, H] -> (x [B, T, H], auxiliary loss 0-d or None for a dense block)."""
-        # x + y, never x += y: in place, the first addition would make the stream half precision under autocast
-        attended = self.self_attn(self.input_layernorm(x), cos, sin, mask, past_key_values, attend)
+    def compute(
+        self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x [B, T, H] -> (x [B, T, H], auxiliary loss 0-d or None for a dense block)"""
+        # x + y, never x += y: in place, the first addition would make the stream half precision under autocast.
+        attended = self.self_attn(self.input_layernorm(x), layout, past_key_values)
         x = x + self.dropout(attended)
-        if not self.use_moe:
-            return x + self.mlp(self.post_attention_layernorm(x)), None
-        y, aux_loss = self.mlp(self.post_attention_layernorm(x), segments, num_segments)
+        normed = self.post_attention_layernorm(x)
+        if isinstance(self.mlp, FeedForward):
+            return x + self.mlp(normed), None
+        y, aux_loss = self.mlp(normed, layout.segments, layout.num_segments)
         return x + y, aux_loss
 
 
 class MiniMindModel(nn.Module):
     """Embedding, blocks and final norm."""
 
-    def __init__(self, config):
+    def __init__(self, config: MiniMindConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -166,17 +183,28 @@ class MiniMindModel(nn.Module):
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config)
 
-    def forward(self, x, position_ids, mask=None, segments=None, num_segments=0, **options):
+    def forward(
+        self,
+        x: torch.Tensor,
+        position_ids: torch.Tensor,
+        mask: Mask = None,
+        segments: tuple[torch.Tensor | None, int] = (None, 0),
+        past_key_values: Cache | None = None,
+        backend: Backend = PLAIN,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """x: embeddings [B, T, H] -> (normed hidden states [B, T, H], sum of the layers' auxiliary losses, 0-d fp32).
 
-        options: further arguments of the blocks.
+        position_ids [B or 1, T]. mask: of the backend; for the plain one bool (True: visible) or additive, [B, 1, T, S],
+        None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`.
         """
         x = self.dropout(x)
         cos, sin = rope_tables(self.config, position_ids)
+        layout = Layout(cos, sin, mask, *segments, backend)
         aux_loss = torch.zeros((), device=x.device)
         for layer in self.layers:
-            x, layer_aux = layer(x, cos, sin, mask, segments, num_segments, **options)
-            aux_loss = aux_loss if layer_aux is None else aux_loss + layer_aux
+            x, layer_aux_loss = layer(x, layout, past_key_values=past_key_values)
+            if layer_aux_loss is not None:
+                aux_loss = aux_loss + layer_aux_loss
         return self.norm(x), aux_loss
 
 
@@ -191,23 +219,25 @@ class MiniMindOutput(CausalLMOutputWithPast):
 class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
     """The language model: head tied to the embedding, Hugging Face interface, `training_losses` for the trainers."""
 
+    config: MiniMindConfig
     config_class = MiniMindConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    accepts_loss_kwargs = True  # transformers.Trainer passes num_items_in_batch, so that its accumulation is exact
+    # transformers.Trainer then passes num_items_in_batch, so that its accumulation is exact.
+    accepts_loss_kwargs = True
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _no_split_modules = ["Block"]
     _supports_sdpa = True
 
-    def __init__(self, config):
+    def __init__(self, config: MiniMindConfig) -> None:
         super().__init__(config)
         self.model = MiniMindModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.fast_path = None  # set by compile_training
+        self.compiled_backend: CompiledBackend | None = None  # set by compile_training
         self.post_init()
 
     @torch.no_grad()
-    def _init_weights(self, module):
+    def _init_weights(self, module: nn.Module) -> None:
         """minimind2: uniform(±1/sqrt(fan_in)), nn.Linear's own, for every matrix; minimind3: normal(0, 0.02)."""
         if isinstance(module, (nn.Linear, nn.Embedding)):
             if self.config.generation == "minimind2":
@@ -219,7 +249,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             init.ones_(module.weight)
 
     @classmethod
-    def from_pth(cls, path, **overrides):
+    def from_pth(cls, path: str | os.PathLike[str], **overrides: Any) -> "MiniMindForCausalLM":
         """Loads a flat half-precision state dict of either generation, strictly; the model is fp32 and in eval mode.
 
         The config comes from the `.json` beside the file, or else from its keys and shapes; `overrides` are config
@@ -228,7 +258,15 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """
         return load_pth(cls, path, overrides)
 
-    def training_losses(self, input_ids, targets, document_ids=None, position_ids=None):
+    # ------------------------------------------------------------------------------------------------- training
+
+    def training_losses(
+        self,
+        input_ids: torch.Tensor,
+        targets: torch.Tensor,
+        document_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """-> (cross-entropy summed over the targets, auxiliary loss averaged over the documents), both 0-d fp32.
 
         All arguments [B, T] int64. position_ids: from 0 in each document; None: from 0 in each row.
@@ -238,112 +276,149 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         false, minimind3) take all tokens but padding together.
         """
         B, T = input_ids.shape
-        self.check_length(T)
+        self._check_length(T)
         x = self.model.embed_tokens(input_ids)
         if position_ids is None:
             position_ids = torch.arange(T, device=x.device).unsqueeze(0)
         segments = self.segments(B, T, document_ids, x.device)
-        for layer in self.model.layers if self.config.use_moe else ():
-            layer.mlp.slots.zero_()  # before the pass: checkpointing counts once more in the backward pass
-        targets = targets.reshape(-1)
-        fast = self.fast_path
-        if fast is not None and fast.serves(self, x):
-            documents = torch.zeros_like(input_ids) if document_ids is None else document_ids
-            options = {"attend": fast.attend, "compute": fast.compute}
-            hidden, aux_loss = self.model(x, position_ids, fast.mask(x, documents), *segments, **options)
-            loss = chunked_cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets, fast.logit_gradients)
-        else:
-            mask = None if document_ids is None else document_mask(document_ids)
-            hidden, aux_loss = self.model(x, position_ids, mask, *segments)
-            loss = chunked_cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets)
+        # Before the pass, not after it: gradient checkpointing counts once more in the backward pass.
+        for mlp in self._expert_layers():
+            mlp.slots.zero_()
+        backend = self._backend(x)
+        mask = backend.mask(x, document_ids)
+        hidden, aux_loss = self.model(x, position_ids, mask, segments, backend=backend)
+        loss = backend.cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets.reshape(-1))
         return loss, aux_loss
 
-    def compile_training(self, shape=None):
+    def compile_training(self, shape: tuple[int, int] | None = None) -> None:
         """Compile, at its first use, what training_losses computes in train mode; state-dict keys stay as they are.
 
         shape: (rows, positions) of a full micro-batch, None: of the first one that comes. Other shapes stay eager.
         """
-        self.fast_path = FastPath(self, shape)
+        self.compiled_backend = compiled_backend(Block, self.config, self.lm_head.weight.device, shape)
 
-    def expert_slots(self):
+    def _backend(self, x: torch.Tensor) -> Backend:
+        """The backend for a micro-batch with embeddings x [B, T, H]: the compiled one only for what it was made for."""
+        is_training = self.training and torch.is_grad_enabled()
+        if self.compiled_backend is not None and is_training and self.compiled_backend.serves(x):
+            return self.compiled_backend
+        return PLAIN
+
+    def expert_slots(self) -> torch.Tensor:
         """[layers, experts]: the tokens that the router of each layer gave to each expert in the last `training_losses`.
 
         Counted in train mode alone, without padding. Nothing waits for the device here.
         """
-        return torch.stack([layer.mlp.slots for layer in self.model.layers])
+        return torch.stack([mlp.slots for mlp in self._expert_layers()])
+
+    def _expert_layers(self) -> list[MoEFeedForward]:
+        """The MLP of each block of a model with experts; none of a dense model."""
+        return [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoEFeedForward)]
+
+    def segments(
+        self, B: int, T: int, document_ids: torch.Tensor | None, device: torch.device
+    ) -> tuple[torch.Tensor | None, int]:
+        """(segment of each token [B*T], number of segments) for `moe.balance_loss`; (None, 0) for a dense model."""
+        if not self.config.use_moe:
+            return None, 0
+        if document_ids is None:
+            document_ids = torch.zeros(B, T, dtype=torch.long, device=device)
+        if not self.config.seq_aux:
+            # All tokens but padding are one segment: ids above 0 become 0, -1 stays.
+            return document_ids.clamp(max=0).reshape(-1), 1
+        # Each document is a segment. A row has T documents at most, so those of row b begin at b * T.
+        row_starts = torch.arange(0, B * T, T, device=device).unsqueeze(1)
+        segments = torch.where(document_ids < 0, -1, row_starts + document_ids)
+        return segments.reshape(-1), B * T
+
+    # ---------------------------------------------------------------------- the interface of Hugging Face's models
 
     @can_return_tuple
     def forward(
         self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        inputs_embeds=None,
-        labels=None,
-        use_cache=False,
-        logits_to_keep=0,
-        num_items_in_batch=None,
-    ):
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int | torch.Tensor = 0,
+        num_items_in_batch: int | torch.Tensor | None = None,
+    ) -> MiniMindOutput:
         """input_ids [B, T] (or inputs_embeds [B, T, H]) -> MiniMindOutput with logits [B, T, V].
 
         attention_mask: [B, S] with 0 at padding, or a ready [B, 1, T, S]; past_key_values: a transformers Cache;
         logits_to_keep: an int (the last so many positions, 0: all) or an index tensor.
         labels [B, T]: shifted inside, -100 ignored; the loss is the mean, or the sum / num_items_in_batch.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass exactly one of input_ids and inputs_embeds")
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("labels need the logits of every position: leave logits_to_keep at 0")
-        x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self._embeddings(input_ids, inputs_embeds)
         B, T, _ = x.shape
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0  # a tensor in a StaticCache
-        self.check_length(T + past if isinstance(past, int) else T)
+        # How many positions the cache has. A StaticCache says it as a tensor.
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        self._check_length(T + past if isinstance(past, int) else T)
         if position_ids is None:
             position_ids = (torch.arange(T, device=x.device) + past).unsqueeze(0)
+
         padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
         mask = attention_mask
         if padding is not None or (attention_mask is None and past_key_values is not None):
             S = T if past_key_values is None else past_key_values.get_mask_sizes(T, 0)[0]
             mask = visible_keys(padding, T, S, past, x.device)
-        document_ids = None if padding is None else padding[:, -T:].long() - 1  # padding: -1
-        segments = self.segments(B, T, document_ids, x.device) if self.training else (None, 0)
-        hidden, aux_loss = self.model(x, position_ids, mask, *segments, past_key_values=past_key_values)
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden[:, kept])
-        loss = None
-        if labels is not None:
-            targets = labels[:, 1:].reshape(-1)
-            count = (targets != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            predictions = logits[:, :-1].flatten(0, 1).float()
-            loss = F.cross_entropy(predictions, targets, ignore_index=-100, reduction="sum") / count
+        segments: tuple[torch.Tensor | None, int] = (None, 0)
+        if self.training:
+            # A row is one document, 0; what is padding gets -1.
+            document_ids = None if padding is None else padding[:, -T:].long() - 1
+            segments = self.segments(B, T, document_ids, x.device)
+
+        hidden, aux_loss = self.model(x, position_ids, mask, segments, past_key_values)
+        if isinstance(logits_to_keep, int) and logits_to_keep:
+            hidden_to_keep = hidden[:, -logits_to_keep:]
+        elif isinstance(logits_to_keep, int):
+            hidden_to_keep = hidden
+        else:
+            hidden_to_keep = hidden[:, logits_to_keep]
+        logits = self.lm_head(hidden_to_keep)
         return MiniMindOutput(
-            loss=loss,
+            loss=None if labels is None else next_token_loss(logits, labels, num_items_in_batch),
             logits=logits,
             past_key_values=past_key_values if use_cache else None,
             aux_loss=aux_loss,
             last_hidden_state=hidden,
         )
 
-    def segments(self, B, T, document_ids, device):
-        """(segment of each token [B*T], number of segments) for `moe.balance_loss`; (None, 0) for a dense model."""
-        if not self.config.use_moe:
-            return None, 0
-        if document_ids is None:
-            document_ids = torch.zeros(B, T, dtype=torch.long, device=device)
-        if not self.config.seq_aux:  # all tokens but padding are one segment
-            return document_ids.clamp(max=0).reshape(-1), 1
-        row_starts = torch.arange(0, B * T, T, device=device).unsqueeze(1)  # T documents a row at most
-        return torch.where(document_ids < 0, -1, row_starts + document_ids).reshape(-1), B * T
+    def _embeddings(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """The embeddings [B, T, H]. Errors: ValueError unless exactly one of the two is given."""
+        if input_ids is not None and inputs_embeds is None:
+            return self.model.embed_tokens(input_ids)
+        if inputs_embeds is not None and input_ids is None:
+            return inputs_embeds
+        raise ValueError("pass exactly one of input_ids and inputs_embeds")
 
-    def check_length(self, length):
+    def _check_length(self, length: int) -> None:
+        """ValueError for more positions than the config allows."""
         if length > self.config.max_position_embeddings:
             raise ValueError(
                 f"{length} positions, but max_position_embeddings is {self.config.max_position_embeddings}: "
                 "shorten the input or raise that config field"
             )
+
+
+def next_token_loss(
+    logits: torch.Tensor, labels: torch.Tensor, num_items: int | torch.Tensor | None = None
+) -> torch.Tensor:
+    """logits [B, T, V], labels [B, T] -> cross-entropy of each position's logits and the next position's label, 0-d fp32.
+
+    Labels of -100 do not count. num_items: what the sum is divided by, None: the number of labels that count.
+    """
+    targets = labels[:, 1:].reshape(-1)
+    predictions = logits[:, :-1].flatten(0, 1).float()
+    count = (targets != -100).sum().clamp(min=1) if num_items is None else num_items
+    return F.cross_entropy(predictions, targets, ignore_index=-100, reduction="sum") / count
 
 
 AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)

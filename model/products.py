@@ -3,23 +3,36 @@
 Shape letters: N rows of the input, I its width, O the width of the output.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-PARTS = 4  # of the rows, in a weight's gradient
+# Of the rows, in a weight's gradient.
+PARTS = 4
 
 
-def compute_dtype(x):
+def compute_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype in which a matrix product of x runs: autocast's where it is on."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if device != "meta" and torch.is_autocast_enabled(device) else x.dtype
+    # torch knows no autocast of the meta device, and raises when asked for it.
+    if device != "meta" and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
-def projections(x, *linears):
-    """What each of several bias-free nn.Linear gives for x [..., I]. Compiled: one product with all their weights."""
+def projections(x: torch.Tensor, *linears: nn.Linear) -> Sequence[torch.Tensor]:
+    """What each of several bias-free nn.Linear gives for x [..., I]: one tensor [..., O] for each.
+
+    In compiled code they are one product with all their weights, which is faster than several small ones.
+    """
     if not torch.compiler.is_compiling():
         return [linear(x) for linear in linears]
-    weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
+    weight = linears[0].weight
+    if len(linears) > 1:
+        weight = torch.cat([linear.weight for linear in linears])
     if x.device.type == "cpu":
         dtype = compute_dtype(x)
         y = _CPULinear.apply(x.to(dtype).flatten(0, -2), weight, dtype).unflatten(0, x.shape[:-1])
@@ -35,14 +48,15 @@ class _CPULinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, dtype):
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """x [N, I] in dtype, weight [O, I] fp32 -> [N, O] in dtype."""
         weight = weight.to(dtype)
         ctx.save_for_backward(x, weight)
         return x @ weight.T
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """grad [N, O] -> the gradients of x [N, I] and of the weight [O, I]."""
         x, weight = ctx.saved_tensors
         parts = PARTS if len(x) % PARTS == 0 else 1
         d_weight = grad.view(parts, -1, grad.shape[1]).transpose(1, 2) @ x.view(parts, -1, x.shape[1])

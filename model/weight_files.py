@@ -16,7 +16,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DIGEST_FIELD = "weights_sha256"
 # The field that names the vocabulary of the tokenizer that the weights were trained with
 VOCABULARY_FIELD = "vocabulary_sha256"
-ZIP_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"
+ZIP_MAGIC = b"PK\x03\x04"
+PICKLE_MAGIC = b"\x80"
 
 
 def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, torch.Tensor]:
@@ -34,7 +35,8 @@ def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, t
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what a damaged or hostile pickle raises has no end
+    except Exception as error:
+        # What a damaged or hostile pickle may raise has no end.
         reason = " ".join(str(error).split()) or type(error).__name__
         if "Unsupported" in reason or "weights_only" in reason.lower() or "Weights only" in reason:
             reason = "it holds Python objects besides tensors, which are not loaded because they could run code"
@@ -70,7 +72,8 @@ def check_kind(path: Path) -> None:
     if head.startswith(ZIP_MAGIC):
         _check_zip(path)
         return
-    if head.startswith(PICKLE_MAGIC):  # the format of torch before 1.6
+    if head.startswith(PICKLE_MAGIC):
+        # The format of torch before 1.6.
         return
     raise ValueError(f"{path}: not a readable weight file ({_kind_of(head)})")
 

@@ -9,13 +9,10 @@ import re
 import torch
 from transformers import LlamaConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
-from model.config import MiniMindConfig
+from model.config import ALL_EXPORTS, EXPERT_EXPORTS, MiniMindConfig, fields_exported
 
-SAME = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id",
-)  # fmt: skip
-MOE = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "router_aux_loss_coef", "norm_topk_prob")
+SAME = fields_exported(ALL_EXPORTS)
+MOE = fields_exported(EXPERT_EXPORTS)
 HF_CLASSES = {
     ("minimind2", False): (LlamaConfig, "LlamaForCausalLM"),
     ("minimind2", True): (Qwen2MoeConfig, "Qwen2MoeForCausalLM"),
@@ -34,7 +31,6 @@ def hf_config(config):
         raise ValueError("a minimind3 with shared experts has no twin in transformers: it cannot be exported")
     config_class, name = HF_CLASSES[config.generation, config.use_moe]
     fields = {field: getattr(config, field) for field in SAME}
-    fields["intermediate_size"] = config.intermediate_size
     if config.use_moe:
         fields.update({field: getattr(config, field) for field in MOE}, decoder_sparse_step=1, mlp_only_layers=[])
     if config.generation == "minimind2" and config.use_moe:
@@ -95,9 +91,7 @@ def from_hf(theirs, state):
     generation, use_moe = KINDS[theirs.model_type]
     check_form(theirs, generation, use_moe)
     fields = {field: getattr(theirs, field) for field in SAME if hasattr(theirs, field)}
-    fields.update(
-        generation=generation, use_moe=use_moe, intermediate_size=theirs.intermediate_size, **rope_fields(theirs)
-    )
+    fields.update(generation=generation, use_moe=use_moe, **rope_fields(theirs))
     if use_moe:
         fields.update({field: getattr(theirs, field) for field in MOE})
     if generation == "minimind2" and use_moe:

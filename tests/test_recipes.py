@@ -85,6 +85,27 @@ def test_a_schedule_an_optimiser_and_an_input_format(copy, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_field_of_the_model(copy, tmp_path):
+    """It has its generation's default, is written beside the weights, read from there, and is part of the architecture."""
+    apply("A field of the model's config", copy)
+    data = write_corpus(tmp_path / "data.jsonl", 20)
+    options = {"data_path": data, "out_dir": tmp_path / "out", "generation": "minimind3", "num_key_value_heads": 2}
+    run(copy, "trainer/train_pretrain.py", *flags(**options))
+    config_file = tmp_path / "out" / "pretrain_16.json"
+    fields = json.loads(config_file.read_text())
+    assert fields["embedding_scale"] == 2.0
+    config_file.write_text(json.dumps({**fields, "embedding_scale": 3.0}))
+    look = """if True:
+        import sys
+        from model.config import architecture
+        from model.model_minimind import MiniMindForCausalLM
+        config = MiniMindForCausalLM.from_pth(sys.argv[1]).config
+        print(config.embedding_scale, architecture(config)["embedding_scale"])
+    """
+    assert run(copy, "-c", look, config_file.with_suffix(".pth")) == "3.0 3.0\n"
+
+
+@pytest.mark.slow
 def test_an_evaluation_task(copy, tmp_path):
     apply("An evaluation task", copy)
     data = write_corpus(tmp_path / "data.jsonl", 20)

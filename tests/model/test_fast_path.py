@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from model import moe
-from model.attention import additive_mask, block_attention, document_mask
+from model.attention import document_mask
 from model.checkpointing import recompute_layers
+from model.fast.block_attention import additive_mask, block_attention
 from model.loss import logit_gradients
 from model.products import projections
 from tests.model.test_training_losses import KINDS, batches, every_kind, gradients, tiny
@@ -165,9 +166,9 @@ def test_use_compile_auto_asks_for_a_long_run_and_a_compiler(monkeypatch):
     model, cpu, notices = tiny(), torch.device("cpu"), []
 
     def compiled(choice, flops):
-        model.fast_path = None
+        model.compiled_backend = None
         compiling.compile_blocks(model, choice, cpu, notices.append, (2, 24), flops)
-        return model.fast_path is not None
+        return model.compiled_backend is not None
 
     enough = compiling.COMPILE_SECONDS * compiling.PRODUCT_RATE["cpu"] * torch.get_num_threads()
     assert compiled("auto", enough) and not compiled("auto", 0.9 * enough)

@@ -1,5 +1,6 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from dataset.packing import EpochPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.vocabulary import check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
-from model.config import MiniMindConfig, architecture, parameter_count
+from model.config import DECLARATIONS, MiniMindConfig, architecture, parameter_count
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from trainer.engine import Engine
@@ -35,11 +36,15 @@ from trainer.optim.schedules import learning_rate
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.notices import notices
-from trainer.pretrain.settings import PretrainSettings
+from trainer.pretrain.settings import ModelSettings, PretrainSettings
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 
-BYTES_PER_PARAMETER = 16  # weight, gradient and AdamW's two moments in fp32
+# Weight, gradient and AdamW's two moments in fp32.
+BYTES_PER_PARAMETER = 16
+
+# The flags that are fields of the model's config.
+MODEL_FLAGS = tuple(field.name for field in dataclasses.fields(ModelSettings) if field.name in DECLARATIONS)
 
 
 class PretrainJob(Job[Batch]):
@@ -209,14 +214,10 @@ class PretrainJob(Job[Batch]):
 
 def config_from_flags(settings: PretrainSettings, vocab_size: int, tokenizer: Any) -> MiniMindConfig:
     """The config of a fresh model."""
+    asked = {name: getattr(settings, name) for name in MODEL_FLAGS}
     return MiniMindConfig(
-        generation=settings.generation,
+        **asked,
         vocab_size=vocab_size,
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=settings.num_hidden_layers,
-        num_attention_heads=settings.num_attention_heads,
-        num_key_value_heads=settings.num_key_value_heads,
-        use_moe=settings.use_moe,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -247,10 +248,9 @@ def init_model(
                     torch.nn.init.zeros_(parameter)
         return model
     path = find_weight(from_weight, config, Path(out_dir))
-    fields = ("generation", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "use_moe")
-    shape = {name: getattr(config, name) for name in fields}
+    asked = {name: getattr(config, name) for name in MODEL_FLAGS}
     try:
-        return MiniMindForCausalLM.from_pth(path, **shape)
+        return MiniMindForCausalLM.from_pth(path, **asked)
     except (ValueError, OSError) as error:
         raise UserError(f"--from_weight: {error}; the flags of the model group must fit it") from error
 

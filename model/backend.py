@@ -1,0 +1,58 @@
+"""How the forward pass is computed: the plain way, which is the reference. model/fast has faster ways to the same result.
+
+A forward pass takes one backend, for all layers. The layers find it in their `Layout`, beside what else they share.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from model.attention import document_mask, scaled_dot_product_attention
+from model.loss import chunked_cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+    from model.model_minimind import Block
+
+# What a mask is depends on the backend that made it: a tensor, None for plain causal, or FlexAttention's BlockMask.
+Mask = Any
+
+
+class Backend:
+    """Plain PyTorch. Subclasses replace methods and must give the same results up to rounding.
+
+    Shape letters: B rows, T positions, S keys, H hidden, D head dimension, N query heads, G key/value heads.
+    """
+
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
+        """What `attend` takes as its mask, for embeddings x [B, T, H] and document_ids [B, T]; None: a document a row."""
+        return None if document_ids is None else document_mask(document_ids)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
+        """q [B, N, T, D], k and v [B, G, S, D] -> [B, N, T, D]."""
+        return scaled_dot_product_attention(q, k, v, mask, dropout)
+
+    def block(
+        self, block: "Block", x: torch.Tensor, layout: "Layout", past_key_values: "Cache | None"
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the block makes of x [B, T, H]: see `Block.compute`."""
+        return block.compute(x, layout, past_key_values)
+
+    def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """hidden [N, H], weight of the head [V, H], targets [N] (-100: none) -> sum over the targets, 0-d fp32."""
+        return chunked_cross_entropy(hidden, weight, targets)
+
+
+PLAIN = Backend()
+
+
+class Layout(NamedTuple):
+    """What all layers have to know of the rows that they compute."""
+
+    cos: torch.Tensor  # [B or 1, 1, T, D]: see `rope_tables`
+    sin: torch.Tensor
+    mask: Mask  # which keys each query sees, as `backend` takes it
+    segments: torch.Tensor | None  # [B*T]: whose balance each token counts for, see `moe.balance_loss`
+    num_segments: int
+    backend: Backend

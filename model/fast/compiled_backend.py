@@ -1,0 +1,91 @@
+"""The compiled form of what `training_losses` computes, for micro-batches of one shape.
+
+Everything else stays with the plain code: micro-batches of another shape (the last of an epoch: compiling for it takes
+longer than the batch), evaluation, generation. The results agree to rounding.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from model.attention import document_mask
+from model.backend import Backend, Layout, Mask
+from model.config import MiniMindConfig
+from model.fast.block_attention import additive_mask, block_attention
+from model.fast.flex_attention import flex_attend, flex_mask, flex_works
+from model.loss import chunked_cross_entropy, logit_gradients
+from model.products import compute_dtype
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
+    from model.model_minimind import Block
+
+
+class CompiledBackend(Backend):
+    """Compiled blocks and a compiled loss; attention is PyTorch's, as in the plain backend.
+
+    shape: (rows, positions) of the micro-batches to serve; None: of the first one that comes.
+    """
+
+    def __init__(self, block_class: "type[Block]", shape: tuple[int, int] | None = None) -> None:
+        # One compilation serves all blocks: they differ in their weights only.
+        self._compiled_block = torch.compile(block_class.compute, dynamic=False)
+        self._compiled_gradients = torch.compile(logit_gradients, dynamic=False)
+        self.shape = shape
+
+    def serves(self, x: torch.Tensor) -> bool:
+        """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for."""
+        B, T, _ = x.shape
+        if self.shape is None:
+            self.shape = (B, T)
+        return tuple(self.shape) == (B, T)
+
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
+        # Always a mask, never None: with two kinds of arguments the block would be compiled twice.
+        if document_ids is None:
+            document_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        return self.document_mask(x, document_ids)
+
+    def document_mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+        """What `attend` takes, from document_ids [B, T]."""
+        return document_mask(document_ids)
+
+    def block(
+        self, block: "Block", x: torch.Tensor, layout: Layout, past_key_values: "Cache | None"
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._compiled_block(block, x, layout, past_key_values)
+
+    def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return chunked_cross_entropy(hidden, weight, targets, self._compiled_gradients)
+
+
+class CompiledCPUBackend(CompiledBackend):
+    """With attention in blocks of queries, which has no dropout."""
+
+    def document_mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+        return additive_mask(document_mask(document_ids), compute_dtype(x))
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
+        return block_attention(q, k, v, mask)
+
+
+class CompiledFlexBackend(CompiledBackend):
+    """With FlexAttention, which has no dropout."""
+
+    def document_mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+        return flex_mask(document_ids)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
+        return flex_attend(q, k, v, mask)
+
+
+def compiled_backend(
+    block_class: "type[Block]", config: MiniMindConfig, device: torch.device, shape: tuple[int, int] | None
+) -> CompiledBackend:
+    """The fastest compiled backend that serves this model on this device."""
+    if device.type == "cpu" and not config.dropout:
+        return CompiledCPUBackend(block_class, shape)
+    if device.type == "cuda" and not config.dropout and flex_works(config, device):
+        return CompiledFlexBackend(block_class, shape)
+    return CompiledBackend(block_class, shape)
