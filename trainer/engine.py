@@ -1,17 +1,35 @@
 """One update: precision, accumulation, synchronisation, clipping and skipping, shared by all trainers.
 
-A trainer hands in an *objective*: `objective(batch, totals) -> (loss, sums)`. `totals` describes the whole update over
-all micro-batches and ranks, so the objective divides by the right numbers at once; `loss` (0-d) is this micro-batch's
-share of the update's loss; `sums` (1-d, float32, detached) are the quantities to add up for the log.
+An update is one step of the optimiser. Its rows are divided into micro-batches, and these are dealt out to the ranks. For
+each micro-batch a trainer hands in an *objective*: `objective(batch, totals) -> (loss, sums)`. `totals` describes the
+whole update over all micro-batches and ranks, so the objective divides by the right numbers at once, and nothing has to
+be scaled again afterwards. `loss` (0-d) is this micro-batch's share of the update's loss; `sums` (1-d, float32, detached)
+are the quantities to add up for the log.
+
+A loss or a gradient that is not finite must not reach the weights. So an update has three steps:
+
+1. The ranks add up their gradients, and with them, in the same message, what they have to tell each other: whether one of
+   them had a loss that was not finite, was asked to stop, or was asked to save.
+2. From the sum every rank finds the same answer to whether the update is good, and how far it is to be clipped.
+3. A good one is applied. A bad one leaves weights and optimiser as they are, and is counted.
+
+The answer is a number on the device. Reading it makes the host wait until the device has done all its work, and then the
+device waits for the host. On CUDA nothing here reads it: the fused optimiser looks at it on the device, and the host
+learns of an update's outcome while the next one runs.
 """
 
 import contextlib
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
-BUCKET_BYTES = 25 << 20  # of gradients that go over the network in one piece
+from trainer.machine.ranks import Ranks
+from trainer.reducer import Reducer, broadcast_weights
+
+BatchT = TypeVar("BatchT")
+Objective = Callable[[BatchT, Any], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Outcome(NamedTuple):
@@ -22,92 +40,74 @@ class Outcome(NamedTuple):
     grad_norm: float  # before clipping
     stop_signal: float  # signal number if a rank was asked to stop, else 0
     save: float  # > 0 if a rank was asked to save
-    where: object = None  # what the caller of `poll` said about the update
+    where: Any = None  # what the caller of `poll` said about the update
 
 
-class Reducer:
-    """Sums gradients over the ranks in buckets, each as soon as the backward pass has finished its parameters.
-
-    Buckets start in one fixed order, the last parameters first, so that all ranks make the same calls whatever each of
-    them has to train; what is still missing when `finish` is called counts as zero.
-    """
-
-    def __init__(self, parameters, bucket_bytes=BUCKET_BYTES):
-        """parameters: in about the order of the forward pass."""
-        self.buckets, size = [[]], 0
-        for p in reversed(parameters):
-            if size and size + p.nbytes > bucket_bytes:
-                self.buckets.append([])
-                size = 0
-            self.buckets[-1].append(p)
-            size += p.nbytes
-        self.active, self._started = False, []
-        for number, bucket in enumerate(self.buckets):
-            for p in bucket:
-                p.register_post_accumulate_grad_hook(lambda _, number=number: self._finished_one(number))
-        self._missing = [len(bucket) for bucket in self.buckets]
-
-    def _finished_one(self, number):
-        if not self.active:  # more micro-batches of this update follow
-            return
-        self._missing[number] -= 1
-        while len(self._started) < len(self.buckets) - 1 and not self._missing[len(self._started)]:
-            self._start()
-
-    def _start(self, *more):
-        flat = torch.cat([*(p.grad.reshape(-1) for p in self.buckets[len(self._started)]), *more])
-        self._started.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def finish(self, extra):
-        """Wait until every gradient holds its sum; returns the sum of `extra` (1-d), which the last bucket carries."""
-        for p in (p for bucket in self.buckets for p in bucket):
-            if p.grad is None:  # a rank without rows in the ragged last update
-                p.grad = torch.zeros_like(p)
-        while len(self._started) < len(self.buckets) - 1:
-            self._start()
-        self._start(extra)
-        for bucket, (flat, work) in zip(self.buckets, self._started, strict=True):
-            work.wait()
-            gradients = [p.grad for p in bucket]
-            *parts, rest = flat.split([*(g.numel() for g in gradients), len(flat) - sum(g.numel() for g in gradients)])
-            torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
-        self.active, self._started = False, []
-        self._missing = [len(bucket) for bucket in self.buckets]
-        return rest
+# How many of its fields are computed on the device.
+N_OUTCOME = len(Outcome._fields) - 1
 
 
-class Engine:
-    """Accumulates gradients over micro-batches and applies updates.
+def _outcome(values: torch.Tensor, where: Any) -> Outcome:
+    """values [N_OUTCOME]. Waits for the device where they are on it."""
+    skipped, skipped_in_a_row, grad_norm, stop_signal, save = values.tolist()
+    return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, where)
 
-    A non-finite loss or gradient on any rank leaves parameters and optimiser state as they are on every rank. On CUDA
-    nothing here waits for the device: the decision to skip is made by the fused optimiser itself, and the host reads
-    the outcome of an update while the next one runs (`poll`).
-    """
 
-    def __init__(self, model, optimizer, objective, *, device, dtype, ranks, grad_clip=1.0, n_sums=4):
-        self.model, self.optimizer, self.objective = model, optimizer, objective
-        self.device, self.dtype, self.ranks, self.grad_clip = device, dtype, ranks, grad_clip
+class Engine(Generic[BatchT]):
+    """Accumulates gradients over micro-batches and applies updates."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective[BatchT],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        ranks: Ranks,
+        grad_clip: float = 1.0,
+        n_sums: int = 4,
+    ) -> None:
+        """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`."""
+        self.model = model
+        self.optimizer = optimizer
+        self.objective = objective
+        self.device = device
+        self.dtype = dtype
+        self.ranks = ranks
+        self.grad_clip = grad_clip
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
-        if ranks.world_size > 1:  # the same seed gives the same weights on machines of one kind; this gives them on all
-            for parameter in self.parameters:
-                dist.broadcast(parameter.data, src=0)
-        own = {id(p) for p in self.parameters}
-        in_order = [p for p in model.parameters() if id(p) in own]  # of the model; the optimiser's groups have another
-        self.reducer = Reducer(in_order) if ranks.world_size > 1 else None
+        # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
-        sum_dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        self.sums = torch.zeros(n_sums, device=device, dtype=sum_dtype)  # this rank's, since the last `collect`
-        self.bad_losses = torch.zeros(1, device=device)  # non-finite ones of the update so far
-        self.outcome = torch.zeros(len(Outcome._fields) - 1, device=device)  # without `where`
-        self._pending = None  # (pinned copy of an earlier outcome, event that says it has arrived)
+        self.reducer: Reducer | None = None
+        if ranks.world_size > 1:
+            broadcast_weights(self.parameters)
+            self.reducer = Reducer(self._parameters_in_order())
+        # MPS has no float64.
+        sum_dtype = torch.float32 if device.type == "mps" else torch.float64
+        # This rank's, since the last `collect`.
+        self.sums = torch.zeros(n_sums, device=device, dtype=sum_dtype)
+        # How many losses of the update so far were not finite.
+        self.bad_losses = torch.zeros(1, device=device)
+        self.outcome = torch.zeros(N_OUTCOME, device=device)
+        # An outcome on its way: (pinned copy of it, event that says it has arrived, what `poll` was told).
+        self._pending: tuple[torch.Tensor, torch.cuda.Event, Any] | None = None
 
-    def autocast(self):
+    def _parameters_in_order(self) -> list[torch.nn.Parameter]:
+        """Those that are trained, in the order of the model: the optimiser's groups have another one."""
+        trained = {id(parameter) for parameter in self.parameters}
+        return [parameter for parameter in self.model.parameters() if id(parameter) in trained]
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which the model is computed: matrix products in `dtype`."""
         if self.dtype is torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def micro_batch(self, batch, totals, last=False):
+    # -------------------------------------------------------------------------------------------------- an update
+
+    def micro_batch(self, batch: BatchT, totals: Any, last: bool = False) -> None:
         """Add the gradients of one micro-batch to those of the update that `totals` describes.
 
         last: no other of this update follows, so its gradients may be sent to the other ranks as they come.
@@ -118,94 +118,120 @@ class Engine:
             loss, sums = self.objective(batch, totals)
         self.scaler.scale(loss).backward()
         self.bad_losses += ~torch.isfinite(loss)
-        self.sums += torch.where(torch.isfinite(sums).all(), sums, 0.0)  # a skipped update is counted, not averaged
+        # One NaN would spoil the mean of the whole log interval: such a micro-batch is not averaged.
+        self.sums += torch.where(torch.isfinite(sums).all(), sums, 0.0)
 
-    def update(self, lr, stop_signal=0, save=False):
+    def update(self, lr: float, stop_signal: int = 0, save: bool = False) -> None:
         """Synchronise, clip and apply the accumulated gradients with the learning rate `lr`; clear them.
 
         stop_signal (a signal number) and save: what this process was asked for; `poll` gives what any rank was.
         """
         requests = [float(stop_signal > 0), float(stop_signal), float(save)]
-        stopping, signals, save, bad_losses = self._all_reduce(requests).unbind()
+        n_stopping, sum_of_signals, any_save, bad_losses = self._all_reduce(requests).unbind()
         self.bad_losses.zero_()
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
-        gradients = [p.grad for p in self.parameters]
+
+        gradients = [parameter.grad for parameter in self.parameters]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
         bad = (~torch.isfinite(norm) | (bad_losses > 0)).float()
         if self.grad_clip > 0:
-            torch._foreach_mul_(gradients, (self.grad_clip / (norm + 1e-6)).clamp(max=1.0))
+            # As torch.nn.utils.clip_grad_norm_, which would have to compute the norm again.
+            scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, scale)
+        self._step_unless(bad)
+        self.optimizer.zero_grad(set_to_none=True)
+
+        skipped = self.outcome[0] + bad
+        skipped_in_a_row = (self.outcome[1] + 1) * bad
+        # Ranks may have got different signals, most often the same one: the mean of them.
+        signal = sum_of_signals / n_stopping.clamp(min=1.0)
+        self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save))
+
+    def _step_unless(self, bad: torch.Tensor) -> None:
+        """Apply the gradients where `bad` (0-d) is 0."""
         if self.fused:
-            self.optimizer.found_inf = bad  # the kernel leaves everything as it is where this is 1
+            self.optimizer.found_inf = bad  # type: ignore[attr-defined]  # which torch's own GradScaler sets too
             self.optimizer.step()
         elif not bad.item():
             self.optimizer.step()
         if self.scaler.is_enabled():
             self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        skipped, in_a_row = self.outcome[0] + bad, (self.outcome[1] + 1) * bad
-        stop_signal = signals / stopping.clamp(min=1.0)
-        self.outcome = torch.stack((skipped, in_a_row, norm, stop_signal, save))
 
-    def _all_reduce(self, requests):
-        """Sum gradients, requests and bad losses over the ranks: the one synchronisation of an update."""
-        requests = torch.cat((torch.tensor(requests).to(self.device, non_blocking=True), self.bad_losses))
+    def _all_reduce(self, requests: Sequence[float]) -> torch.Tensor:
+        """Sum gradients, requests and bad losses over the ranks: the one synchronisation of an update.
+
+        Returns the sums of the requests and, behind them, of the bad losses.
+        """
+        on_device = torch.tensor(requests).to(self.device, non_blocking=True)
+        message = torch.cat((on_device, self.bad_losses))
         if self.reducer is not None:
-            return self.reducer.finish(requests)
-        for p in self.parameters:
-            if p.grad is None:  # nothing of the update reached it
-                p.grad = torch.zeros_like(p)
-        return requests
+            return self.reducer.finish(message)
+        for parameter in self.parameters:
+            # Nothing of the update reached it.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return message
 
-    def poll(self, where=None):
+    # --------------------------------------------------------------------------------------- what became of updates
+
+    def poll(self, where: Any = None) -> list[Outcome]:
         """The Outcomes that are known after an update, oldest first; `where` says what the update was.
 
         On CUDA that of the last update is still under way: the host gets it with the next one and need not wait for
         the device. All ranks get the same ones and so decide alike.
         """
         if self.device.type != "cuda":
-            return [Outcome(*self.outcome.tolist(), where)]
+            return [_outcome(self.outcome, where)]
         known = self.drain()
-        host = torch.empty(len(self.outcome), pin_memory=True).copy_(self.outcome, non_blocking=True)
+        # Only into pinned memory the device copies by itself, while the host goes on.
+        host = torch.empty(N_OUTCOME, pin_memory=True).copy_(self.outcome, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
         self._pending = (host, arrived, where)
         return known
 
-    def drain(self):
+    def drain(self) -> list[Outcome]:
         """Wait for the Outcome that is under way, if any: a list of one or none."""
         if self._pending is None:
             return []
-        (host, arrived, where), self._pending = self._pending, None
+        host, arrived, where = self._pending
+        self._pending = None
         arrived.synchronize()
-        return [Outcome(*host.tolist(), where)]
+        return [_outcome(host, where)]
 
-    def collect(self):
+    def collect(self) -> list[float]:
         """The sums of all ranks since the last call, as floats (on rank 0; the other ranks get their own)."""
         sums = self.sums
         if self.ranks.world_size > 1:
             if dist.get_backend() == "gloo":
-                sums = sums.cpu()  # of a GPU's tensors Gloo broadcasts and adds up over all ranks, no more
+                # Gloo knows no `reduce` of tensors on a GPU.
+                sums = sums.cpu()
             dist.reduce(sums, dst=0)
         values = sums.tolist()
         self.sums.zero_()
         return values
 
-    def state_dict(self):
+    # ----------------------------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs beside the weights."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "skipped": self.outcome[:2].tolist(),  # in all, in a row
         }
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; the options of the groups (weight decay, rates ...) stay this run's own."""
-        own = [{name: value for name, value in g.items() if name != "params"} for g in self.optimizer.param_groups]
+        own_options = []
+        for group in self.optimizer.param_groups:
+            own_options.append({name: value for name, value in group.items() if name != "params"})
         self.optimizer.load_state_dict(state["optimizer"])
-        for group, options in zip(self.optimizer.param_groups, own, strict=True):
+        for group, options in zip(self.optimizer.param_groups, own_options, strict=True):
             group.update(options)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])

@@ -2,61 +2,91 @@
 
 import contextlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
+from dataset.loader import Batch
+from dataset.tokenizing.encoder import DocumentEncoder
+from model.model_minimind import MiniMindForCausalLM
+from trainer.engine import Engine
 from trainer.machine.random_state import rng_state, set_rng_state
+from trainer.machine.signals import StopSignals
+
+
+class ValidationBatches(Protocol):
+    """The validation documents, in batches that do not depend on the number of ranks."""
+
+    n_bytes: int  # of the documents' text, in UTF-8
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int) -> Batch: ...
 
 
 @torch.no_grad()
-def evaluate(engine, batches, signals):
+def evaluate(engine: Engine[Any], batches: ValidationBatches, signals: StopSignals) -> tuple[dict[str, float], int]:
     """Validation figures, identical on every world size: (dict, number of a stop signal that came meanwhile, or 0).
 
-    batches: a sequence of Batches with `n_bytes`, the bytes of their documents. Batch i is computed by rank
-    i mod world size into a slot of its own; the sum over ranks adds zeros to it, and one order adds the slots up.
+    Floating-point sums depend on their order, and figures must not depend on the number of ranks. So batch i is computed
+    by rank i mod world size into a slot of its own; the sum over the ranks adds zeros to it, and then every rank adds up
+    the slots in the same order.
     The dict: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes.
     """
-    model, ranks = engine.model, engine.ranks
+    model = cast(MiniMindForCausalLM, engine.model)
+    ranks = engine.ranks
     model.eval()
-    losses = torch.zeros(2 * len(batches) + 2, dtype=torch.float64)  # loss and targets of each batch, stop requests
+    # For each batch its loss and its number of targets; behind them the sum of the ranks' signals, and how many got one.
+    slots = torch.zeros(2 * len(batches) + 2, dtype=torch.float64)
     for i in range(ranks.rank, len(batches), ranks.world_size):
         if signals.signum:
-            losses[-2:] = torch.tensor([signals.signum, 1])
+            slots[-2:] = torch.tensor([signals.signum, 1])
             break
         batch = batches[i].to(engine.device)
         with engine.autocast():
             loss, _ = model.training_losses(batch.input_ids, batch.targets, batch.document_ids, batch.position_ids)
-        losses[2 * i : 2 * i + 2] = torch.tensor([float(loss), batch.n_targets])
+        slots[2 * i : 2 * i + 2] = torch.tensor([float(loss), batch.n_targets])
     model.train()
     if ranks.world_size > 1:
-        losses = losses.to(engine.device)
-        dist.all_reduce(losses)
-    *slots, signums, stopping = losses.tolist()
-    total, targets = math.fsum(slots[0::2]), math.fsum(slots[1::2])
+        slots = slots.to(engine.device)
+        dist.all_reduce(slots)
+    *figures, signums, n_stopping = slots.tolist()
+    total = math.fsum(figures[0::2])
+    targets = math.fsum(figures[1::2])
     mean = total / max(targets, 1)
     values = {
         "val_loss": mean,
+        # exp(710) is beyond what a float holds.
         "perplexity": math.exp(min(mean, 700)),
         "bits_per_byte": total / math.log(2) / max(batches.n_bytes, 1),
     }
-    return values, int(signums / max(stopping, 1))
+    return values, int(signums / max(n_stopping, 1))
 
 
-def samples(engine, tokenizer, encoder, prompts, signals, seed):
+def samples(
+    engine: Engine[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    encoder: DocumentEncoder,
+    prompts: Sequence[str],
+    signals: StopSignals,
+    seed: int,
+) -> tuple[list[tuple[str, str]], int]:
     """([(prompt, text)], number of a stop signal that came meanwhile, or 0), the same on all ranks, which share the work.
 
     They meet after each round, so that none waits longer than for one text, and a stop ends it for all.
     """
-    found, ranks = [], engine.ranks
+    found: list[tuple[str, str]] = []
+    ranks = engine.ranks
     for first in range(0, len(prompts), ranks.world_size):
-        own = [
-            (prompt, sample(engine, tokenizer, encoder, prompt, seed))
-            for prompt in prompts[first + ranks.rank : first + ranks.rank + 1]
-            if not signals.signum
-        ]
+        # One prompt for each rank; the last round may have fewer prompts than ranks.
+        mine = first + ranks.rank
+        own = []
+        if mine < len(prompts) and not signals.signum:
+            own.append((prompts[mine], sample(engine, tokenizer, encoder, prompts[mine], seed)))
         answers = [(own, signals.signum)]
         if ranks.world_size > 1:
             answers *= ranks.world_size
@@ -64,14 +94,27 @@ def samples(engine, tokenizer, encoder, prompts, signals, seed):
         stop_signal = max(signum for _, signum in answers)
         if stop_signal:
             return [], stop_signal
-        found += [pair for of_rank, _ in answers for pair in of_rank]
+        for of_rank, _ in answers:
+            found += of_rank
     return found, 0
 
 
 @torch.no_grad()
-def sample(engine, tokenizer, encoder, prompt, seed, max_new_tokens=120, temperature=0.7, top_p=0.9):
+def sample(
+    engine: Engine[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    encoder: DocumentEncoder,
+    prompt: str,
+    seed: int,
+    max_new_tokens: int = 120,
+    temperature: float = 0.7,
+    top_p: float = 0.9,
+) -> str:
     """The prompt and its continuation, as text. The random state of training is left as it was."""
-    model, device = engine.model, engine.device
+    # The types of transformers know no model that is defined elsewhere.
+    model = cast(Any, engine.model)
+    device = engine.device
+    # The end of a prompt that does not fit, so that the new tokens have room.
     ids = encoder.prompt_ids(prompt)[max_new_tokens - model.config.max_position_embeddings :]
     before = rng_state(device)
     model.eval()
@@ -89,7 +132,7 @@ def sample(engine, tokenizer, encoder, prompt, seed, max_new_tokens=120, tempera
     finally:
         model.train()
         set_rng_state(before, device)
-    return tokenizer.decode(output[0], skip_special_tokens=True)
+    return str(tokenizer.decode(output[0], skip_special_tokens=True))
 
 
 def read_prompts(arguments: list[str]) -> list[str]:
@@ -107,10 +150,13 @@ def read_prompts(arguments: list[str]) -> list[str]:
 
 
 def _prompts(arguments: list[str]) -> list[str]:
+    """The prompts of --sample_prompts, not checked. Errors: UserError for a file that has none."""
     if len(arguments) != 1:
         return arguments
-    path, is_file = Path(arguments[0]), False
-    with contextlib.suppress(OSError):  # a text may be too long for the name of a file
+    path = Path(arguments[0])
+    is_file = False
+    # A text may be too long for the name of a file.
+    with contextlib.suppress(OSError):
         is_file = path.is_file()
     if not is_file and path.suffix != ".txt":
         return arguments

@@ -15,7 +15,7 @@ from common.errors import UserError
 from tests.helpers import ROOT, flags, new_port, run_ranks, tiny_model, train, write_corpus
 from tests.updates import KINDS, gradients, reference_gradients, relative_difference
 from trainer import launch, train_pretrain
-from trainer.engine import Engine, Reducer
+from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
 from trainer.machine.ranks import Ranks, init_distributed_mode
@@ -23,6 +23,7 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
+from trainer.reducer import Reducer
 
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
 RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}

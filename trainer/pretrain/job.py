@@ -50,6 +50,9 @@ MODEL_FLAGS = tuple(field.name for field in dataclasses.fields(ModelSettings) if
 class PretrainJob(Job[Batch]):
     """train_pretrain.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
 
+    settings: PretrainSettings
+    model: MiniMindForCausalLM
+
     may_change = (
         "epochs",
         "learning_rate",
@@ -119,7 +122,7 @@ class PretrainJob(Job[Batch]):
         if settings.from_weight != "none":
             self._check_vocabulary(find_weight(settings.from_weight, config, Path(settings.out_dir)))
         model = init_model(config, settings.from_weight, settings.out_dir, settings.init_scheme)
-        return model.to(self.device)
+        return model.to(self.device)  # type: ignore[arg-type]  # transformers wraps it without its types
 
     def _check_vocabulary(self, weight: Path) -> None:
         """Errors: UserError where the weight's .json says that it was trained with another tokenizer."""
