@@ -3,21 +3,26 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.loader import gather
+from dataset.loader import Batch, ceil_div, gather
 from dataset.packing import EpochPlan, chunks
 from dataset.reading.file_kinds import find_files
-from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
+from dataset.sources import ConcatStore, Mixture, split_by_hash, sum_of_targets, text_bytes
 from dataset.store.check import TokenCheck
 from dataset.store.format import TokenStore
+from dataset.store.interface import Documents, Ints
 from dataset.store.token_store import open_or_build
+from dataset.tokenizing.encoder import DocumentEncoder
 
-SHARE_IS_MISSED = 0.02  # of all trained tokens: what an epoch of whole documents may be off by
-EVAL_ROWS = 16  # rows of a validation batch: fixed, so that the figures do not depend on the training batch
+# Of all trained tokens: what an epoch of whole documents may be off by.
+SHARE_IS_MISSED = 0.02
+# Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
+EVAL_ROWS = 16
 
 
 def split_weight(argument: str) -> tuple[str, float | None]:
@@ -66,7 +71,9 @@ def name_of(paths: list[str]) -> str:
 
 def repeated_sources(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
     """A line for each file that two paths name, by itself or within a folder: its documents would be trained twice."""
-    times = Counter(str(file.resolve()) for path in paths for file in find_files(path, text_suffixes))
+    times: Counter[str] = Counter()
+    for path in paths:
+        times.update(str(file.resolve()) for file in find_files(path, text_suffixes))
     lines = []
     for file, count in times.items():
         if count > 1:
@@ -76,13 +83,14 @@ def repeated_sources(paths: list[str], text_suffixes: Sequence[str] | None = Non
     return lines
 
 
-def count_shared(training: TokenStore | ConcatStore, validation: TokenStore | ConcatStore) -> int:
+def count_shared(training: Documents, validation: Documents) -> int:
     """How many documents of `validation` have the text of a training document, by the stored hashes of the texts."""
     wanted = np.unique(np.asarray(validation.doc_hash[:]))
     found = np.zeros(len(wanted), dtype=bool)
     for lo, hi in chunks(len(training)):
         of_training = np.asarray(training.doc_hash[lo:hi])
         at = np.searchsorted(wanted, of_training)
+        # What is beyond all that is wanted is compared with the first one, which it is not.
         at[at == len(wanted)] = 0
         found[at[wanted[at] == of_training]] = True
     shared = wanted[found]
@@ -99,24 +107,49 @@ class Corpus:
     documents are trained too, unless `allow_val_overlap`.
     """
 
-    def __init__(self, data_path, encoder, *, max_seq_len, seed, pack=True, long_documents="split",
-                 val_path=None, val_fraction=0.0, allow_val_overlap=False, **store_options):  # fmt: skip
+    def __init__(
+        self,
+        data_path: list[str],
+        encoder: DocumentEncoder,
+        *,
+        max_seq_len: int,
+        seed: int,
+        pack: bool = True,
+        long_documents: str = "split",
+        val_path: str | None = None,
+        val_fraction: float = 0.0,
+        allow_val_overlap: bool = False,
+        **store_options: Any,
+    ) -> None:
         groups = group_sources(data_path)
         stores = [open_or_build(paths, encoder, **store_options) for paths, _ in groups]
         self.stores = stores
-        self.store = ConcatStore(stores) if len(stores) > 1 else stores[0]
+        self.sources = [name_of(paths) for paths, _ in groups]
+        self.store: Documents = ConcatStore(stores) if len(stores) > 1 else stores[0]
+        self.fingerprint = self.store.fingerprint
+        self.max_token_id = max(store.max_token_id for store in stores)
         self.bad_lines = [store.bad_lines for store in stores]
-        self.max_seq_len, self.seed, self.pack, self.long_documents = max_seq_len, seed, pack, long_documents
-        self.val_fraction, self._last_plan = val_fraction, (None, None)
-        self.fingerprint, self.max_token_id = self.store.fingerprint, max(store.max_token_id for store in stores)
-        self.documents = self.val_documents = self.val_store = None
-        all_paths = [path for paths, _ in groups for path in paths]
+        self.max_seq_len = max_seq_len
+        self.seed = seed
+        self.pack = pack
+        self.long_documents = long_documents
+        self.val_fraction = val_fraction
+        all_paths: list[str] = []
+        for paths, _ in groups:
+            all_paths += paths
         self.notices = repeated_sources(all_paths, store_options.get("text_suffixes"))
+
+        # The documents to train; None: all of the store.
+        self.documents: Ints | None = None
+        # Those to evaluate, and the store that they are in; None: there are none.
+        self.val_documents: Ints | None = None
+        self.val_store: Documents | None = None
         if val_path:
-            self.val_store = open_or_build(val_path, encoder, **store_options)
-            self.val_documents = np.arange(len(self.val_store), dtype=np.uint32)
-            self.max_token_id = max(self.max_token_id, self.val_store.max_token_id)
-            self._look_for_overlap(val_path, allow_val_overlap)
+            val_store = open_or_build(val_path, encoder, **store_options)
+            self.val_store = val_store
+            self.val_documents = np.arange(len(val_store), dtype=np.uint32)
+            self.max_token_id = max(self.max_token_id, val_store.max_token_id)
+            self._look_for_overlap(val_store, val_path, allow_val_overlap)
         elif val_fraction:
             self.val_store = self.store
             self.documents, self.val_documents = split_by_hash(self.store, val_fraction)
@@ -124,21 +157,23 @@ class Corpus:
                 raise DataError(
                     f"--val_fraction {val_fraction} holds out none of {counted(len(self.store), 'document')}: raise it"
                 )
-        self.sources = [name_of(paths) for paths, _ in groups]
-        self.mixture = None
-        if groups[0][1] is not None:
-            weights = [share for _, share in groups]
-            joined = self.store if len(stores) > 1 else ConcatStore(stores)
+
+        self.mixture: Mixture | None = None
+        shares = [share for _, share in groups if share is not None]
+        if shares:
+            joined = ConcatStore(stores)
             cut_off = not pack or long_documents == "truncate"
             max_targets = max_seq_len - 1 if cut_off else None
-            self.mixture = Mixture(joined, weights, seed, self.documents, max_targets=max_targets)
+            self.mixture = Mixture(joined, shares, seed, self.documents, max_targets=max_targets)
+        # (epoch, its plan): the plan that was asked for last, which is asked for several times.
+        self._last_plan: tuple[int, EpochPlan] | None = None
 
-    def _look_for_overlap(self, val_path: str, allowed: bool) -> None:
+    def _look_for_overlap(self, val_store: TokenStore, val_path: str, allowed: bool) -> None:
         """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
-        shared = count_shared(self.store, self.val_store)
+        shared = count_shared(self.store, val_store)
         if not shared:
             return
-        total = len(self.val_store)
+        total = len(val_store)
         if shared == total and not allowed:
             raise DataError(
                 f"--val_path {val_path}: all {counted(total, 'document')} of it are in the training data too, so its loss "
@@ -150,33 +185,30 @@ class Corpus:
             "training data too, to the letter; the validation loss is too low by what the model remembers of them"
         )
 
-    def plan(self, epoch):
+    def plan(self, epoch: int) -> EpochPlan:
         """The EpochPlan of `epoch`, the same on every rank. DataError if no document can be trained."""
-        if self._last_plan[0] != epoch:
-            self._last_plan = (None, None)  # let go of it first: two would take twice the memory
-            documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
-            plan = self._plan(self.store, documents, epoch)
-            if not plan.n_rows:
-                lower = ": lower --val_fraction" if self.val_fraction else ""
-                raise DataError(f"{', '.join(self.sources)}: no document of two tokens or more to train on{lower}")
-            self._last_plan = (epoch, plan)
-        return self._last_plan[1]
-
-    def _plan(self, store, documents, epoch, **options):
-        return EpochPlan(
-            store, self.max_seq_len, self.seed, epoch, self.pack, self.long_documents, documents, **options
-        )
+        if self._last_plan is not None and self._last_plan[0] == epoch:
+            return self._last_plan[1]
+        # Let go of it before the next one is made: two would take twice the memory.
+        self._last_plan = None
+        documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
+        plan = EpochPlan(self.store, self.max_seq_len, self.seed, epoch, self.pack, self.long_documents, documents)
+        if not plan.n_rows:
+            lower = ": lower --val_fraction" if self.val_fraction else ""
+            raise DataError(f"{', '.join(self.sources)}: no document of two tokens or more to train on{lower}")
+        self._last_plan = (epoch, plan)
+        return plan
 
     def token_check(self) -> TokenCheck:
         """What looks at the tokens of all stores of this run while it trains."""
         stores = [*self.stores]
-        if self.val_store is not None and self.val_store is not self.store:
+        if isinstance(self.val_store, TokenStore) and self.val_store is not self.store:
             stores.append(self.val_store)
         return TokenCheck(stores)
 
-    def layout(self):
+    def layout(self) -> dict[str, Any]:
         """What decides, beside the data, which document stands in which row: a resume must not change it."""
-        layout = {
+        layout: dict[str, Any] = {
             "max_seq_len": self.max_seq_len,
             "seed": self.seed,
             "pack": self.pack,
@@ -186,10 +218,11 @@ class Corpus:
         }
         if self.mixture is not None:
             layout["shares"] = self.mixture.asked.tolist()
-            layout["shares count"] = "targets"  # earlier versions counted all tokens, and drew other documents
+            # Earlier versions counted all tokens, and drew other documents.
+            layout["shares count"] = "targets"
         return layout
 
-    def mixture_report(self, epoch):
+    def mixture_report(self, epoch: int) -> list[str]:
         """Lines that tell each source's share in an epoch."""
         if self.mixture is None:
             return []
@@ -212,11 +245,8 @@ class Corpus:
         if self.mixture is not None or (self.pack and self.long_documents == "split"):
             return []
         trained = plan.row_targets(0, plan.n_rows)
-        there = 0
-        for lo, hi in chunks(len(self.store) if self.documents is None else len(self.documents)):
-            numbers = np.arange(lo, hi) if self.documents is None else np.asarray(self.documents[lo:hi], dtype=np.int64)
-            lengths = np.asarray(self.store.offsets[numbers + 1]) - np.asarray(self.store.offsets[numbers])
-            there += int(np.maximum(lengths - 1, 0).sum(dtype=np.int64))
+        documents = np.arange(len(self.store), dtype=np.uint32) if self.documents is None else self.documents
+        there = sum_of_targets(self.store, documents)
         if trained >= there:
             return []
         why = "--pack 0" if not self.pack else "--long_documents truncate"
@@ -225,9 +255,11 @@ class Corpus:
             "what is beyond --max_seq_len"
         ]
 
-    def validation(self, pad_id=0):
+    def validation(self, pad_id: int = 0) -> "ValidationBatches | None":
         """ValidationBatches over whole documents (long ones in pieces), or None."""
-        return None if self.val_store is None else ValidationBatches(self, pad_id)
+        if self.val_store is None or self.val_documents is None:
+            return None
+        return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id)
 
 
 class ValidationBatches:
@@ -236,14 +268,15 @@ class ValidationBatches:
     n_bytes: UTF-8 bytes of the documents' texts.
     """
 
-    def __init__(self, corpus, pad_id):
-        self.store, self.pad_id = corpus.val_store, pad_id
-        self.plan = EpochPlan(self.store, corpus.max_seq_len, 0, 0, documents=corpus.val_documents, shuffle=False)
-        self.n_bytes = text_bytes(self.store, corpus.val_documents)
+    def __init__(self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int) -> None:
+        self.store = store
+        self.pad_id = pad_id
+        self.plan = EpochPlan(store, max_seq_len, seed=0, epoch=0, documents=documents, shuffle=False)
+        self.n_bytes = text_bytes(store, documents)
 
-    def __len__(self):
-        return -(-self.plan.n_rows // EVAL_ROWS)
+    def __len__(self) -> int:
+        return ceil_div(self.plan.n_rows, EVAL_ROWS)
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> Batch:
         rows = range(i * EVAL_ROWS, min((i + 1) * EVAL_ROWS, self.plan.n_rows))
         return gather(self.store.tokens, self.plan.recipe(rows), self.pad_id, n_rows=EVAL_ROWS)

@@ -13,14 +13,19 @@ import os
 import re
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
+# Parts of paths: tests, what is gone in newer Pythons or is there on some systems only, jokes, and other people's code.
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "distutils", "encodings", "pydoc_data", "antigravity"}
 SKIPPED |= {"this", "__phello__", "f2py", "msilib", "site-packages", "dist-packages", "__pycache__"}
-DOCUMENT_CHARACTERS = 2000  # entries of a module share a document until it has this many
+# Entries of a module share a document until it has so many characters.
+DOCUMENT_CHARACTERS = 2000
+
+# What ast.get_docstring reads.
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def build_embedded_corpus(path: str | Path) -> Path:
@@ -56,7 +61,9 @@ def _write(path: Path) -> None:
 def documents() -> Iterator[str]:
     """The texts, in a fixed order and without exact duplicates."""
     library = Path(sysconfig.get_path("stdlib"))
-    numpy = Path(importlib.util.find_spec("numpy").origin).parent
+    found = importlib.util.find_spec("numpy")
+    assert found is not None and found.origin is not None
+    numpy = Path(found.origin).parent
     seen = set()
     for text in [*_topics(library / "pydoc_data" / "topics.py"), *_packages(library, ""), *_packages(numpy, "numpy")]:
         if text not in seen:
@@ -66,7 +73,8 @@ def documents() -> Iterator[str]:
 
 def _topics(path: Path) -> Iterator[str]:
     """One document for each topic of the language reference."""
-    if not path.is_file():  # some distributions leave it out
+    # Some distributions leave it out.
+    if not path.is_file():
         return
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Dict):
@@ -77,7 +85,7 @@ def _topics(path: Path) -> Iterator[str]:
 
 def _packages(root: Path, package: str) -> Iterator[str]:
     """The documents of all modules under `root`, in the order of their files."""
-    seen = set()
+    seen: set[str] = set()
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if SKIPPED.isdisjoint(parts):
@@ -86,14 +94,15 @@ def _packages(root: Path, package: str) -> Iterator[str]:
 
 def _public_name(package: str, parts: tuple[str, ...]) -> str:
     """The dotted name that users know: numpy/linalg/_linalg.py is numpy.linalg, _pydecimal.py is decimal."""
-    parts = [part[3:] if part.startswith("_py") else part for part in parts]
-    public = [part for part in parts if not part.startswith("_")] or parts[-1:]
+    names = [part.removeprefix("_py") for part in parts]
+    public = [name for name in names if not name.startswith("_")] or names[-1:]
     return ".".join([package, *public] if package else public)
 
 
-def _new_entries(entries: Iterator[str], seen: set) -> Iterator[str]:
+def _new_entries(entries: Iterator[str], seen: set[str]) -> Iterator[str]:
+    """Those whose text has not come before: aliases and overrides repeat a docstring under another name."""
     for entry in entries:
-        body = entry.partition("\n")[2]  # aliases and overrides repeat a docstring under another name
+        _, _, body = entry.partition("\n")
         if body not in seen:
             seen.add(body)
             yield entry
@@ -101,13 +110,15 @@ def _new_entries(entries: Iterator[str], seen: set) -> Iterator[str]:
 
 def _group(entries: Iterator[str]) -> Iterator[str]:
     """Joins neighbouring entries so that a document is worth its BOS and EOS."""
-    group, size = [], 0
+    group: list[str] = []
+    size = 0
     for entry in entries:
         group.append(entry)
         size += len(entry)
         if size >= DOCUMENT_CHARACTERS:
             yield "\n\n\n".join(group)
-            group, size = [], 0
+            group = []
+            size = 0
     if group:
         yield "\n\n\n".join(group)
 
@@ -116,9 +127,10 @@ def _module(file: Path, name: str) -> Iterator[str]:
     """The entries of a module: itself, functions, classes with their methods, each after its name and signature."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # templates and deliberately broken examples
+    except (SyntaxError, ValueError):
+        # Templates and deliberately broken examples.
         return
-    # a private module is named after its package, whose own text it would seem to be
+    # A private module is named after its package, whose own text it would seem to be.
     if name.endswith(file.stem.removeprefix("__init__")) and (doc := _docstring(tree)):
         yield f"module {name}\n\n{doc}"
     yield from _definitions(tree.body, name)
@@ -127,7 +139,8 @@ def _module(file: Path, name: str) -> Iterator[str]:
             yield entry
 
 
-def _definitions(body: list, prefix: str) -> Iterator[str]:
+def _definitions(body: Sequence[ast.stmt], prefix: str) -> Iterator[str]:
+    """The entries of the functions and classes in a body; what stands under an `if` or a `try` counts too."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _public(node.name):
             if doc := _docstring(node):
@@ -141,25 +154,28 @@ def _definitions(body: list, prefix: str) -> Iterator[str]:
             yield from _definitions(node.body, prefix)
 
 
-def _docstring(node) -> str:
+def _docstring(node: Documented) -> str:
     return _clean(ast.get_docstring(node) or "")
 
 
-def _added_doc(call) -> str | None:
+def _added_doc(call: ast.expr) -> str | None:
     """NumPy documents what is written in C by add_newdoc(module, name, text or (method, text))."""
     if not (isinstance(call, ast.Call) and getattr(call.func, "id", "") == "add_newdoc" and len(call.args) == 3):
         return None
     try:
         module, name, doc = (ast.literal_eval(argument) for argument in call.args)
-    except ValueError:  # a text put together at run time
+    except ValueError:
+        # A text that is put together at run time.
         return None
     if isinstance(doc, tuple):
-        name, doc = f"{name}.{doc[0]}", doc[1]
+        method, doc = doc
+        name = f"{name}.{method}"
     module = module.replace("._core.multiarray", "").replace("._core.umath", "")
     return f"{module}.{name}\n\n{_indent(_clean(inspect.cleandoc(doc)))}"
 
 
 def _public(name: str) -> bool:
+    """Whether users are meant to know the name: a special method such as __len__ is."""
     return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
 
 
@@ -171,4 +187,5 @@ def _clean(text: str) -> str:
 
 
 def _indent(text: str) -> str:
-    return "\n".join("    " + line if line else line for line in text.split("\n"))
+    """The text with four blanks before each line that is not empty."""
+    return re.sub(r"^(?=[^\n])", "    ", text, flags=re.MULTILINE)

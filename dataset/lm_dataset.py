@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from dataset.reading import limits
 from dataset.reading.documents import BOM, DataError, parse_line
@@ -26,10 +27,11 @@ class PretrainDataset(Dataset):
     A faulty line raises DataError with file and line when it is asked for. Items may be asked for in any process.
     """
 
-    def __init__(self, data_path, tokenizer, max_length: int = 512):
+    def __init__(self, data_path: str | Path, tokenizer: PreTrainedTokenizerBase, max_length: int = 512) -> None:
         if max_length < 2:
             raise ValueError(f"max_length {max_length}: an input and its target take at least 2 ids")
-        self.path, self.max_length = Path(data_path), max_length
+        self.path = Path(data_path)
+        self.max_length = max_length
         if not self.path.is_file():
             raise DataError(f"{data_path}: no such file")
         if self.path.suffix != ".jsonl":
@@ -59,7 +61,8 @@ class PretrainDataset(Dataset):
         size = int(self.ends[index] - self.starts[index])
         if size > limits.MAX_DOCUMENT_BYTES:
             raise DataError(f"{self.path}:{self.lines[index]}: {limits.too_long('line')[1]}")
-        with open(self.path, "rb") as file:  # opened here: a handle shared by forked workers would share its position
+        # Opened here: a handle that forked workers share has one position for all of them.
+        with open(self.path, "rb") as file:
             file.seek(self.starts[index])
             raw = file.read(size)
         text = parse_line(raw, f"{self.path}:{self.lines[index]}")

@@ -5,27 +5,40 @@ Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from dataset.loader_workers import LoaderError, WorkerPool, assemble_or_explain
+from dataset.packing import EpochPlan, Recipe
+from dataset.store.interface import Column, HasTokens, Ints
 
-IGNORE = -100  # the target of a position that has none
+# The target of a position that has none.
+IGNORE = -100
 # On CUDA the ranks learn of a request to stop one update after it was made, so it must be known two before.
 UPDATES_AHEAD = 2
 
 
-def to_device(batch, device):
+BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
+
+
+def to_device(batch: BatchT, device: torch.device | str) -> BatchT:
     """A batch (a NamedTuple of tensors and numbers) with its tensors on `device`."""
-    on_cuda = torch.device(device).type == "cuda"  # where a copy from pinned memory need not be waited for
-    return type(batch)(*(x.to(device, non_blocking=on_cuda) if isinstance(x, torch.Tensor) else x for x in batch))
+    # There the host need not wait for a copy from pinned memory.
+    on_cuda = torch.device(device).type == "cuda"
+    moved = []
+    for part in batch:
+        moved.append(part.to(device, non_blocking=on_cuda) if isinstance(part, torch.Tensor) else part)
+    return type(batch)(*moved)
 
 
-def pinned(batch):
-    return type(batch)(*(x.pin_memory() if isinstance(x, torch.Tensor) else x for x in batch))
+def pinned(batch: BatchT) -> BatchT:
+    """A batch with its tensors in memory that a GPU can fetch from by itself."""
+    parts = []
+    for part in batch:
+        parts.append(part.pin_memory() if isinstance(part, torch.Tensor) else part)
+    return type(batch)(*parts)
 
 
 class Batch(NamedTuple):
@@ -43,45 +56,70 @@ class Batch(NamedTuple):
     n_targets: int
     n_documents: int
 
-    to = to_device
-    pin_memory = pinned
+    def to(self, device: torch.device | str) -> "Batch":
+        return to_device(self, device)
+
+    def pin_memory(self) -> "Batch":
+        return pinned(self)
 
 
-def gather(tokens, what, pad_id=0, n_rows=None):
+def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = None) -> Batch:
     """The Batch of a Recipe, from the array of all tokens.
 
     n_rows: fill up with empty rows to that many, so that all batches have one shape (evaluation).
+
+    There is no loop over the pieces. The pairs of all pieces, one after the other, are numbered from 0; for each of them
+    two index arrays say from where in `tokens` it comes and to where in the flat batch it goes. Within a piece both go
+    up by one, so each is the running number plus a shift of the piece. The test has the loop.
     """
-    count, begin, pairs, T, padded = what
-    R = n_rows or len(count)
+    per_row, begin, pairs, T, padded = what
+    R = n_rows or len(per_row)
     inputs = np.full((R, T), pad_id, dtype=np.int64)
     targets = np.full((R, T), IGNORE, dtype=np.int64)
     documents = np.full((R, T), -1, dtype=np.int64)
     positions = np.zeros((R, T), dtype=np.int64)
 
-    row = np.repeat(np.arange(len(count)), count)  # of each piece
-    before = np.cumsum(pairs) - pairs  # pairs of all earlier pieces
-    first = np.cumsum(count) - count  # number of each row's first piece
-    row_before = np.append(before, pairs.sum())[first]  # the same of each row
-    place = row * T + before - row_before[row]  # where each piece begins in the flat batch
-    n = int(pairs.sum())
-    run = np.arange(n)
-    within = run - np.repeat(before, pairs)
-    to = run + np.repeat(place - before, pairs)
-    source = run + np.repeat(begin - before, pairs)
+    n_pieces = len(pairs)
+    n_pairs = int(pairs.sum())
+    # Of each piece: its row, and how many pairs the pieces before it have.
+    row = np.repeat(np.arange(len(per_row)), per_row)
+    pairs_before = np.cumsum(pairs) - pairs
+    # Of each row: the number of its first piece, and how many pairs the rows before it have.
+    first_piece = np.cumsum(per_row) - per_row
+    pairs_before_row = np.append(pairs_before, n_pairs)[first_piece]
+    # Where each piece begins in the flat batch: behind the pieces before it in its row.
+    place = row * T + pairs_before - pairs_before_row[row]
+
+    run = np.arange(n_pairs)
+    source = run + np.repeat(begin - pairs_before, pairs)
+    to = run + np.repeat(place - pairs_before, pairs)
     inputs.reshape(-1)[to] = tokens[source]
     targets.reshape(-1)[to] = tokens[source + 1]
-    documents.reshape(-1)[to] = np.repeat(np.arange(len(pairs)) - first[row], pairs)
-    positions.reshape(-1)[to] = within
+    number_in_row = np.arange(n_pieces) - first_piece[row]
+    documents.reshape(-1)[to] = np.repeat(number_in_row, pairs)
+    positions.reshape(-1)[to] = run - np.repeat(pairs_before, pairs)
     if padded:
+        # The last token of a document, which is never an input of a pair, stands behind its pairs.
         short = pairs < T
         inputs[row[short], pairs[short]] = tokens[(begin + pairs)[short]]
-    return Batch(*map(torch.from_numpy, (inputs, targets, documents, positions)), n, len(pairs))
+    return Batch(
+        input_ids=torch.from_numpy(inputs),
+        targets=torch.from_numpy(targets),
+        document_ids=torch.from_numpy(documents),
+        position_ids=torch.from_numpy(positions),
+        n_targets=n_pairs,
+        n_documents=n_pieces,
+    )
 
 
-def assemble(store, plan, rows, pad_id=0):
+def assemble(store: HasTokens, plan: EpochPlan, rows: range | Ints, pad_id: int = 0) -> Batch:
     """The Batch of the given rows of a plan; `store` has `.tokens`, the plan's documents end to end."""
     return gather(store.tokens, plan.recipe(rows), pad_id)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
 
 
 class UpdateSchedule(NamedTuple):
@@ -100,72 +138,86 @@ class UpdateSchedule(NamedTuple):
     start_row: int = 0
 
     @property
-    def rows_per_update(self):
+    def rows_per_update(self) -> int:
+        """Of all ranks: G above."""
         return self.batch_size * self.accumulation_steps * self.world_size
 
     @property
-    def first_update(self):
-        return -(-self.start_row // self.rows_per_update)
+    def first_update(self) -> int:
+        """The number of the update that begins at start_row."""
+        return ceil_div(self.start_row, self.rows_per_update)
 
     @property
-    def n_updates(self):
+    def n_updates(self) -> int:
         """Updates of the epoch, those before start_row included."""
-        return self.first_update - (self.start_row - self.n_rows) // self.rows_per_update
+        rows_left = self.n_rows - self.start_row
+        return self.first_update + ceil_div(rows_left, self.rows_per_update)
 
     @property
-    def n_steps(self):
+    def n_steps(self) -> int:
         """Micro-batches (of one rank) of the epoch, those before start_row included."""
         full, rest = divmod(self.n_rows - self.start_row, self.rows_per_update)
-        return (self.first_update + full) * self.accumulation_steps - (-rest // (self.batch_size * self.world_size))
+        in_the_last = ceil_div(rest, self.batch_size * self.world_size)
+        return (self.first_update + full) * self.accumulation_steps + in_the_last
 
-    def rows(self, update):
+    def rows(self, update: int) -> tuple[int, int]:
         """The global rows (lo, hi) of an update."""
         lo = self.start_row + (update - self.first_update) * self.rows_per_update
         return lo, min(lo + self.rows_per_update, self.n_rows)
 
-    def micro_batches(self, update):
+    def micro_batches(self, update: int) -> int:
         """Micro-batches of an update, the same number on every rank."""
         lo, hi = self.rows(update)
-        return -(-(hi - lo) // (self.batch_size * self.world_size))
+        return ceil_div(hi - lo, self.batch_size * self.world_size)
 
-    def slices(self, update, rank):
+    def slices(self, update: int, rank: int) -> Iterator[tuple[int, int]]:
         """The rows (lo, hi) of each micro-batch of an update on one rank; empty where lo == hi."""
         lo, hi = self.rows(update)
         for micro in range(self.micro_batches(update)):
             at = lo + (micro * self.world_size + rank) * self.batch_size
             yield min(at, hi), min(at + self.batch_size, hi)
 
-    def steps(self, rank):
+    def steps(self, rank: int) -> Iterator[tuple[int, int, int, int]]:
         """(update, micro-batch within it, lo, hi) from start_row to the end of the epoch."""
         for update in range(self.first_update, self.n_updates):
             for micro, (lo, hi) in enumerate(self.slices(update, rank)):
                 yield update, micro, lo, hi
 
 
-class Assembler(Dataset):
+class Assembler:
     """Turns recipes into batches, in worker processes too. Holds the store alone: no plan is copied to the workers."""
 
-    def __init__(self, store, pad_id=0):
-        self.store, self.pad_id = store, pad_id
+    def __init__(self, store: HasTokens, pad_id: int = 0) -> None:
+        self.store = store
+        self.pad_id = pad_id
 
-    def __getitem__(self, what):
+    def __getitem__(self, what: Recipe) -> Batch:
         return gather(self.store.tokens, what, self.pad_id)
+
+
+class HasRecipes(Protocol):
+    """A plan, as far as a loader asks: what goes to the process that makes a batch."""
+
+    def recipe(self, rows: range) -> Any: ...
 
 
 class Loader:
     """Gives one rank its batches, epoch after epoch. Its worker processes live from the first epoch until `close`."""
 
-    def __init__(self, assembler, rank: int = 0, num_workers: int = 0, pin_memory: bool = False):
+    def __init__(self, assembler: Any, rank: int = 0, num_workers: int = 0, pin_memory: bool = False) -> None:
         """assembler[plan.recipe(rows)] is the batch of some rows of a plan, made here or in a worker process.
 
         The batches do not depend on num_workers, and torch's global random numbers are left alone.
         """
-        self.assembler, self.rank = assembler, rank
-        self.num_workers, self.pin_memory = num_workers, pin_memory
-        self.failure: LoaderError | None = None  # why the batches end too early, as soon as that is known
+        self.assembler = assembler
+        self.rank = rank
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        # Why the batches end too early, as soon as that is known.
+        self.failure: LoaderError | None = None
         self._pool: WorkerPool | None = None
 
-    def updates(self, plan, schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
+    def updates(self, plan: HasRecipes, schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
         """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
 
         An update begins when all of its batches are here, so that an error never leaves one half done: LoaderError
@@ -174,7 +226,7 @@ class Loader:
         """
         updates_ahead = UPDATES_AHEAD if schedule.world_size > 1 else 0
         coming = self._whole_updates(plan, schedule)
-        ready = deque()
+        ready: deque[tuple[int, list[Any]]] = deque()
         while True:
             while len(ready) <= updates_ahead and self.failure is None:
                 try:
@@ -191,14 +243,17 @@ class Loader:
         if self.failure is not None:
             raise self.failure
 
-    def _whole_updates(self, plan, schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
+    def _whole_updates(self, plan: HasRecipes, schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
         """(number, batches) of one update after the other."""
         batches = self._batches(_recipes(plan, schedule, self.rank), schedule.accumulation_steps)
         for update in range(schedule.first_update, schedule.n_updates):
-            slices = schedule.slices(update, self.rank)
-            yield update, [next(batches) if lo < hi else None for lo, hi in slices]
+            of_update = []
+            for lo, hi in schedule.slices(update, self.rank):
+                of_update.append(next(batches) if lo < hi else None)
+            yield update, of_update
 
     def _batches(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
+        """The batches of the recipes, made here or by the workers."""
         if self.num_workers:
             if self._pool is None:
                 self._pool = WorkerPool(self.assembler, self.num_workers, self.pin_memory)
@@ -209,19 +264,27 @@ class Loader:
             yield batch.pin_memory() if self.pin_memory else batch
 
     def close(self) -> None:
+        """End the worker processes. Further updates start new ones."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
 
-def _recipes(plan, schedule: UpdateSchedule, rank: int) -> Iterator[Any]:
+def _recipes(plan: HasRecipes, schedule: UpdateSchedule, rank: int) -> Iterator[Any]:
     """The recipes of the non-empty micro-batches in order, made when they are asked for."""
     for _, _, lo, hi in schedule.steps(rank):
         if lo < hi:
             yield plan.recipe(range(lo, hi))
 
 
-def make_loader(assembler, plan, schedule: UpdateSchedule, rank: int = 0, num_workers: int = 0, pin_memory=False):
+def make_loader(
+    assembler: Any,
+    plan: HasRecipes,
+    schedule: UpdateSchedule,
+    rank: int = 0,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+) -> Iterator[tuple[int, int, Any]]:
     """Yields (update, micro-batch within it, batch) of one epoch. Worker processes end with the iterator."""
     loader = Loader(assembler, rank, num_workers, pin_memory)
     try:

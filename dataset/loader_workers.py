@@ -4,6 +4,14 @@ Each worker has a pipe of its own: recipes go in, batches come out as plain byte
 open files change hands, so a small /dev/shm or a low limit of open files is enough. A thread of the trainer's process
 takes what comes, so that neither side ever waits for the other one to read. When a worker dies its pipe ends, which
 the thread sees at once.
+
+A *task* is one batch to make. Tasks are numbered through the life of the pool, epoch after epoch. Worker i gets the tasks
+i, i + n, i + 2 n and so on, and the trainer takes their answers in the order of their numbers. So the batches come in one
+order, however many workers there are and whichever of them is slow. An answer is the batch, or the LoaderError that making
+it led to.
+
+    trainer's thread      batches() --_send--> pipe -----------> worker: _work
+                          _take()  <-_arrived- thread: _receive <-- pipe
 """
 
 import atexit
@@ -16,7 +24,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,18 +32,21 @@ import torch
 from common.errors import DataError
 from common.processes import end_with, id_for_children
 
-BATCHES_AHEAD = 4  # of each worker, beside those that are taken at once
-SILENCE_S = 300  # a worker that gives no batch for so long is taken for stopped
+# Batches that each worker makes before they are asked for, beside those that are taken at once.
+BATCHES_AHEAD = 4
+# A worker that gives no batch for so long is taken for stopped.
+SILENCE_S = 300
 
 
 class LoaderError(RuntimeError):
     """The batches cannot go on: one line that says why. `is_fault_of_data`: what was tokenised has to be mended."""
 
-    def __init__(self, message: str, is_fault_of_data: bool = False):
+    def __init__(self, message: str, is_fault_of_data: bool = False) -> None:
         super().__init__(message)
         self.is_fault_of_data = is_fault_of_data
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an exception is pickled with its message alone.
         return LoaderError, (str(self), self.is_fault_of_data)
 
 
@@ -60,16 +71,18 @@ def assemble_or_explain(assembler: Any, recipe: Any) -> Any:
 class WorkerPool:
     """Processes that live until `close`, from epoch to epoch. `batches` gives what they make."""
 
-    def __init__(self, assembler: Any, num_workers: int, pin_memory: bool = False):
+    def __init__(self, assembler: Any, num_workers: int, pin_memory: bool = False) -> None:
         """pin_memory: put the batches into memory that a GPU can fetch from by itself.
 
         Errors: LoaderError where the machine starts no more processes.
         """
-        self._arrived: dict[int, Any] = {}  # {number of a task: its batch, or the LoaderError that it led to}
-        self._failure: LoaderError | None = None  # what happened to a worker itself
+        # Shared with the thread, under `_changed`: {number of a task: its answer}, what happened to a worker itself, and
+        # the first task whose answer is still of use.
+        self._changed = threading.Condition()
+        self._arrived: dict[int, Any] = {}
+        self._failure: LoaderError | None = None
         self._oldest_wanted = 0
         self._next_task = 0
-        self._changed = threading.Condition()
         self._device_index = torch.cuda.current_device() if pin_memory else None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
@@ -79,7 +92,8 @@ class WorkerPool:
             for _ in range(num_workers):
                 self._start_worker(assembler)
             self._receiver.start()
-        except (OSError, RuntimeError) as error:  # RuntimeError: of a thread that cannot be started
+        except (OSError, RuntimeError) as error:
+            # RuntimeError is what a thread that cannot be started raises.
             self.close()
             raise LoaderError(
                 f"no process can be started for the loader ({error}): raise the machine's limit, or --num_workers 0"
@@ -104,8 +118,9 @@ class WorkerPool:
         recipes = iter(recipes)
         ahead = at_once + BATCHES_AHEAD * len(self._processes)
         first = self._next_task
+        # What an epoch that was broken off has asked for is thrown away.
         with self._changed:
-            self._oldest_wanted = first  # what a broken-off epoch has asked for is thrown away
+            self._oldest_wanted = first
             self._arrived.clear()
         taken = first
         more = True
@@ -123,19 +138,23 @@ class WorkerPool:
             taken += 1
 
     def _send(self, recipe: Any) -> None:
+        """Hand the next task to the worker whose turn it is."""
         connection = self._connections[self._next_task % len(self._connections)]
-        with contextlib.suppress(OSError):  # the worker is gone: `_take` says so when its turn comes
+        # If the worker is gone, `_take` says so when its turn comes.
+        with contextlib.suppress(OSError):
             connection.send_bytes(pickle.dumps((self._next_task, recipe), protocol=5))
         self._next_task += 1
 
     def _take(self, task: int) -> Any:
+        """Wait for the batch of a task. Errors: LoaderError, its own or that of a worker that is gone."""
         silent_s = 0
         with self._changed:
             self._oldest_wanted = task
             while task not in self._arrived:
                 if self._failure is not None:
                     raise self._failure
-                # Seconds are counted by waking up: a trainer that was stopped with its workers has not waited.
+                # Seconds are counted by waking up, not by the clock: a trainer that was stopped (Ctrl-Z) together with its
+                # workers has not waited for them.
                 if not self._changed.wait(timeout=1):
                     silent_s += 1
                 if silent_s >= SILENCE_S:
@@ -151,20 +170,25 @@ class WorkerPool:
         """The thread: takes what the workers send, until all of them are gone."""
         try:
             if self._device_index is not None:
-                torch.cuda.set_device(self._device_index)  # a thread begins with the first GPU, whatever the rank's is
+                # A thread begins with the first GPU, whatever the rank's is.
+                torch.cuda.set_device(self._device_index)
             process_of = dict(zip(self._connections, self._processes, strict=True))
             while process_of:
-                for connection in wait(list(process_of)):
+                for ready in wait(list(process_of)):
+                    connection = cast(Connection, ready)
                     try:
-                        task, answer = pickle.loads(connection.recv_bytes())  # of our own process, over a private pipe
+                        # Unpickling could run code, but this comes from our own process over a private pipe.
+                        task, answer = pickle.loads(connection.recv_bytes())
                     except (EOFError, OSError):
                         self._fail(_end_of(process_of.pop(connection)))
                         continue
                     self._keep(task, answer)
-        except BaseException as error:  # whatever it is, the trainer must not wait for this thread
+        except BaseException as error:
+            # Whatever it is, the trainer must not wait for this thread.
             self._fail(LoaderError(f"the loader's batches cannot be received ({type(error).__name__}: {error})"))
 
     def _keep(self, task: int, answer: Any) -> None:
+        """Make the answer to a task ready, and let the trainer have it."""
         if not isinstance(answer, LoaderError):
             answer = _unpack(answer)
             if self._device_index is not None:
@@ -175,6 +199,7 @@ class WorkerPool:
             self._changed.notify_all()
 
     def _fail(self, error: LoaderError) -> None:
+        """Let the trainer know. The first error counts: the others follow from it."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
@@ -195,6 +220,7 @@ class WorkerPool:
 
 
 def _end_of(process: multiprocessing.process.BaseProcess) -> LoaderError:
+    """How a worker ended that should still be there."""
     process.join(timeout=10)
     code = process.exitcode
     if code is not None and code < 0:
@@ -214,16 +240,21 @@ def _work(connection: Connection, assembler: Any, parent: int) -> None:
     _ignore_stop_signals()
     end_with(parent)
     torch.set_num_threads(1)
-    trainer_gone = multiprocessing.parent_process().sentinel
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+    trainer_gone = trainer.sentinel
     while trainer_gone not in wait([connection, trainer_gone]):
         try:
-            task, recipe = pickle.loads(connection.recv_bytes())  # of the trainer, over a private pipe
+            # Unpickling could run code, but this comes from the trainer over a private pipe.
+            task, recipe = pickle.loads(connection.recv_bytes())
+            answer: Any
             try:
                 answer = _pack(assemble_or_explain(assembler, recipe))
             except LoaderError as error:
                 answer = error
             connection.send_bytes(pickle.dumps((task, answer), protocol=5))
-        except (EOFError, OSError):  # the trainer is gone
+        except (EOFError, OSError):
+            # The trainer is gone.
             return
 
 
@@ -236,9 +267,16 @@ def _ignore_stop_signals() -> None:
 
 def _pack(batch: Any) -> tuple[type, list[Any]]:
     """A batch (a NamedTuple of CPU tensors and numbers) without tensors, which pickle would put into shared memory."""
-    return type(batch), [x.numpy() if isinstance(x, torch.Tensor) else x for x in batch]
+    parts = []
+    for part in batch:
+        parts.append(part.numpy() if isinstance(part, torch.Tensor) else part)
+    return type(batch), parts
 
 
 def _unpack(packed: tuple[type, list[Any]]) -> Any:
-    kind, parts = packed
-    return kind(*(torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in parts))
+    """The batch that `_pack` was given."""
+    kind, packed_parts = packed
+    parts = []
+    for part in packed_parts:
+        parts.append(torch.from_numpy(part) if isinstance(part, np.ndarray) else part)
+    return kind(*parts)

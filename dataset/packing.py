@@ -11,12 +11,21 @@ distinct keys, which are the same in every numpy and on every machine.
 Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) pairs of a piece or a document.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-CHUNK = 1 << 18  # documents or rows handled at once: bounds the temporaries
-LOW = np.uint64(0xFFFFFFFF)  # sort keys carry what is sorted by in the high half and a number in the low half
+from dataset.best_fit import best_fit
+from dataset.store.interface import HasOffsets, Ints
+
+# Documents or rows that are handled at once: bounds the memory of what is computed in between.
+CHUNK = 1 << 18
+
+# A sort key is 64 bits: what is sorted by stands in the high half, a number to find again in the low half. One sort of
+# such keys moves the numbers with what they are sorted by, in place, and no two keys are equal. So the order does not
+# depend on how numpy breaks ties.
+LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 
 
@@ -30,19 +39,19 @@ class Totals(NamedTuple):
 class Recipe(NamedTuple):
     """What it takes to build a batch, without its plan: some numbers per piece. Worker processes get only this."""
 
-    count: np.ndarray  # [R] pieces of each row
-    begin: np.ndarray  # [P] first token of each piece in the store
-    pairs: np.ndarray  # [P]
+    per_row: Ints  # [R] pieces of each row
+    begin: Ints  # [P] first token of each piece in the store
+    pairs: Ints  # [P]
     T: int
     padded: bool
 
 
-def chunks(n):
+def chunks(n: int) -> Iterator[tuple[int, int]]:
     """(lo, hi) slices of at most CHUNK that cover range(n)."""
     return ((lo, min(lo + CHUNK, n)) for lo in range(0, n, CHUNK))
 
 
-def permutation(bits, n):
+def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
     """A random order of range(n), uint32 [n], drawn from a numpy bit generator; in order if that is None."""
     if bits is None:
         return np.arange(n, dtype=np.uint32)
@@ -53,46 +62,6 @@ def permutation(bits, n):
     keys.sort()
     keys &= LOW
     return keys.astype(np.uint32)
-
-
-def best_fit(counts, T):
-    """Best-fit decreasing: each piece, longest first, goes to the fullest row that still has room for it.
-
-    Works on rows of equal room at once, so its time depends on the number of different lengths, not of documents.
-    counts [T+1]: pieces of each length. Returns (runs, room): `runs` lists (first row, rows, pieces in each) in the
-    order in which the pieces, sorted by falling length, are taken; room[r] lists (first row, rows) of the rows that
-    end with r positions free.
-    """
-    room = [[] for _ in range(T + 1)]
-    occupied = np.zeros(T + 1, dtype=bool)  # occupied[r]: room[r] may be non-empty
-    runs, n_rows = [], 0
-    for length in range(T, 0, -1):
-        left = int(counts[length])
-        if not left:
-            continue
-        for r in [*(np.flatnonzero(occupied[length:]) + length).tolist(), T]:
-            per_row = r // length
-            if r == T:  # nothing open has room: as many new rows as are needed
-                need = -(-left // per_row)
-                room[T].append((n_rows, need))
-                n_rows += need
-            while room[r] and left:
-                first, rows = room[r].pop()
-                whole = min(rows, left // per_row)
-                rest = left - whole * per_row if whole < rows else 0  # of the one row that is not filled to the end
-                for at, n, each in ((first, whole, per_row), (first + whole, 1, rest)):
-                    if n and each:
-                        runs.append((at, n, each))
-                        room[r - each * length].append((at, n))
-                        occupied[r - each * length] = True
-                        left -= n * each
-                        first, rows = first + n, rows - n
-                if rows:
-                    room[r].append((first, rows))
-            occupied[r] = bool(room[r])
-            if not left:
-                break
-    return runs, room
 
 
 class EpochPlan:
@@ -110,17 +79,28 @@ class EpochPlan:
     """
 
     def __init__(
-        self, store, max_seq_len, seed, epoch, pack=True, long_documents="split", documents=None, shuffle=True
-    ):
+        self,
+        store: HasOffsets,
+        max_seq_len: int,
+        seed: int,
+        epoch: int,
+        pack: bool = True,
+        long_documents: str = "split",
+        documents: Ints | None = None,
+        shuffle: bool = True,
+    ) -> None:
         if long_documents not in ("split", "truncate"):
             raise ValueError(f"long_documents must be split or truncate, not {long_documents!r}")
         if max_seq_len < 2:
             raise ValueError(f"max_seq_len must be at least 2 to hold an input and a target, not {max_seq_len}")
-        self.offsets, self.documents = store.offsets, documents
+        self.offsets = store.offsets
+        self.documents = documents
         self.n_documents = len(self.offsets) - 1 if documents is None else len(documents)
-        self.pack, self.split = pack, pack and long_documents == "split"
+        self.pack = pack
+        self.split = pack and long_documents == "split"
         self.T = max_seq_len if pack else max_seq_len - 1
-        self.limit = max_seq_len if self.split else max_seq_len - 1  # pairs of a piece at most
+        # Pairs of a piece at most. A document that is cut at max_seq_len tokens has one pair less than tokens.
+        self.limit = max_seq_len if self.split else max_seq_len - 1
         bits = np.random.PCG64([seed, epoch]) if shuffle else None
 
         counts = np.zeros(self.T + 1, dtype=np.int64)
@@ -128,11 +108,14 @@ class EpochPlan:
             counts += np.bincount(self._piece_lengths(lo, hi)[1], minlength=self.T + 1)
         self.n_pieces = int(counts.sum())
         assert self.n_pieces <= int(LOW) and self.T < 1 << 24, "piece numbers and lengths share a 64-bit key"
-        (self._pack_rows if pack else self._pad_rows)(counts, bits)
+        if pack:
+            self._pack_rows(counts, bits)
+        else:
+            self._pad_rows(bits)
         self.fill = self.row_targets(0, self.n_rows) / max(self.n_rows * self.T, 1)
         self._number_pieces()
 
-    def _piece_lengths(self, lo, hi):
+    def _piece_lengths(self, lo: int, hi: int) -> tuple[Ints, Ints]:
         """(pieces of each document, pairs of each piece) of the documents [lo, hi) of the selection."""
         if self.documents is None:
             pairs = np.diff(self.offsets[lo : hi + 1]) - 1
@@ -142,54 +125,76 @@ class EpochPlan:
         if not self.split:
             pairs = np.minimum(pairs, self.limit)
         pieces = -(-np.maximum(pairs, 0) // self.limit)
+        # Every piece is full but the last one of a document, which holds the rest.
         lengths = np.full(pieces.sum(), self.limit, dtype=np.int64)
         some = pieces > 0
-        last = np.cumsum(pieces)[some] - 1  # the last piece of a document holds the rest
+        last = np.cumsum(pieces)[some] - 1
         lengths[last] = (pairs - (pieces - 1) * self.limit)[some]
         return pieces, lengths
 
-    def _pack_rows(self, counts, bits):
+    def _pack_rows(self, counts: Ints, bits: np.random.PCG64 | None) -> None:
+        """Pieces share rows. counts [T+1]: pieces of each length.
+
+        `best_fit` says how many pieces each row takes from the list of all pieces, sorted by falling length. Pieces of
+        one length are in random order in that list, and the rows get random places in the epoch. So what shares a row,
+        and when it comes, differs from epoch to epoch, and the rows are as full as best-fit makes them.
+
+        Twice one sort of keys does it. First the keys carry the length of each piece, and give the list. Then the length
+        is overwritten by the piece's row, and sorting again gives the pieces row by row.
+        """
         runs, room = best_fit(counts, self.T)
         self.n_rows = sum(rows for of_room in room for _, rows in of_room)
-        place = permutation(bits, self.n_rows)  # of each row within the epoch
+        # Where each row of `best_fit` comes in the epoch.
+        place = permutation(bits, self.n_rows)
         self._targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
-        for r, of_room in enumerate(room):
+        for free, of_room in enumerate(room):
             for first, rows in of_room:
-                self._targets[place[first : first + rows]] = self.T - r
+                self._targets[place[first : first + rows]] = self.T - free
 
         keys = self._pieces_by_length(bits)
         at = 0
-        for first, rows, each in runs:
-            for lo, hi in chunks(rows):
-                part = keys[at : at + (hi - lo) * each]
+        for run in runs:
+            for lo, hi in chunks(run.rows):
+                # A view: what is changed in it is changed in `keys`.
+                part = keys[at : at + (hi - lo) * run.each]
+                rows_of_part = place[run.first_row + lo : run.first_row + hi].astype(np.uint64)
                 part &= LOW
-                part |= np.repeat(place[first + lo : first + hi].astype(np.uint64) << HALF, each)
+                part |= np.repeat(rows_of_part << HALF, run.each)
                 at += len(part)
         assert at == self.n_pieces
+        # Let go of it before the sort: with many rows it is a large array.
         del place
-        keys.sort()  # now by row
+        keys.sort()
         self._row_start = np.empty(self.n_rows + 1, dtype=np.uint32)
         for lo, hi in chunks(self.n_rows + 1):
-            self._row_start[lo:hi] = np.searchsorted(keys, np.arange(lo, hi, dtype=np.uint64) << HALF)
+            first_key_of_row = np.arange(lo, hi, dtype=np.uint64) << HALF
+            self._row_start[lo:hi] = np.searchsorted(keys, first_key_of_row)
         keys &= LOW
         self._order = keys.astype(np.uint32)
 
-    def _pieces_by_length(self, bits):
-        """Keys with the piece number in the low half, sorted by falling length, in random order among equal lengths."""
+    def _pieces_by_length(self, bits: np.random.PCG64 | None) -> Ints:
+        """Keys with the piece number in the low half, sorted by falling length, in random order among equal lengths.
+
+        The high half holds, from the top, T - length in as many bits as T has, and then random bits.
+        """
         keys = np.empty(self.n_pieces, dtype=np.uint64)
         width = np.uint64(self.T.bit_length())
         at = 0
         for lo, hi in chunks(self.n_documents):
             lengths = self._piece_lengths(lo, hi)[1]
             part = keys[at : at + len(lengths)]
-            part[:] = 0 if bits is None else (bits.random_raw(len(part)) >> width) & ~LOW
+            if bits is None:
+                part[:] = 0
+            else:
+                part[:] = (bits.random_raw(len(part)) >> width) & ~LOW
             part |= (self.T - lengths).astype(np.uint64) << (np.uint64(64) - width)
             part |= np.arange(at, at + len(part), dtype=np.uint64)
             at += len(part)
         keys.sort()
         return keys
 
-    def _pad_rows(self, counts, bits):
+    def _pad_rows(self, bits: np.random.PCG64 | None) -> None:
+        """Each piece has a row of its own."""
         self.n_rows = self.n_pieces
         self._order = permutation(bits, self.n_pieces)
         self._row_start = np.arange(self.n_rows + 1, dtype=np.uint32)
@@ -201,7 +206,7 @@ class EpochPlan:
             at += len(part)
         self._targets = lengths[self._order]
 
-    def _number_pieces(self):
+    def _number_pieces(self) -> None:
         """_first_piece[i]: number of the first piece of the i-th chosen document."""
         self._first_piece = np.zeros(self.n_documents + 1, dtype=np.uint32)
         at = 0
@@ -210,28 +215,30 @@ class EpochPlan:
             self._first_piece[lo + 1 : hi + 1] = ends
             at = int(ends[-1])
 
-    def row_targets(self, lo, hi):
+    def row_targets(self, lo: int, hi: int) -> int:
         """Targets in the rows [lo, hi)."""
         return int(self._targets[lo:hi].sum(dtype=np.int64))
 
-    def row_documents(self, lo, hi):
+    def row_documents(self, lo: int, hi: int) -> int:
         """Documents (pieces) in the rows [lo, hi)."""
         return int(self._row_start[hi]) - int(self._row_start[lo])
 
-    def totals(self, lo, hi):
+    def totals(self, lo: int, hi: int) -> Totals:
         """The Totals of the rows [lo, hi)."""
         return Totals(self.row_targets(lo, hi), self.row_documents(lo, hi))
 
-    def recipe(self, rows):
+    def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
         """The Recipe of the given rows (a range or an int array)."""
         count, document, start, pairs = self.pieces(rows)
         return Recipe(count, np.asarray(self.offsets[document]) + start, pairs, self.T, not self.pack)
 
-    def documents_of(self, lo, hi):
+    def documents_of(self, lo: int, hi: int) -> list[int]:
         """The numbers of the documents in the rows [lo, hi), each once."""
-        return list(dict.fromkeys(self.pieces(range(lo, hi))[1].tolist()))
+        _, document, _, _ = self.pieces(range(lo, hi))
+        # Of a dict, not of a set: in the order of the rows.
+        return list(dict.fromkeys(document.tolist()))
 
-    def pieces(self, rows):
+    def pieces(self, rows: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """The pieces of the given rows (int array [R]), row by row.
 
         Returns int64 arrays (count [R], document [P], start [P], pairs [P]): pieces of each row; the number of a
@@ -240,7 +247,10 @@ class EpochPlan:
         rows = np.asarray(rows, dtype=np.int64)
         first = self._row_start[rows].astype(np.int64)
         count = self._row_start[rows + 1].astype(np.int64) - first
-        at = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
+        # first[0], first[0] + 1, ... for count[0] pieces, then first[1], and so on: the running number of a piece in the
+        # answer, moved by how far its row begins from there.
+        pieces_before = np.cumsum(count) - count
+        at = np.repeat(first - pieces_before, count) + np.arange(count.sum())
         piece = self._order[at]
         document = np.searchsorted(self._first_piece, piece, side="right") - 1
         start = (piece.astype(np.int64) - self._first_piece[document]) * self.limit
@@ -249,7 +259,7 @@ class EpochPlan:
         pairs = np.minimum(self.offsets[document + 1] - self.offsets[document] - 1 - start, self.limit)
         return count, document, start, pairs
 
-    def pieces_of_row(self, row):
+    def pieces_of_row(self, row: int) -> list[tuple[int, int, int]]:
         """[(document, first token within it, pairs), ...] of one row."""
-        _, *columns = self.pieces([row])
-        return list(zip(*(column.tolist() for column in columns), strict=True))
+        _, document, start, pairs = self.pieces([row])
+        return list(zip(document.tolist(), start.tolist(), pairs.tolist(), strict=True))

@@ -1,60 +1,74 @@
 """Several token stores as one, the share that each gets of an epoch, and the documents that are kept for validation."""
 
 import hashlib
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dataset.packing import chunks, permutation
+from dataset.store.format import TokenStore
+from dataset.store.interface import Column, Documents, HasOffsets, Ints
 
-MIXTURE_STREAM = 0x6D6978  # keeps the random numbers of the mixture apart from those of the plans
+# Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
+MIXTURE_STREAM = 0x6D6978
 
 
 class _Joined:
-    """Read-only 1-d arrays end to end as one, without a copy. Takes slices, int arrays and ints as numpy does."""
+    """Read-only 1-d arrays end to end as one, without a copy. Takes slices, int arrays and ints as numpy does.
 
-    def __init__(self, parts, shifts=None):
-        self.parts, self.shifts = parts, shifts or [0] * len(parts)
+    shifts: what is added to the numbers of each part, default 0.
+    """
+
+    def __init__(self, parts: Sequence[Column], shifts: Sequence[int] | None = None) -> None:
+        self.parts = parts
+        self.shifts = shifts or [0] * len(parts)
         self.bounds = np.cumsum([0] + [len(part) for part in parts])
+        self.dtype = np.result_type(*(part.dtype for part in parts))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return int(self.bounds[-1])
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)))
         shape = np.shape(index)
         index = np.atleast_1d(np.asarray(index, dtype=np.int64))
         index = np.where(index < 0, index + len(self), index)
-        out = np.empty(index.shape, dtype=np.result_type(*(part.dtype for part in self.parts)))
+        out = np.empty(index.shape, dtype=self.dtype)
         part_of = np.searchsorted(self.bounds, index, side="right") - 1
         for i in np.unique(part_of):
             here = part_of == i
             out[here] = self.parts[i][index[here] - self.bounds[i]] + np.asarray(self.shifts[i], dtype=out.dtype)
+        # [()] makes a number of what has no dimension, as numpy does for a single index.
         return out.reshape(shape)[()]
 
 
 class ConcatStore:
     """Token stores one after the other under the interface of one; documents and tokens are numbered through."""
 
-    def __init__(self, stores):
+    def __init__(self, stores: Sequence[TokenStore]) -> None:
         self.stores = stores
-        self.bounds = np.cumsum([0] + [len(store.offsets) - 1 for store in stores])  # documents before each store
-        base = np.cumsum([0] + [int(store.offsets[-1]) for store in stores])
+        # Documents before each store.
+        self.bounds = np.cumsum([0] + [len(store.offsets) - 1 for store in stores])
+        tokens_before = np.cumsum([0] + [int(store.offsets[-1]) for store in stores])
+        # The last offset of a store is the first one of the next: only the last store gives all of its own.
+        offsets = [store.offsets[:-1] for store in stores[:-1]] + [stores[-1].offsets]
         self.tokens = _Joined([store.tokens for store in stores])
-        self.offsets = _Joined([store.offsets[:-1] for store in stores[:-1]] + [stores[-1].offsets], base[:-1].tolist())
+        self.offsets = _Joined(offsets, tokens_before[:-1].tolist())
         self.text_bytes = _Joined([store.text_bytes for store in stores])
         self.doc_hash = _Joined([store.doc_hash for store in stores])
         self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return int(self.bounds[-1])
 
-    def __reduce__(self):  # a store knows how it gets to a worker process without its arrays
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A store knows how it gets to a worker process without its arrays.
         return ConcatStore, (self.stores,)
 
 
-def split_by_hash(store, fraction):
+def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
     """(training, validation): the document numbers of each side, uint32, ascending.
 
     A document is held out iff its hash lies in the lowest `fraction` of all hashes: whatever the order of the file
@@ -63,18 +77,38 @@ def split_by_hash(store, fraction):
     if not 0 <= fraction < 1:
         raise ValueError(f"the validation fraction must be at least 0 and below 1, not {fraction}")
     threshold = np.uint64(int(fraction * 2**64))
-    sides = ([], [])
+    # A first part that is empty, so that a side without documents is an array too.
+    training = [np.empty(0, np.uint32)]
+    validation = [np.empty(0, np.uint32)]
     for lo, hi in chunks(len(store)):
         held_out = np.asarray(store.doc_hash[lo:hi]) < threshold
-        for side, mask in zip(sides, (~held_out, held_out), strict=True):
-            side.append((np.flatnonzero(mask) + lo).astype(np.uint32))
-    return tuple(np.concatenate([np.empty(0, np.uint32), *side]) for side in sides)
+        training.append((np.flatnonzero(~held_out) + lo).astype(np.uint32))
+        validation.append((np.flatnonzero(held_out) + lo).astype(np.uint32))
+    return np.concatenate(training), np.concatenate(validation)
 
 
-def text_bytes(store, documents):
+def text_bytes(store: Documents, documents: Ints) -> int:
     """UTF-8 bytes of the texts of the given documents."""
-    parts = (store.text_bytes[documents[lo:hi]] for lo, hi in chunks(len(documents)))
-    return sum(int(part.sum(dtype=np.int64)) for part in parts)
+    total = 0
+    for lo, hi in chunks(len(documents)):
+        total += int(store.text_bytes[documents[lo:hi]].sum(dtype=np.int64))
+    return total
+
+
+def target_counts(store: HasOffsets, documents: Ints, most: int | None = None) -> Ints:
+    """int64: the targets of each of the given documents: one less than its tokens, and at most so many."""
+    at = np.asarray(documents, dtype=np.int64)
+    lengths = np.asarray(store.offsets[at + 1]) - np.asarray(store.offsets[at])
+    targets = np.maximum(lengths - 1, 0)
+    return targets if most is None else np.minimum(targets, most)
+
+
+def sum_of_targets(store: HasOffsets, documents: Ints, most: int | None = None) -> int:
+    """The targets of all the given documents together."""
+    total = 0
+    for lo, hi in chunks(len(documents)):
+        total += int(target_counts(store, documents[lo:hi], most).sum())
+    return total
 
 
 class Share(NamedTuple):
@@ -102,58 +136,82 @@ class Mixture:
     documents).
     """
 
-    def __init__(self, store, weights, seed, documents=None, max_targets=None):
+    def __init__(
+        self,
+        store: ConcatStore,
+        weights: Sequence[float],
+        seed: int,
+        documents: Ints | None = None,
+        max_targets: int | None = None,
+    ) -> None:
         if len(weights) != len(store.stores) or not all(0 < weight < np.inf for weight in weights):
             raise ValueError(
                 f"each of the {len(store.stores)} data sources needs a weight above 0, not {list(weights)}"
             )
-        self.store, self.seed, self.max_targets = store, seed, max_targets
+        self.store = store
+        self.seed = seed
+        self.max_targets = max_targets
         self.documents = np.arange(len(store), dtype=np.uint32) if documents is None else documents
-        self.cuts = np.searchsorted(self.documents, store.bounds)  # where each source begins in `documents`
+        # Where each source begins in `documents`.
+        self.cuts = np.searchsorted(self.documents, store.bounds)
         self.asked = np.asarray(weights, dtype=np.float64) / sum(weights)
         self.targets = [self._sum(self._of_source(i)) for i in range(len(weights))]
         for i, targets in enumerate(self.targets):
             if not targets:
                 raise ValueError(f"data source {i + 1} has a weight but no document to draw")
+        # Targets of an epoch: what the source that is scarcest, beside its share, allows.
         size = min(targets / share for targets, share in zip(self.targets, self.asked, strict=True))
-        self.quotas = [
-            min(targets, round(size * share)) for targets, share in zip(self.targets, self.asked, strict=True)
-        ]
+        self.quotas = []
+        for targets, share in zip(self.targets, self.asked, strict=True):
+            self.quotas.append(min(targets, round(size * share)))
 
-    def _of_source(self, i):
+    def _of_source(self, i: int) -> Ints:
+        """The numbers of all documents of a source."""
         return self.documents[self.cuts[i] : self.cuts[i + 1]]
 
-    def _targets(self, documents):
-        """Targets of each of the given documents."""
-        at = np.asarray(documents, dtype=np.int64)
-        lengths = np.asarray(self.store.offsets[at + 1]) - np.asarray(self.store.offsets[at])
-        targets = np.maximum(lengths - 1, 0)
-        return targets if self.max_targets is None else np.minimum(targets, self.max_targets)
+    def _sum(self, documents: Ints) -> int:
+        return sum_of_targets(self.store, documents, self.max_targets)
 
-    def _sum(self, documents):
-        return sum(int(self._targets(documents[lo:hi]).sum()) for lo, hi in chunks(len(documents)))
-
-    def epoch_documents(self, epoch):
+    def epoch_documents(self, epoch: int) -> Ints:
         """The numbers of the documents of an epoch, uint32, ascending."""
-        drawn = []
-        for i, (all_targets, quota) in enumerate(zip(self.targets, self.quotas, strict=True)):
-            order = self._of_source(i)
-            order = order[permutation(np.random.PCG64([self.seed, MIXTURE_STREAM, i]), len(order))]
-            chosen, at = np.empty(len(order), dtype=bool), -epoch * quota
-            for lo, hi in chunks(len(order)):
-                targets = self._targets(order[lo:hi])
-                ends = at + np.cumsum(targets)
-                # A document belongs to the epoch in which its first target is reached, going round and round.
-                chosen[lo:hi] = (ends - targets) % all_targets < quota
-                at = int(ends[-1])
-            drawn.append(np.sort(order[chosen]))
-        return np.concatenate(drawn)
+        return np.concatenate([self._drawn(i, epoch) for i in range(len(self.quotas))])
 
-    def report(self, documents):
+    def _drawn(self, i: int, epoch: int) -> Ints:
+        """What one source gives to an epoch, ascending.
+
+        Its documents lie on a circle in a random order, each as long as it has targets. Epoch 0 is the arc from 0 to the
+        quota, epoch 1 the next one of that length, and so on, round and round. A document belongs to the epoch in whose
+        arc its first target lies.
+        """
+        quota = self.quotas[i]
+        order = self._of_source(i)
+        order = order[permutation(np.random.PCG64([self.seed, MIXTURE_STREAM, i]), len(order))]
+        is_drawn = np.empty(len(order), dtype=bool)
+        # Turned back, so that the arc of this epoch begins at 0.
+        at = -epoch * quota
+        for lo, hi in chunks(len(order)):
+            targets = target_counts(self.store, order[lo:hi], self.max_targets)
+            ends = at + np.cumsum(targets)
+            begins = ends - targets
+            is_drawn[lo:hi] = begins % self.targets[i] < quota
+            at = int(ends[-1])
+        return np.sort(order[is_drawn])
+
+    def report(self, documents: Ints) -> list[Share]:
         """[Share] of each source in the documents of an epoch."""
-        cuts = np.searchsorted(documents, self.store.bounds)
-        targets = [self._sum(documents[lo:hi]) for lo, hi in zip(cuts[:-1], cuts[1:], strict=True)]
-        return [
-            Share(float(asked), n / max(sum(targets), 1), int(hi - lo), n, n / has)
-            for asked, n, has, lo, hi in zip(self.asked, targets, self.targets, cuts[:-1], cuts[1:], strict=True)
-        ]
+        cuts = np.searchsorted(documents, self.store.bounds).tolist()
+        targets = []
+        for first, end in zip(cuts[:-1], cuts[1:], strict=True):
+            targets.append(self._sum(documents[first:end]))
+        shares = []
+        for i, drawn in enumerate(targets):
+            shares.append(
+                Share(
+                    asked=float(self.asked[i]),
+                    drawn=drawn / max(sum(targets), 1),
+                    documents=cuts[i + 1] - cuts[i],
+                    targets=drawn,
+                    used=drawn / self.targets[i],
+                )
+            )
+        return shares

@@ -23,7 +23,7 @@ from common.notices import announce
 from common.processes import obey_ctrl_c
 from common.wording import counted, one_line
 from dataset.corpus import group_sources, name_of
-from dataset.store.token_store import open_or_build
+from dataset.store.token_store import build_shard
 from dataset.tokenize_arguments import parse_args
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
@@ -33,12 +33,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = parse_args(argv)
     encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), settings.parse_special_tokens)
     for paths, _ in group_sources(settings.data_path):
-        options = (settings.cache_dir, settings.text_field, settings.skip_bad_lines, settings.num_procs)
-        store = open_or_build(paths, encoder, *options, shard=settings.shard, text_suffixes=settings.text_suffixes)
+        store = build_shard(
+            paths,
+            encoder,
+            settings.shard,
+            settings.cache_dir,
+            settings.text_field,
+            settings.skip_bad_lines,
+            settings.num_procs,
+            text_suffixes=settings.text_suffixes,
+        )
         if store is None:
-            announce(
-                f"{name_of(paths)}: part {settings.shard[0]} of {settings.shard[1]} is done; the last one puts the store together"
-            )
+            part, n_parts = settings.shard or (0, 0)
+            announce(f"{name_of(paths)}: part {part} of {n_parts} is done; the last one puts the store together")
             continue
         for line in store.bad_lines.report():
             announce(line)
@@ -50,7 +57,8 @@ if __name__ == "__main__":
     try:
         obey_ctrl_c()
         sys.exit(main())
-    except ValueError as error:  # what the user can mend: DataError, no tokenizer there
+    except ValueError as error:
+        # What the user can mend: DataError, no tokenizer there.
         announce(f"error: {one_line(error)}", to_stderr=True)
         sys.exit(2)
     except KeyboardInterrupt:

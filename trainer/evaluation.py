@@ -4,28 +4,19 @@ import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
-from dataset.loader import Batch
+from dataset.corpus import ValidationBatches
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.machine.signals import StopSignals
-
-
-class ValidationBatches(Protocol):
-    """The validation documents, in batches that do not depend on the number of ranks."""
-
-    n_bytes: int  # of the documents' text, in UTF-8
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, i: int) -> Batch: ...
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from common.errors import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
 from dataset.reading.file_kinds import expanded
-from dataset.store.token_store import user_cache
+from dataset.store.places import user_cache
 
 FORMAT = 1  # of a cached file; raised when the same input would give other features
 MULTIPLE = 8  # of a batch's T: few shapes, and of the kind that tensor cores like

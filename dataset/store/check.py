@@ -16,7 +16,7 @@ class TokenCheck:
     training.
     """
 
-    def __init__(self, stores: list[TokenStore]):
+    def __init__(self, stores: list[TokenStore]) -> None:
         self.stores = [store for store in stores if store.tokens.nbytes > CHECKED_AT_ONCE]
         self.damaged: TokenStore | None = None
         self._thread: threading.Thread | None = None
@@ -44,6 +44,7 @@ class TokenCheck:
         )
 
     def _look(self) -> None:
+        """The thread: reads the tokens of one store after the other, and stops at the first damaged one."""
         for store in self.stores:
             try:
                 digest = file_digest(store.folder / "tokens.bin")

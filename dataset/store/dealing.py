@@ -46,7 +46,9 @@ class Dealing:
     sizes: bytes of each file. block_options: text_field, block_bytes and split_text of `split_into_blocks`.
     """
 
-    def __init__(self, files: list[Path], sizes: list[int], block_options: tuple[str, int, bool], k: int, n: int):
+    def __init__(
+        self, files: list[Path], sizes: list[int], block_options: tuple[str, int, bool], k: int, n: int
+    ) -> None:
         self.files = files
         self.block_options = block_options
         self.k = k
@@ -91,7 +93,9 @@ def _sections(files: list[Path], sizes: list[int], block_options: tuple[str, int
     load = [(0, part) for part in range(n)]  # a heap of (bytes so far, part)
     for file, size in enumerate(sizes):
         section_sizes = sizes_of_sections(files[file], *block_options)
-        numbered = [(None, size)] if section_sizes is None else enumerate(section_sizes)
+        numbered: list[tuple[int | None, int]] = [(None, size)]
+        if section_sizes is not None:
+            numbered = list(enumerate(section_sizes))
         for number, section_size in numbered:
             if section_size > shared_from:
                 yield Section(file, number, section_size, None, shared % n)

@@ -14,11 +14,12 @@ import subprocess
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":  # started by path: this folder must not shadow packages
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -32,14 +33,22 @@ from dataset.tokenizing.safe_cuts import PART_CHARACTERS, TooLongToEncode
 BATCH_CHARACTERS = PART_CHARACTERS  # the tokenizer holds about 100 bytes a token until a batch is done
 
 
+if TYPE_CHECKING:
+    # Not in a worker process, which would wait for it.
+    from dataset.tokenizing.encoder import DocumentEncoder
+
+# An array.array while a block is encoded, a numpy array where one is read from a file.
+Numbers = Any
+
+
 @dataclass
 class EncodedBlock:
     """The documents of a block, one after the other."""
 
-    tokens: array  # 'H' (uint16) or 'I' (uint32)
-    lengths: array  # 'q': tokens of each document
-    text_bytes: array  # 'I': UTF-8 bytes of each document
-    hashes: array  # 'Q': 64-bit hash of each document's text
+    tokens: Numbers  # uint16 or uint32
+    lengths: Numbers  # int64: tokens of each document
+    text_bytes: Numbers  # uint32: UTF-8 bytes of each document
+    hashes: Numbers  # uint64: hash of each document's text
     bad: BadLines  # line numbers count from the start of the block
     max_token_id: int = -1
 
@@ -48,7 +57,7 @@ class EncodedBlock:
 class BlockEncoder:
     """Turns blocks into EncodedBlocks; picklable."""
 
-    encoder: object  # a DocumentEncoder
+    encoder: "DocumentEncoder"
     text_field: str
     skip_bad_lines: bool
 
@@ -57,6 +66,7 @@ class BlockEncoder:
         out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), BadLines())
         texts: list[str] = []
         characters = 0
+        fault: Fault | None
         for line, text in block.documents(self.text_field):
             if not isinstance(text, str):
                 fault = Fault(str(block.path), line, *text)
@@ -132,7 +142,7 @@ class BlockEncoder:
 
 def encode_blocks(
     blocks: Iterable[Block], encode: BlockEncoder, num_procs: int
-) -> Iterator[tuple[Block, EncodedBlock]]:
+) -> Generator[tuple[Block, EncodedBlock], None, None]:
     """Yields (block, its tokens) in the order of the blocks. num_procs=1: no process is started."""
     blocks = iter(blocks)
     first = list(islice(blocks, 1))
@@ -146,24 +156,28 @@ def encode_blocks(
         return
     setup = pickle.dumps(encode)
     workers = [_Worker(setup) for _ in range(num_procs)]
-    idle = queue.SimpleQueue()
+    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     for worker in workers:
         idle.put(worker)
 
-    def run(block):
+    def run(block: Block) -> EncodedBlock:
         worker = idle.get()
         try:
             return worker(block)
         finally:
             idle.put(worker)
 
+    # Each thread only waits for a process. Two blocks for each of them are under way, so that none waits for the caller.
     pool = ThreadPoolExecutor(num_procs)
+    waiting: deque[tuple[Block, Future[EncodedBlock]]] = deque()
     try:
-        waiting = deque((block, pool.submit(run, block)) for block in islice(blocks, 2 * num_procs))
+        for block in islice(blocks, 2 * num_procs):
+            waiting.append((block, pool.submit(run, block)))
         while waiting:
             block, future = waiting.popleft()
             yield block, future.result()
-            waiting.extend((block, pool.submit(run, block)) for block in islice(blocks, 1))
+            for next_block in islice(blocks, 1):
+                waiting.append((next_block, pool.submit(run, next_block)))
     finally:
         for worker in workers:
             worker.process.kill()
@@ -175,25 +189,31 @@ def encode_blocks(
 class _Worker:
     """One process; a call sends a block and waits for its tokens."""
 
-    def __init__(self, setup: bytes):
+    def __init__(self, setup: bytes) -> None:
+        """setup: the pickled BlockEncoder. It is sent with the first block, in the thread that waits for the process."""
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), str(id_for_children())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.to_process = self.process.stdin
+        self.from_process = self.process.stdout
         self.setup = setup
 
     def __call__(self, block: Block) -> EncodedBlock:
         try:
             if self.setup:
-                self.process.stdin.write(self.setup)
+                self.to_process.write(self.setup)
                 self.setup = b""
-            pickle.dump(block, self.process.stdin)
-            self.process.stdin.flush()
-            result = pickle.load(self.process.stdout)  # from our own process over a private pipe
+            pickle.dump(block, self.to_process)
+            self.to_process.flush()
+            # Unpickling could run code, but this comes from our own process over a private pipe.
+            result = pickle.load(self.from_process)
         except (EOFError, OSError, pickle.UnpicklingError):
             code = self.process.wait()
             raise DataError(
@@ -201,17 +221,20 @@ class _Worker:
             ) from None
         if isinstance(result, Exception):
             raise result
+        assert isinstance(result, EncodedBlock)
         return result
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what was not sent does not matter any more
-            self.process.stdin.close()
-        self.process.stdout.close()
+        """Wait for the end of a process that was killed."""
+        # What was not sent does not matter any more.
+        with contextlib.suppress(OSError):
+            self.to_process.close()
+        self.from_process.close()
         self.process.wait()
 
 
 @contextlib.contextmanager
-def _one_thread():
+def _one_thread() -> Iterator[None]:
     """Keeps the tokenizer to this thread: a later fork (of a data loader) would have to warn about its threads."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -234,6 +257,7 @@ def _serve() -> None:
         encode = pickle.load(source)
         while True:
             block = pickle.load(source)
+            result: EncodedBlock | Exception
             try:
                 result = encode(block)
             except Exception as error:

@@ -12,6 +12,7 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -27,13 +28,20 @@ MOST_HASHES_BYTES = 256 << 20  # a million files
 NOTE_EVERY_S = 3.0  # a shard writes its digests of small files together
 
 
-def stats_of(files: list[Path]) -> list[tuple]:
+# Path, size, time of the last write, time of the last change of any kind (both in ns), inode.
+Stats = tuple[str, int, int, int, int]
+
+
+def stats_of(files: list[Path]) -> list[Stats]:
     """What changes when a file does, as far as the file system tells."""
-    stats = [(str(file.resolve()), file.stat()) for file in files]
-    return [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stats]
+    stats = []
+    for file in files:
+        stat = file.stat()
+        stats.append((str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
+    return stats
 
 
-def settled_stats(files: list[Path], places: list[Path]) -> list[tuple]:
+def settled_stats(files: list[Path], places: list[Path]) -> list[Stats]:
     """`stats_of`, after a short wait where large files were written just now.
 
     A digest is remembered for a file whose times lie SETTLED_S before it was read: whoever writes to it later gets
@@ -52,28 +60,28 @@ def settled_stats(files: list[Path], places: list[Path]) -> list[tuple]:
     return stats
 
 
-def _last_change(stat: tuple) -> float:
+def _last_change(stat: Stats) -> float:
     """Seconds since 1970 of the last write, as far as it cannot be set by hand: POSIX's change time."""
     _, _, modified, changed, _ = stat
     return (modified if os.name == "nt" else changed) / 1e9  # Windows' st_ctime is the time of creation
 
 
-def content_stats(stats: list[tuple]) -> list[tuple]:
+def content_stats(stats: list[Stats]) -> list[tuple[str, int, int]]:
     """Those of `stats_of` that a chmod or a new link leaves alone."""
     return [(path, size, modified) for path, size, modified, _, _ in stats]
 
 
-def _known_digests(places: list[Path]) -> dict[tuple, str]:
+def _known_digests(places: list[Path]) -> dict[Stats, str]:
     """{stat of a file: its SHA-256} from the hashes.json of each place; whatever is no such entry is ignored."""
-    known = {}
+    known: dict[Stats, str] = {}
     for place in places:
         for entry in _read_hashes(place):
-            *stat, digest = entry
-            known[tuple(stat)] = digest
+            path, size, modified, changed, inode, digest = entry
+            known[(path, size, modified, changed, inode)] = digest
     return known
 
 
-def _read_hashes(place: Path) -> list[list]:
+def _read_hashes(place: Path) -> list[list[Any]]:
     """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none where it is damaged."""
     content = read_small_json(place / "hashes.json", MOST_HASHES_BYTES)
     if not isinstance(content, dict):
@@ -94,7 +102,7 @@ def _is_hash_entry(entry: object) -> bool:
 
 
 def hash_files(
-    files: list[Path], stats: list[tuple], places: list[Path], shard: tuple[int, int] | None = None
+    files: list[Path], stats: list[Stats], places: list[Path], shard: tuple[int, int] | None = None
 ) -> tuple[list[tuple[str, str]], bool]:
     """(suffix, SHA-256 of the content) of each file, remembered or read, and whether any was read.
 
@@ -114,10 +122,10 @@ def hash_files(
 
 def _hash_in_turns(
     files: list[Path],
-    stats: list[tuple],
+    stats: list[Stats],
     places: list[Path],
     unread: list[int],
-    known: dict[tuple, str],
+    known: dict[Stats, str],
     shard: tuple[int, int],
 ) -> None:
     """Adds the digests of the `unread` files to `known`; see `hash_files`."""
@@ -141,13 +149,13 @@ class _SharedNotes:
 
     def __init__(self, places: list[Path]):
         self.places = places
-        self.known: dict[tuple, str] = {}
-        self.read_at: list[tuple] = []  # what hashes.json was when it was read last
-        self.unwritten: list[tuple[tuple, tuple[str, str]]] = []
+        self.known: dict[Stats, str] = {}
+        self.read_at: list[tuple[int, ...]] = []  # what hashes.json was when it was read last
+        self.unwritten: list[tuple[Stats, tuple[str, str]]] = []
         self.first_hashed_at = 0.0
         self.written_at = time.monotonic()
 
-    def digest_of(self, stat: tuple) -> str | None:
+    def digest_of(self, stat: Stats) -> str | None:
         """What another process has noted by now."""
         now = [_version(place / "hashes.json") for place in self.places]
         if now != self.read_at:
@@ -155,7 +163,8 @@ class _SharedNotes:
             self.read_at = now
         return self.known.get(stat)
 
-    def add(self, stat: tuple, suffix: str, digest: str, hashed_at: float) -> None:
+    def add(self, stat: Stats, suffix: str, digest: str, hashed_at: float) -> None:
+        """Note the digest of a file that was read from `hashed_at` on; for small files not at once."""
         if not self.unwritten:
             self.first_hashed_at = hashed_at
         self.unwritten.append((stat, (suffix, digest)))
@@ -163,6 +172,7 @@ class _SharedNotes:
             self.write()
 
     def write(self) -> None:
+        """Let the others know what is noted."""
         stats = [stat for stat, _ in self.unwritten]
         data = [entry for _, entry in self.unwritten]
         if data:
@@ -171,7 +181,7 @@ class _SharedNotes:
         self.written_at = time.monotonic()
 
 
-def _version(path: Path) -> tuple:
+def _version(path: Path) -> tuple[int, ...]:
     """What changes when a file is replaced."""
     try:
         stat = path.stat()
@@ -180,7 +190,7 @@ def _version(path: Path) -> tuple:
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
-def _take_turns(file: Path, stat: tuple, notes: _SharedNotes, wait: bool) -> str:
+def _take_turns(file: Path, stat: Stats, notes: _SharedNotes, wait: bool) -> str:
     """The digest that another process has noted, or else that of the file, noted for the others.
 
     Of a large file one process at a time makes the digest. The others wait and take it over, which is faster than if
@@ -196,7 +206,8 @@ def _take_turns(file: Path, stat: tuple, notes: _SharedNotes, wait: bool) -> str
         return _noted_or_hashed(file, stat, notes)
 
 
-def _noted_or_hashed(file: Path, stat: tuple, notes: _SharedNotes) -> str:
+def _noted_or_hashed(file: Path, stat: Stats, notes: _SharedNotes) -> str:
+    """See `_take_turns`."""
     noted = notes.digest_of(stat)
     if noted is not None:
         return noted
@@ -206,7 +217,7 @@ def _noted_or_hashed(file: Path, stat: tuple, notes: _SharedNotes) -> str:
     return digest
 
 
-def remember_hashes(stats: list[tuple], data: list[tuple[str, str]], place: Path, hashed_at: float) -> None:
+def remember_hashes(stats: list[Stats], data: list[tuple[str, str]], place: Path, hashed_at: float) -> None:
     """Adds to hashes.json, if it can. Not files touched just before `hashed_at`, when the first of them began to be read:
     one more write could keep the time stamp."""
     paths = {stat[0] for stat in stats}
@@ -229,6 +240,7 @@ def remember_hashes(stats: list[tuple], data: list[tuple[str, str]], place: Path
 
 
 def sha256_of_file(file: Path) -> str:
+    """Errors: DataError, where a library would raise an OSError."""
     try:
         return file_digest(file)
     except OSError as error:

@@ -3,11 +3,13 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from common.files import file_digest
 from dataset.reading.faults import BadLines
+from dataset.store.interface import Ints
 
 CHECKED_AT_ONCE = 64 << 20  # bytes of tokens whose SHA-256 takes a few hundredths of a second
 MOST_META_BYTES = 16 << 20
@@ -26,13 +28,14 @@ class TokenStore:
     doc_hash   uint64 [documents]: hash of the text, for splits by content
 
     Sizes and the SHA-256 of the files are checked here, against meta.json, which carries its own. Only the tokens of a
-    large store are left to `TokenCheck` (store_check.py), which reads them beside the training.
+    large store are left to `TokenCheck` (check.py), which reads them beside the training.
     Errors: DamagedStore.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.meta = meta = _read_meta(self.folder)
+        meta = _read_meta(self.folder)
+        self.meta = meta
         self.tokens = self._map("tokens.bin", np.dtype(meta["dtype"]), meta["tokens"])
         self.offsets = self._map("offsets.bin", np.dtype("int64"), meta["documents"] + 1)
         self.text_bytes = self._map("text_bytes.bin", np.dtype("uint32"), meta["documents"])
@@ -41,7 +44,7 @@ class TokenStore:
         if self.tokens.nbytes <= CHECKED_AT_ONCE:
             arrays["tokens.bin"] = self.tokens
         for name, array in arrays.items():
-            if hashlib.sha256(array).hexdigest() != meta["sha256"].get(name):
+            if hashlib.sha256(array.data).hexdigest() != meta["sha256"].get(name):
                 raise DamagedStore(f"the content of {name} is not what was written")
         if not _are_offsets(self.offsets, meta["tokens"]):
             raise DamagedStore("offsets.bin does not tell where documents begin")
@@ -53,15 +56,16 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def document(self, i: int) -> np.ndarray:
+    def document(self, i: int) -> Ints:
         """The ids of document i."""
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
-    def lengths(self) -> np.ndarray:
+    def lengths(self) -> Ints:
         """int64 [documents]: tokens of each."""
         return np.diff(self.offsets)
 
-    def __reduce__(self):  # a worker process maps the files itself
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker process maps the files itself.
         return TokenStore, (self.folder,)
 
     def check_all_files(self) -> None:
@@ -74,7 +78,8 @@ class TokenStore:
             if found != expected:
                 raise DamagedStore(f"the content of {name} is not what was written")
 
-    def _map(self, name: str, dtype: np.dtype, count: int) -> np.ndarray:
+    def _map(self, name: str, dtype: np.dtype[Any], count: int) -> Ints:
+        """The numbers of a file, in memory as far as they are read. Errors: DamagedStore for a file of another size."""
         path = self.folder / name
         size = path.stat().st_size if path.exists() else 0
         if size != count * dtype.itemsize:
@@ -83,14 +88,14 @@ class TokenStore:
         return np.memmap(path, dtype, "r").view(np.ndarray) if size else np.empty(0, dtype)
 
 
-def _are_offsets(offsets: np.ndarray, tokens: int) -> bool:
+def _are_offsets(offsets: Ints, tokens: int) -> bool:
     """Whether the documents lie one after the other and take all tokens."""
     if offsets[0] != 0 or offsets[-1] != tokens:
         return False
     return bool((offsets[:-1] <= offsets[1:]).all())
 
 
-def _read_meta(folder: Path) -> dict:
+def _read_meta(folder: Path) -> dict[str, Any]:
     """The content of meta.json, of which its own digest says that it is what was written."""
     meta = read_small_json(folder / "meta.json", MOST_META_BYTES)
     if meta is None:
@@ -105,7 +110,7 @@ def _read_meta(folder: Path) -> dict:
     return meta
 
 
-def _is_meta(meta: dict) -> bool:
+def _is_meta(meta: dict[str, Any]) -> bool:
     """Whether the fields that are read are there and can be: a digest that holds does not say who made the file."""
     texts = [meta.get("key"), meta.get("source_name")]
     if not all(isinstance(text, str) for text in texts):

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class StoreWriter:
     in the corpus of the last one, None before the first.
     """
 
-    def __init__(self, place: Path, name: str, identity: dict, keep_blocks: bool = False):
+    def __init__(self, place: Path, name: str, identity: dict[str, Any], keep_blocks: bool = False) -> None:
         """identity: what the blocks depend on. keep_blocks: for a part that is to be put together with others."""
         self.place = place
         self.name = name
@@ -39,7 +39,7 @@ class StoreWriter:
         self.temp = place / f".tmp-{name}"
         self.file_names = (*FILES, "blocks.bin") if keep_blocks else FILES
         self.files: dict[str, BinaryIO] = {}
-        self.digests = {}
+        self.digests: dict[str, Any] = {}
         self.blocks = 0
         self.documents = 0
         self.tokens = 0
@@ -51,6 +51,7 @@ class StoreWriter:
         self._last_checkpoint = time.monotonic()
 
     def _begin(self) -> None:
+        """Empty files. The first offset is that of the first document; each block adds where its documents end."""
         remove(self.temp)
         self.temp.mkdir(parents=True)
         for file_name in self.file_names:
@@ -103,7 +104,8 @@ class StoreWriter:
             self._checkpoint()
             self._last_checkpoint = time.monotonic()
 
-    def _write(self, file_name: str, values: np.ndarray) -> None:
+    def _write(self, file_name: str, values: Any) -> None:
+        """Append an array of numbers to a file and to its digest."""
         values = np.ascontiguousarray(values)
         self.files[file_name].write(values)
         self.digests[file_name].update(values)
@@ -128,7 +130,7 @@ class StoreWriter:
         _write_json(self.temp / "progress.new", {**progress, "sha256": digest_of_json(progress)})
         os.replace(self.temp / "progress.new", self.temp / "progress.json")
 
-    def commit(self, meta: dict) -> Path:
+    def commit(self, meta: dict[str, Any]) -> Path:
         """Completes meta.json, makes all durable and renames."""
         for file in self.files.values():
             file.flush()
@@ -171,7 +173,7 @@ class StoreWriter:
             remove(self.temp)
 
 
-def read_progress(temp: Path) -> dict | None:
+def read_progress(temp: Path) -> dict[str, Any] | None:
     """What a build says it has made durable in the folder; None where it says nothing sound."""
     progress = read_small_json(temp / "progress.json", MOST_META_BYTES)
     if not isinstance(progress, dict):
@@ -182,7 +184,7 @@ def read_progress(temp: Path) -> dict | None:
     return progress
 
 
-def _is_progress(progress: dict) -> bool:
+def _is_progress(progress: dict[str, Any]) -> bool:
     """Whether the fields are those of this version."""
     for name in ("blocks", "documents", "tokens", "max_token_id"):
         if type(progress.get(name)) is not int:
@@ -217,7 +219,8 @@ def _digest_of_beginning(path: Path, size: int) -> "hashlib._Hash | None":
     return digest
 
 
-def _write_json(path: Path, content: dict) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file, and wait until it is on the disk."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, sort_keys=True)
         file.flush()

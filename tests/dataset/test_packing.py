@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.packing import EpochPlan, best_fit
+from dataset.best_fit import best_fit
+from dataset.packing import EpochPlan
 
 
 def make_store(lengths, tokens=None, hashes=None):

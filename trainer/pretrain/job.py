@@ -166,6 +166,7 @@ class PretrainJob(Job[Batch]):
         return metrics(sums, self.config.num_experts)
 
     def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
+        assert self.validation is not None
         return evaluate(engine, self.validation, signals)
 
     def samples(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:

@@ -18,12 +18,13 @@ import pytest
 from common import files
 from dataset import tokenize_corpus
 from dataset.reading.documents import DataError, read_documents
+from dataset.store import builder, file_digests
 from dataset.store import check as store_check
-from dataset.store import file_digests, token_store
 from dataset.store import format as store_format
 from dataset.store import writer as store_writer
 from dataset.store.check import TokenCheck
-from dataset.store.token_store import TokenStore, open_or_build
+from dataset.store.format import TokenStore
+from dataset.store.token_store import build_shard, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import LetterTokenizer, small_tokenizer
 from tests.helpers import ROOT
@@ -43,7 +44,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(token_store, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(builder, "BLOCK_BYTES", 1000)
 
 
 def write(path, texts=TEXTS):
@@ -107,7 +108,7 @@ def test_second_start_reads_nothing_anew(tmp_path, encoder, monkeypatch):
     old = time.time() - 60
     os.utime(path, (old, old))
     first = open_or_build(path, encoder)
-    monkeypatch.setattr(token_store, "encode_blocks", None)
+    monkeypatch.setattr(builder, "encode_blocks", None)
     second = open_or_build(path, encoder)
     assert second.folder == first.folder and second.folder.parent == tmp_path / ".token_store"
     copy = pickle.loads(pickle.dumps(second))  # as a loader's worker gets it
@@ -168,7 +169,7 @@ def test_a_flipped_bit_in_remembered_digests_changes_nothing(tmp_path, encoder, 
     remembered = tmp_path / ".token_store" / "hashes.json"
     sound = remembered.read_bytes()
     assert len(sound) > 100
-    monkeypatch.setattr(token_store, "encode_blocks", None)
+    monkeypatch.setattr(builder, "encode_blocks", None)
     for bit in np.random.default_rng(0).choice(8 * len(sound), 100, replace=False).tolist():
         flipped = bytearray(sound)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -188,7 +189,7 @@ def test_an_edit_within_one_tick_of_the_file_system_is_found(tmp_path, encoder, 
 
     real = file_digests.stats_of
     monkeypatch.setattr(file_digests, "stats_of", coarse)
-    monkeypatch.setattr(token_store, "stats_of", coarse)
+    monkeypatch.setattr(builder, "stats_of", coarse)
     path = write(tmp_path / "a.jsonl", ["the cat sat"])
     while True:
         write(tmp_path / "a.jsonl", ["the cat sat"])
@@ -215,7 +216,7 @@ def test_a_large_file_is_read_for_its_digest_by_one_shard_alone(tmp_path, encode
     monkeypatch.setattr(file_digests, "sha256_of_file", slowly)
 
     def shard(k):
-        return open_or_build(path, encoder, shard=(k, 2), num_procs=1, progress=False)
+        return build_shard(path, encoder, shard=(k, 2), num_procs=1, progress=False)
 
     with ThreadPoolExecutor(2) as pool:
         stores = list(pool.map(shard, (1, 2)))
@@ -242,10 +243,10 @@ def test_a_shard_reads_no_file_for_its_digest_that_another_has_read(tmp_path, en
         return real(file)
 
     monkeypatch.setattr(file_digests, "sha256_of_file", while_another_shard_works)
-    open_or_build(str(tmp_path / "corpus"), encoder, shard=(1, 2), num_procs=1, progress=False)
+    build_shard(str(tmp_path / "corpus"), encoder, shard=(1, 2), num_procs=1, progress=False)
     assert read == ["0.jsonl", "2.jsonl", "4.jsonl"]
     read.append("from here on")
-    store = open_or_build(str(tmp_path / "corpus"), encoder, shard=(2, 2), num_procs=1, progress=False)
+    store = build_shard(str(tmp_path / "corpus"), encoder, shard=(2, 2), num_procs=1, progress=False)
     assert read[-1] == "from here on"
     assert len(store) == 6
 
@@ -344,7 +345,9 @@ def test_shards_together_are_one_run(tmp_path, encoder, small_blocks, num_procs,
         cache = str(tmp_path / f"parts{n}")
         order = np.random.default_rng(0).permutation(n) + 1
         results = [
-            open_or_build(str(path), encoder, cache, skip_bad_lines=True, shard=(int(k), n), num_procs=num_procs)
+            build_shard(
+                str(path), encoder, cache_dir=cache, skip_bad_lines=True, shard=(int(k), n), num_procs=num_procs
+            )
             for k in order
         ]
         assert results[:-1] == [None] * (n - 1)
@@ -357,9 +360,9 @@ def test_shards_together_are_one_run(tmp_path, encoder, small_blocks, num_procs,
 def test_run_without_shard_puts_finished_parts_together(tmp_path, encoder, small_blocks, monkeypatch):
     path = write(tmp_path / "a.jsonl")
     with monkeypatch.context() as patch:  # as if every part had been killed before it could assemble
-        patch.setattr(token_store._Builder, "_assemble", lambda self: None)
-        assert [open_or_build(path, encoder, shard=(k, 2)) for k in (1, 2)] == [None, None]
-    monkeypatch.setattr(token_store, "encode_blocks", None)
+        patch.setattr(builder.Builder, "_assemble", lambda self: None)
+        assert [build_shard(path, encoder, shard=(k, 2)) for k in (1, 2)] == [None, None]
+    monkeypatch.setattr(builder, "encode_blocks", None)
     check(open_or_build(path, encoder), TEXTS, encoder)
 
 
@@ -385,7 +388,7 @@ def test_a_shard_reads_its_own_part_of_many_compressed_files(tmp_path, encoder, 
 
     open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=1, progress=False)  # imports what is needed
     before = bytes_read()
-    open_or_build(str(tmp_path / "corpus"), encoder, shard=(2, 4), num_procs=1, progress=False)
+    build_shard(str(tmp_path / "corpus"), encoder, shard=(2, 4), num_procs=1, progress=False)
     assert bytes_read() - before < size / 2
 
 
@@ -398,14 +401,14 @@ def test_damage_to_a_part_is_found_before_the_parts_are_put_together(
     monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
     path = write(tmp_path / "a.jsonl")
     reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", progress=False)
-    open_or_build(path, encoder, shard=(1, 2), num_procs=1, progress=False)
+    build_shard(path, encoder, shard=(1, 2), num_procs=1, progress=False)
     (part,) = (tmp_path / ".token_store").glob("*.part-1-of-2")
     content_of_part = bytearray((part / file).read_bytes())
     content_of_part[40] ^= 1
     (part / file).write_bytes(content_of_part)
-    assert open_or_build(path, encoder, shard=(2, 2), num_procs=1, progress=False) is None
+    assert build_shard(path, encoder, shard=(2, 2), num_procs=1, progress=False) is None
     assert "--shard 1/2 makes it anew" in capsys.readouterr().out
-    store = open_or_build(path, encoder, shard=(1, 2), num_procs=1, progress=False)
+    store = build_shard(path, encoder, shard=(1, 2), num_procs=1, progress=False)
     assert content(store) == content(reference)
 
 
@@ -530,7 +533,7 @@ def test_no_file_of_a_store_is_open_or_mapped_when_it_is_renamed_or_removed(
     monkeypatch.setattr(files.shutil, "rmtree", lambda folder: nothing_open(folder) or rmtree(folder))
     path = write(tmp_path / "a.jsonl")
     for k in (1, 2):
-        store = open_or_build(path, encoder, shard=(k, 2), num_procs=1, progress=False)
+        store = build_shard(path, encoder, shard=(k, 2), num_procs=1, progress=False)
     folder = store.folder
     del store
     os.truncate(folder / "doc_hash.bin", 8)
@@ -572,13 +575,13 @@ def test_read_only_data_folder(tmp_path, encoder, capsys, monkeypatch):
 
 def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
     path = write(tmp_path / "a.jsonl")
-    real = token_store.encode_blocks
+    real = builder.encode_blocks
 
     def edit_first(*args):
         write(tmp_path / "a.jsonl", ["other"])
         return real(*args)
 
-    monkeypatch.setattr(token_store, "encode_blocks", edit_first)
+    monkeypatch.setattr(builder, "encode_blocks", edit_first)
     with pytest.raises(DataError, match="changed while"):
         open_or_build(path, encoder)
     assert not list((tmp_path / ".token_store").glob("*a-*/"))
@@ -588,8 +591,8 @@ SCRIPT = """
 import pickle, sys
 sys.path.insert(0, {root!r})
 from dataset.store import writer as store_writer
-from dataset.store import token_store
-token_store.BLOCK_BYTES = 5000
+from dataset.store import builder, token_store
+builder.BLOCK_BYTES = 5000
 store_writer.CHECKPOINT_S = globals().get("checkpoint_s", store_writer.CHECKPOINT_S)
 encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
 store = token_store.open_or_build({path!r}, encoder, num_procs={procs})
@@ -642,8 +645,8 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path, encoder, small_
     """Reference: a build in one go. Blocks that an earlier start made durable are not encoded again."""
     monkeypatch.setattr(store_writer, "CHECKPOINT_S", 0)
     path, same = write(tmp_path / "a.jsonl"), tmp_path / "in_one_go"
-    open_or_build(path, encoder, cache_dir=same, num_procs=1, progress=False, shard=shard)
-    real, encoded = token_store.encode_blocks, []
+    build_shard(path, encoder, cache_dir=same, num_procs=1, progress=False, shard=shard)
+    real, encoded = builder.encode_blocks, []
 
     def interrupted(blocks, *rest):
         for number, result in enumerate(real(blocks, *rest)):
@@ -652,17 +655,17 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path, encoder, small_
             encoded.append(result)
             yield result
 
-    monkeypatch.setattr(token_store, "encode_blocks", interrupted)
+    monkeypatch.setattr(builder, "encode_blocks", interrupted)
     starts = 0
     while True:
         starts += 1
         try:
-            open_or_build(path, encoder, num_procs=1, shard=shard)
+            build_shard(path, encoder, num_procs=1, shard=shard)
             break
         except KeyboardInterrupt:
             other = write(tmp_path / "b.jsonl", ["another corpus"])  # whose build leaves this one alone
             with monkeypatch.context() as patch:
-                patch.setattr(token_store, "encode_blocks", real)
+                patch.setattr(builder, "encode_blocks", real)
                 open_or_build(other, encoder, num_procs=1, progress=False)
     assert starts >= 2
     assert capsys.readouterr().out.count("of an interrupted start") == starts - 1
@@ -677,7 +680,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path, encoder, small_
 def test_a_damaged_interrupted_build_begins_anew(tmp_path, encoder, small_blocks, monkeypatch, damage):
     monkeypatch.setattr(store_writer, "CHECKPOINT_S", 0)
     path = write(tmp_path / "a.jsonl")
-    real = token_store.encode_blocks
+    real = builder.encode_blocks
 
     def interrupted(blocks, *rest):
         for number, result in enumerate(real(blocks, *rest)):
@@ -686,7 +689,7 @@ def test_a_damaged_interrupted_build_begins_anew(tmp_path, encoder, small_blocks
             yield result
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(token_store, "encode_blocks", interrupted)
+        patch.setattr(builder, "encode_blocks", interrupted)
         open_or_build(path, encoder, num_procs=1, progress=False)
     (temp,) = (tmp_path / ".token_store").glob(".tmp-*")
     tokens = temp / "tokens.bin"
@@ -755,8 +758,8 @@ def test_a_build_on_a_full_disk_goes_on_when_there_is_room(tmp_path, encoder):
 
 def test_a_file_name_of_many_bytes_is_no_obstacle(tmp_path, encoder):
     path = write(tmp_path / ("数据" * 40 + ".jsonl"), ["the cat"])
-    assert open_or_build(path, encoder, shard=(1, 2), num_procs=1, progress=False) is None
-    assert len(open_or_build(path, encoder, shard=(2, 2), num_procs=1, progress=False)) == 1
+    assert build_shard(path, encoder, shard=(1, 2), num_procs=1, progress=False) is None
+    assert len(build_shard(path, encoder, shard=(2, 2), num_procs=1, progress=False)) == 1
 
 
 def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):

@@ -1,0 +1,219 @@
+"""Tokenising a corpus into a token store, whole or in parts, and going on with what was interrupted."""
+
+import glob
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from common.errors import DataError
+from common.files import remove
+from common.notices import announce
+from dataset.reading.documents import BLOCK_BYTES, BLOCK_ROWS, Block, LineCounter
+from dataset.reading.faults import BadLines
+from dataset.store import dealing
+from dataset.store.dealing import Dealing, Place
+from dataset.store.encode_worker import BlockEncoder, encode_blocks
+from dataset.store.file_digests import Stats, content_stats, stats_of
+from dataset.store.format import DamagedStore, TokenStore
+from dataset.store.parts import in_document_order
+from dataset.store.places import lock
+from dataset.store.progress import Progress
+from dataset.store.writer import StoreWriter
+
+# Less text than this does not pay for a process.
+BYTES_PER_PROCESS = 4 << 20
+
+
+@dataclass
+class Builder:
+    """Makes one store, or one part of it, in `place`.
+
+    What is under way lies in the folder `.tmp-{name}` of `place`, which belongs to the process that holds the lock of
+    that name. The writer makes it durable from time to time, so a build that is killed goes on where it was. When it is
+    complete, one rename gives it its name: a folder with that name is always a whole store.
+
+    For `--shard k/n` each process makes one part, a store of every n-th block of the corpus, with a list of where its
+    blocks belong. Whoever finishes last puts the parts together.
+    """
+
+    place: Path
+    name: str
+    meta: dict[str, Any]  # what is known before the first document is read
+    files: list[Path]
+    stats: list[Stats]  # of the files when they were hashed
+    encode: BlockEncoder
+    num_procs: int | None
+    progress: bool
+
+    def whole(self) -> TokenStore:
+        """The store: there already, put together out of parts, or tokenised now."""
+        with lock(self.place, self.name):
+            return self._open(self.name) or self._assemble() or self._build(self.name)
+
+    def shard(self, k: int, n: int) -> TokenStore | None:
+        """Make part k of n, from 1. Returns the store if it can be put together then."""
+        if not 1 <= k <= n:
+            raise DataError(f"shard {k}/{n}: the first number runs from 1 to the second")
+        part = self._part(k, n)
+        with lock(self.place, part):
+            if self._open_part(k, n) is None:
+                self._build(part, k, n)
+        # Of two last parts that finish together, one assembles.
+        with lock(self.place, self.name):
+            return self._open(self.name) or self._assemble()
+
+    def _open(self, name: str) -> TokenStore | None:
+        return open_store(self.place / name, self.meta["key"], tell=True)
+
+    def _part(self, k: int, n: int) -> str:
+        """The name of a part's folder."""
+        return f"{self.name}.part-{k}-of-{n}"
+
+    def _open_part(self, k: int, n: int) -> TokenStore | None:
+        """A finished part, read whole: what is put together out of it gets digests of its own."""
+        folder = self.place / self._part(k, n)
+        if not folder.is_dir():
+            return None
+        try:
+            part = TokenStore(folder)
+            if part.fingerprint != self.meta["key"] or part.meta.get("dealing") != self._division():
+                raise DamagedStore("it was made by another version")
+            part.check_all_files()
+            return part
+        except (DamagedStore, OSError) as error:
+            announce(f"{folder} cannot be used ({error}); --shard {k}/{n} makes it anew")
+            return None
+
+    def _division(self) -> list[int]:
+        """What decides, beside the data and the tokenizer, which document is in which block of which part."""
+        return [dealing.VERSION, BLOCK_BYTES, BLOCK_ROWS]
+
+    def _build(self, target: str, k: int = 1, n: int = 1) -> TokenStore:
+        """Tokenises every n-th block, beginning with the k-th, into the folder `target`."""
+        options = (self.encode.text_field, BLOCK_BYTES, self.encode.encoder.blank_line_ends_document)
+        sizes = [size for _, size, *_ in self.stats]
+        dealt = Dealing(self.files, sizes, options, k, n)
+        source_bytes = dealt.source_bytes()
+        num_procs = self.num_procs or min(cores(), max(1, source_bytes // BYTES_PER_PROCESS))
+        if not self.encode.encoder.portable:
+            num_procs = 1
+        progress = Progress(self._title(), source_bytes, num_procs, self.progress)
+        with (
+            StoreWriter(self.place, target, self._identity(), keep_blocks=n > 1) as writer,
+            closing(progress),
+        ):
+            progress.go_on(writer)
+            # What an earlier start made durable is not tokenised again.
+            self._encode_into(writer, dealt.blocks(after=writer.last), num_procs, progress)
+            if content_stats(stats_of(self.files)) != content_stats(self.stats):
+                writer.discard()
+                raise DataError(f"{self.files[0].parent}: the data changed while it was being tokenised; start again")
+            self._want_documents(writer, n)
+            progress.complete = True
+            part = {"dealing": self._division()} if n > 1 else {}
+            return TokenStore(writer.commit({**self.meta, **part}))
+
+    def _encode_into(
+        self,
+        writer: StoreWriter,
+        placed_blocks: Iterator[tuple[Place, Block]],
+        num_procs: int,
+        progress: Progress,
+    ) -> None:
+        """Tokenises the blocks and appends them. Errors: DataError for the first faulty line."""
+        # Of the blocks that are being encoded. The results come in the order in which the blocks were handed over.
+        places: deque[Place] = deque()
+
+        def blocks() -> Iterator[Block]:
+            for place, block in placed_blocks:
+                places.append(place)
+                yield block
+
+        counter = LineCounter()
+        with closing(encode_blocks(blocks(), self.encode, num_procs)) as results:
+            for block, encoded in results:
+                if encoded.bad.total:
+                    writer.bad_lines.merge(encoded.bad, counter.lines_before(block))
+                    if not self.encode.skip_bad_lines:
+                        writer.discard()
+                        raise writer.bad_lines.first().error()
+                writer.add(encoded, places.popleft())
+                progress.advance(block.source_bytes, writer)
+
+    def _title(self) -> str:
+        """What the progress calls the data."""
+        name = self.meta["source_name"]
+        return f"{name} ({len(self.files):,} files)" if len(self.files) > 1 else name
+
+    def _identity(self) -> dict[str, Any]:
+        """What an interrupted build must agree in to be gone on with."""
+        return {"key": self.meta["key"], "dealing": self._division()}
+
+    def _assemble(self) -> TokenStore | None:
+        """The whole store out of its parts, if some number n of parts is complete."""
+        parts = self._complete_parts()
+        if not parts:
+            return None
+        folders = [part.folder for part in parts]
+        with StoreWriter(self.place, self.name, {**self._identity(), "parts": len(parts)}) as writer:
+            writer.bad_lines = BadLines.in_document_order([part.bad_lines for part in parts], self.files)
+            self._copy_blocks(parts, writer)
+            self._want_documents(writer, 1)
+            # Windows removes no file that is mapped: let go of the parts.
+            del parts
+            store = TokenStore(writer.commit(self.meta))
+        for folder in folders:
+            remove(folder)
+        return store
+
+    def _copy_blocks(self, parts: list[TokenStore], writer: StoreWriter) -> None:
+        """Append the parts' blocks that the writer does not have yet. No view of a part's files is left afterwards."""
+        for place, block in islice(in_document_order(parts), writer.blocks, None):
+            writer.add(block, place)
+
+    def _complete_parts(self) -> list[TokenStore]:
+        """The parts of a division of which all are there and good; none where there is no such division."""
+        found = self.place.glob(f"{glob.escape(self.name)}.part-*-of-*")
+        for n in {int(path.name.rsplit("-", 1)[1]) for path in found}:
+            if not all((self.place / self._part(k, n)).is_dir() for k in range(1, n + 1)):
+                continue
+            parts = [self._open_part(k, n) for k in range(1, n + 1)]
+            good = [part for part in parts if part is not None]
+            if len(good) == n:
+                return good
+        return []
+
+    def _want_documents(self, writer: StoreWriter, parts: int) -> None:
+        """Errors: DataError for a corpus without a document. A part of one may well have none."""
+        bad = writer.bad_lines
+        if parts == 1 and not writer.documents:
+            writer.discard()
+            skipped = f"all {bad.total:,} lines are bad" if bad.total else "the files are empty"
+            raise DataError(f"{self.files[0]}: no document in there; {skipped}")
+
+
+def open_store(folder: Path, key: str, tell: bool = False) -> TokenStore | None:
+    """The store in the folder; None where there is none or a damaged one, of which it can tell."""
+    if not folder.is_dir():
+        return None
+    try:
+        store = TokenStore(folder)
+        if store.fingerprint != key:
+            raise DamagedStore("it belongs to other data")
+        return store
+    except (DamagedStore, OSError) as error:
+        if tell:
+            announce(f"{folder} is damaged ({error}); it is made anew")
+        return None
+
+
+def cores() -> int:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

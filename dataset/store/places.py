@@ -1,0 +1,70 @@
+"""Where token stores lie, and who may work on one."""
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from common.errors import DataError
+from common.files import remove
+from common.notices import announce
+from dataset.store.writer import read_progress
+
+# An interrupted build that nobody has gone on with for so long is removed.
+ABANDONED_S = 7 * 24 * 3600.0
+
+
+def user_cache() -> Path:
+    """The folder for stores of data that lies where nothing can be written."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minimind" / "token_store"
+
+
+def first_writable(places: list[Path]) -> Path:
+    """The first of some folders that files can be made in. Errors: DataError where there is none."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                pass
+            if place != places[0]:
+                announce(f"{places[0]} cannot be written: the token store goes to {place}")
+            return place
+    raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the token store")
+
+
+@contextlib.contextmanager
+def lock(place: Path, name: str) -> Iterator[None]:
+    """One process at a time works on the name, the others say that they wait. Clears up after killed builds."""
+    file_lock = FileLock(place / f".{name}.lock")
+    try:
+        held = file_lock.acquire(timeout=1)
+    except Timeout:
+        announce(f"waiting for another process that makes {place / name}")
+        held = file_lock.acquire()
+    with held:
+        _clear_up(place, name)
+        yield
+
+
+def _clear_up(place: Path, name: str) -> None:
+    """Remove what killed builds of other names have left, and nobody will go on with."""
+    for temp in place.glob(".tmp-*"):
+        owner = temp.name.removeprefix(".tmp-")
+        # With its own the writer decides whether to go on.
+        if owner == name:
+            continue
+        # Who works on it holds its lock.
+        with contextlib.suppress(Timeout), FileLock(place / f".{owner}.lock").acquire(timeout=0):
+            if _is_abandoned(temp):
+                remove(temp)
+
+
+def _is_abandoned(temp: Path) -> bool:
+    """Whether nobody will go on with this interrupted build: it kept nothing, or has been lying there for a week."""
+    if read_progress(temp) is None:
+        return True
+    return time.time() - (temp / "progress.json").stat().st_mtime > ABANDONED_S
