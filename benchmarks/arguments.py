@@ -46,7 +46,8 @@ def bench_parser() -> Parser:
     p.add_argument("--cold", action="store_true", help="begin with an empty compile cache")
     p.add_argument("--device", help=BEST_DEVICE)
     p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures, in JSON")
-    p.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)  # this process is that side
+    # This process is that side.
+    p.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     p.add_argument("--started", type=float, help=argparse.SUPPRESS)
     return p
 

@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+# --help and wrong flags are answered before torch is imported, which takes seconds.
+if __name__ == "__main__":
     from benchmarks.arguments import bench_parser
 
     bench_parser().parse_args()
@@ -50,8 +51,10 @@ from model.model_minimind import MiniMindConfig
 from trainer.machine.measure import product_rate
 from trainer.pretrain.flops import flops_per_token
 
-CORPORA = ROOT.parent / "shared" / "corpora"  # reference material beside the checkout; optional
-LENGTHS, LONGEST = (64, 600), 512  # tokens of a document, BOS and EOS included: drawn from this range, then cut
+# Reference material beside the checkout; optional.
+CORPORA = ROOT.parent / "shared" / "corpora"
+# Tokens of a document, BOS and EOS included: drawn from this range, then cut.
+LENGTHS, LONGEST = (64, 600), 512
 
 
 # --------------------------------------------------------------------------------------- the documents
@@ -78,7 +81,8 @@ def cut_documents(texts, tokenizer, n, seed=0):
     for text in texts:
         text = text[: 8 * LONGEST]
         ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        if len(ends) >= length - 2:  # BOS and EOS come with the encoder
+        # BOS and EOS come with the encoder.
+        if len(ends) >= length - 2:
             found.append(text[: ends[length - 3][1]])
             length = min(draw.randint(*LENGTHS), LONGEST)
         if len(found) == n:
@@ -145,7 +149,8 @@ def measure(size, threads, args, documents, pairs):
     torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         environment = {}
-        if args.device.startswith("cuda"):  # one GPU; the Trainer would take all
+        # One GPU; the Trainer would take all.
+        if args.device.startswith("cuda"):
             environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         if args.cold:
             environment["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
@@ -166,7 +171,8 @@ def measure(size, threads, args, documents, pairs):
                 answer = side.ask(args.slice)
                 if answer is None:
                     raise SystemExit(f"{side.name} on {size} has ended within the run (its error stands above)")
-                if side.name == "plain" and size != "electra":  # a turn has too few rows to tell the padding by them
+                # A turn has too few rows to tell the padding by them.
+                if side.name == "plain" and size != "electra":
                     answer["text"] = answer["positions"] * sum(pairs) / (len(pairs) * (args.max_seq_len - 1))
                 side.slices.append(answer)
             round_seconds = time.monotonic() - begin
@@ -192,7 +198,8 @@ def measure(size, threads, args, documents, pairs):
 
 def electra_flops(fill):
     """FLOPs of a token that is no padding; the networks compute the padding too."""
-    from benchmarks.electra_sides import flops  # imports what the other rows do without
+    # Imports what the other rows do without.
+    from benchmarks.electra_sides import flops
 
     return flops() / fill
 

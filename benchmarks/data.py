@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+# --help and wrong flags are answered before torch is imported, which takes seconds.
+if __name__ == "__main__":
     from benchmarks.arguments import data_parser
 
     data_parser().parse_args()
@@ -128,7 +129,8 @@ def tokenise(work: Path, encoder: DocumentEncoder) -> Iterator[tuple[str, str, s
 def start(work, encoder):
     data = repeated(work / "200mb.jsonl", 200e6 if CORPORA.exists() else 20e6)
     cache = work / "start"
-    time.sleep(4)  # the hash of a file that has just been written is not remembered
+    # The hash of a file that has just been written is not remembered.
+    time.sleep(4)
     open_or_build(str(data), encoder, cache_dir=str(cache), progress=False)
     imports, opened, planned = np.median([python(START, ROOT, data, cache) for _ in range(3)], axis=0)
     yield (
@@ -176,7 +178,8 @@ def loader(work, encoder):
         if not workers:
             os.sched_setaffinity(0, {min(cores)})
         batches = make_loader(Assembler(corpus.store), plan, schedule, num_workers=workers)
-        next(batches)  # the start of the worker process is not counted
+        # The start of the worker process is not counted.
+        next(batches)
         began, tokens = time.perf_counter(), 0
         for _, _, batch in batches:
             tokens += batch.n_targets
@@ -196,7 +199,8 @@ def mixture(work, encoder):
         plans = [corpus.plan(epoch) for corpus in corpora]
         _, document, start, pairs = columns = plans[0].pieces(range(plans[0].n_rows))
         assert all(map(np.array_equal, columns, plans[1].pieces(range(plans[1].n_rows)))), "two plans differ"
-        tokens = pairs + (start == 0)  # of n tokens a document has n - 1 pairs
+        # Of n tokens a document has n - 1 pairs.
+        tokens = pairs + (start == 0)
         shares.append(tokens[document < boundary].sum() / tokens.sum())
     yield (
         f"mixture: share of the first source, asked {asked[0]:.0%}, in 3 epochs (the same when planned again)",
@@ -287,7 +291,8 @@ class Sampler:
     def _run(self):
         while not self.done.wait(self.interval):
             for pid in family(self.pid) if self.pid else [os.getpid()]:
-                with contextlib.suppress(OSError):  # it has just ended
+                # It has just ended.
+                with contextlib.suppress(OSError):
                     now, old = resident(pid), self.peaks.get(pid, {})
                     self.peaks[pid] = {kind: max(value, old.get(kind, 0)) for kind, value in now.items()}
 

@@ -83,7 +83,8 @@ def train_plain(args, device, turns):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            loss.item()  # printed by the public trainers
+            # Printed by the public trainers.
+            loss.item()
             turns.done(totals.targets, batch.ids.numel())
 
 

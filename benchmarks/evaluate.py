@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+# --help and wrong flags are answered before torch is imported, which takes seconds.
+if __name__ == "__main__":
     from benchmarks.arguments import evaluate_parser
 
     evaluate_parser().parse_args()

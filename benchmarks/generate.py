@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+# --help and wrong flags are answered before torch is imported, which takes seconds.
+if __name__ == "__main__":
     from benchmarks.arguments import generate_parser
 
     generate_parser().parse_args()
@@ -53,7 +54,8 @@ def main(argv=None):
     tokenizer = load_tokenizer(ROOT / "model")
     ids = DocumentEncoder(tokenizer).prompt_ids("The harbour lies on the eastern side of the island.")
     flags = script_parser().parse_args(["--max_new_tokens", str(args.tokens)])
-    tokenizer.eos_token = None  # neither stops early
+    # Neither stops early.
+    tokenizer.eos_token = None
 
     rates = {"plain loop": [], "generate.py": []}
     for round_ in range(args.rounds + 1):
@@ -62,7 +64,8 @@ def main(argv=None):
             ("generate.py", lambda: generate(model, tokenizer, ids, flags)),
         ):
             if round_ == 0 and name == "plain loop":
-                plain_loop(model, ids, 2, 1.0, 1.0)  # a warm-up needs no 256 of them
+                # A warm-up needs no 256 of them.
+                plain_loop(model, ids, 2, 1.0, 1.0)
                 continue
             start = time.perf_counter()
             assert work().shape[1] == len(ids) + args.tokens

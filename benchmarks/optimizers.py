@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+# --help and wrong flags are answered before torch is imported, which takes seconds.
+if __name__ == "__main__":
     from benchmarks.arguments import optimizers_parser
 
     optimizers_parser().parse_args()
@@ -30,7 +31,8 @@ from benchmarks.arguments import optimizers_parser
 from benchmarks.bench import sources
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
-VALIDATION = 60  # documents of each source, the first ones; training begins after them
+# Documents of each source, the first ones; training begins after them.
+VALIDATION = 60
 
 
 def write_corpora(work, sizes):
@@ -40,7 +42,8 @@ def write_corpora(work, sizes):
     with open(work / "valid.jsonl", "w", encoding="utf-8") as file:
         for text in itertools.islice(texts, VALIDATION * len(sources())):
             file.write(json.dumps({"text": text}) + "\n")
-    documents, ends = [], [0]  # tokens to train up to the end of each document
+    # Tokens to train up to the end of each document.
+    documents, ends = [], [0]
     for text in texts:
         documents.append(json.dumps({"text": text}) + "\n")
         ends.append(ends[-1] + len(encoder.encode([text])[0]) - 1)

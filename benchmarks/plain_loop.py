@@ -10,7 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
-if __name__ == "__main__":  # --help and wrong flags are answered before torch is imported, which takes seconds
+# --help and wrong flags are answered before torch is imported, which takes seconds.
+if __name__ == "__main__":
     from benchmarks.arguments import plain_loop_parser
 
     plain_loop_parser().parse_args()
@@ -63,7 +64,8 @@ def plain_steps(
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=False, foreach=False)
     generator = torch.Generator().manual_seed(seed)
     loader = DataLoader(dataset, batch_size, shuffle=True, drop_last=True, generator=generator)
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # as many epochs as it takes
+    # As many epochs as it takes.
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
     for step, (inputs, targets, mask) in zip(range(updates), batches, strict=False):
         inputs, targets, mask = (x.to(device) for x in (inputs, targets, mask))
         for group in optimizer.param_groups:

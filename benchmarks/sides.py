@@ -32,8 +32,10 @@ from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
-LR, ENDLESS = 5e-4, 10**6  # updates: more than any run makes
-WARM_UP = 2  # updates before the first turn: compiling, and what the second still has to set up
+# Updates: more than any run makes.
+LR, ENDLESS = 5e-4, 10**6
+# Updates before the first turn: compiling, and what the second still has to set up.
+WARM_UP = 2
 
 
 class Turns:
@@ -85,7 +87,8 @@ class Turns:
             torch.cuda.synchronize()
 
     def answer(self, values):
-        with contextlib.suppress(BrokenPipeError):  # whoever asked has gone
+        # Whoever asked has gone.
+        with contextlib.suppress(BrokenPipeError):
             print(json.dumps(values), file=self.answers, flush=True)
 
 
@@ -107,7 +110,8 @@ def train_hf(args, config, device, turns, compiled=False):
 
     config, T = hf_config(config), args.max_seq_len
     if hasattr(config, "output_router_logits"):
-        config.output_router_logits = True  # the auxiliary loss, as on the other sides
+        # The auxiliary loss, as on the other sides.
+        config.output_router_logits = True
     with open(args.documents, encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
     ids = torch.tensor([*itertools.chain(*DocumentEncoder(load_tokenizer(TOKENIZER)).encode(texts))])
@@ -156,7 +160,8 @@ def train_ours(args, config, device, turns):
 def train_side(args, fields):
     """Train as side `args.side` until the other end of the pipe has seen enough. fields: of the MiniMindConfig."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not get into the answers
+    # What libraries print must not get into the answers.
+    os.dup2(2, 1)
     device = torch.device(args.device)
     turns = Turns(sys.stdin, answers, device, args.started)
     torch.set_num_threads(args.threads)

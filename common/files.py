@@ -50,7 +50,8 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
 
     Errors: OSError that names `folder` for what safetensors cannot write.
     """
-    remove(temporary)  # of a killed run
+    # Of a killed run.
+    remove(temporary)
     try:
         yield temporary
         replace(temporary, folder)
@@ -101,7 +102,8 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
     """Keep the content of `source` as `target`: our files are replaced by renaming, so a link keeps the old content."""
     try:
         os.link(source, target)
-    except OSError:  # a file system without links
+    except OSError:
+        # A file system without links.
         shutil.copy2(source, target)
 
 

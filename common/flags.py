@@ -34,7 +34,8 @@ def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
             raise argparse.ArgumentTypeError(f"{text} must be a number above 0 and at most {LARGEST:,}")
         return value
 
-    convert.__name__ = f"positive {kind.__name__}"  # what argparse calls it in its message
+    # What argparse calls it in its message.
+    convert.__name__ = f"positive {kind.__name__}"
     return convert
 
 

@@ -16,7 +16,8 @@ def announce(text: str, to_stderr: bool = False) -> None:
     shown = printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         print(shown, file=stream, flush=True)
-    except OSError:  # the reader of a pipe has left, or the terminal was closed
+    except OSError:
+        # The reader of a pipe has left, or the terminal was closed.
         nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays for the rest of the process
         if to_stderr:
             sys.stderr = nowhere

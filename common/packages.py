@@ -17,6 +17,7 @@ def optional_package(module: str, purpose: str) -> ModuleType:
 
 def loader_reason(error: Exception) -> str:
     """Why a loader of transformers failed, in part of a line."""
-    if "trust_remote_code" in str(error):  # its own words end in the advice to run that code
+    # Its own words end in the advice to run that code.
+    if "trust_remote_code" in str(error):
         return "it needs code of its own, which is never run here; use a kind that transformers knows by itself"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 
 POLL_S = 0.2
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# linux/prctl.h.
+PR_SET_PDEATHSIG = 1
 
 
 def id_for_children() -> int:
@@ -31,7 +32,8 @@ def end_with(parent: int) -> None:
     elif os.name == "posix" and os.getppid() == parent:
         watch_parent(parent, leave)
     # A server that forks for others (multiprocessing's) is a parent of its own: the pipe tells there too.
-    if os.getppid() == 1 != parent:  # gone before this line
+    # Gone before this line.
+    if os.getppid() == 1 != parent:
         leave()
 
 

@@ -9,7 +9,8 @@ _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066,
 
 _VISIBLE: dict[int, str] = {}
 for _code in _C0_CONTROLS:
-    _VISIBLE[_code] = chr(0x2400 + _code)  # Unicode's pictures of the control characters
+    # Unicode's pictures of the control characters.
+    _VISIBLE[_code] = chr(0x2400 + _code)
 _VISIBLE[0x7F] = "\u2421"
 for _code in [*_C1_CONTROLS, *_BIDIRECTIONAL]:
     _VISIBLE[_code] = f"<U+{_code:04X}>"

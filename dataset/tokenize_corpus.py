@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):  # run by path: dataset/ would come first and could shadow a dependency
+# Run by path: dataset/ would come first and could shadow a dependency.
+if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
     # Ctrl-C during the imports ends the process at once; `obey_ctrl_c` takes it from there.

@@ -233,7 +233,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = MiniMindModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.compiled_backend: CompiledBackend | None = None  # set by compile_training
+        # Set by compile_training.
+        self.compiled_backend: CompiledBackend | None = None
         self.post_init()
 
     @torch.no_grad()

@@ -191,7 +191,8 @@ def dispatch_plan(
     # Which slots are whose, and the how-many-th of its expert each one is. A sort would do the same; a running sum over a
     # table of E lines is faster, and the compiler can fuse it.
     is_mine = expert_of_slot == torch.arange(num_experts, device=device).unsqueeze(1)  # [E, N*K]
-    rank = is_mine.cumsum(dim=1)  # from 1
+    # From 1.
+    rank = is_mine.cumsum(dim=1)
 
     # Each expert's rows begin where the rows of the one before it end, filled up to the alignment.
     sizes = _rounded_up(rank[:, -1], alignment)

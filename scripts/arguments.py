@@ -54,7 +54,8 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
 def generate_parser() -> Parser:
     """The flags of generate.py."""
     p = Parser(prog="generate.py", description="Continue a text, or talk to a model.", allow_abbrev=False)
-    p.may_be_empty = ("prompts",)  # the model begins by itself
+    # The model begins by itself.
+    p.may_be_empty = ("prompts",)
     p.add_argument("prompts", nargs="*", help="texts to continue; none: asked for, or read from a pipe, one a line")
     model_flags(p)
     g = p.add_argument_group("sampling")
@@ -72,7 +73,8 @@ def generate_parser() -> Parser:
         help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
     )
     g.add_argument("--seed", type=seed, default=42, help="the same seed, the same text (default 42)")
-    g.add_argument(  # no switch of true or false: that would take the prompt after it for its value
+    # No switch of true or false: that would take the prompt after it for its value.
+    g.add_argument(
         "--chat",
         action="store_true",
         help="put the prompts through the chat template; interactive: keep the conversation",

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+# Run by path: nothing in scripts/ may shadow a dependency.
+if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 
 import contextlib
@@ -18,9 +19,12 @@ import subprocess
 
 from common.errors import UserError
 
-SECONDS = 20  # for a template, the process's start included
-MEMORY = 1 << 30  # bytes of address space; Windows and macOS have no such bound, the seconds end it there
-LONGEST = 4_000_000  # characters of a conversation
+# For a template, the process's start included.
+SECONDS = 20
+# Bytes of address space; Windows and macOS have no such bound, the seconds end it there.
+MEMORY = 1 << 30
+# Characters of a conversation.
+LONGEST = 4_000_000
 
 
 def chat_text(tokenizer, messages: list[dict]) -> str:
@@ -56,7 +60,8 @@ def render_apart(request: dict) -> str:
         ) from None
     try:
         answer = json.loads(ended.stdout)
-    except ValueError:  # out of memory or of time, before it could say so
+    except ValueError:
+        # Out of memory or of time, before it could say so.
         raise UserError(f"{what} takes too much memory or time (exit code {ended.returncode})") from None
     if "error" in answer:
         raise UserError(f"{what} fails: {answer['error']}")
@@ -75,7 +80,8 @@ def main() -> None:
         if len(text) > LONGEST:
             raise ValueError(f"it writes {len(text):,} characters, more than {LONGEST:,}")
         answer = {"text": text}
-    except Exception as error:  # whatever a foreign program can raise
+    except Exception as error:
+        # Whatever a foreign program can raise.
         reason = " ".join(str(error)[:1000].split())[:200]
         answer = {"error": f"{type(error).__name__}: {reason}".removesuffix(": ")}
     print(json.dumps(answer), flush=True)
@@ -92,7 +98,8 @@ def render(request: dict) -> str:
 
 def bound_this_process() -> None:
     """The seconds hold even if whoever started this process is killed."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such module, macOS no such bound
+    # Windows has no such module, macOS no such bound.
+    with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))

@@ -89,10 +89,12 @@ def load_model(weight):
         )
     except UserError:
         raise
-    except Exception as error:  # each loader raises its own kinds
+    except Exception as error:
+        # Each loader raises its own kinds.
         raise UserError(f"{path}: no model can be loaded from there ({loader_reason(error)})") from error
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if faults[what]:  # transformers fills them with random numbers and goes on
+        # Transformers fills them with random numbers and goes on.
+        if faults[what]:
             raise UserError(
                 f"{path}: {len(faults[what])} {what.replace('_', ' ')}, {sorted(map(str, faults[what]))[0]}"
             )

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+# Run by path: nothing in scripts/ may shadow a dependency.
+if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
     # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
@@ -76,7 +77,8 @@ def main(argv=None):
         scores, speed = score_items(model, items, args, journal)
         figures, counts = task.metrics(items, scores)
         report(args, figures, counts, speed, out)
-    except BrokenPipeError:  # nobody reads the table any more; that says nothing of the files
+    except BrokenPipeError:
+        # Nobody reads the table any more; that says nothing of the files.
         raise
     except OSError as error:
         raise UserError(f"{out}.*: {error.strerror}; write elsewhere with --out") from error
@@ -98,7 +100,8 @@ def default_out(args):
     names = "+".join(re.sub(r"(\.(jsonl|txt|parquet|gz|zst))+$", "", path.name) for path in paths)
     names = re.sub(r"[^\w.+-]", "_", names)[:60]
     resolved = "\n".join(str(path.resolve()) for path in paths)
-    digest = hashlib.sha256(os.fsencode(resolved)).hexdigest()[:6]  # the name of a file need not be UTF-8
+    # The name of a file need not be UTF-8.
+    digest = hashlib.sha256(os.fsencode(resolved)).hexdigest()[:6]
     stem = weight.name.removesuffix(".pth")
     return weight.with_name(f"{stem}.{args.task}.{names}-{digest}")
 
@@ -140,7 +143,8 @@ class Journal:
         if lines and parsed(lines[0]) == self.header:
             for line in lines[1:]:
                 record = parsed(line)
-                if record:  # a kill can cut the last line off
+                # A kill can cut the last line off.
+                if record:
                     scores = [Score(*pair) for pair in zip(record["logprob"], record["greedy"], strict=True)]
                     self.done[record["item"], record["part"]] = scores
         elif lines:

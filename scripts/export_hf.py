@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+# Run by path: nothing in scripts/ may shadow a dependency.
+if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
     # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
@@ -51,7 +52,8 @@ TEXTS = (
     "这座小城建在河的两岸，城里有三座桥，最老的一座是1872年修的。每年春天河水上涨的时候，人们就把店铺里的东西搬到楼上去，等水退了再搬回来。",
     "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n    return total / len(values)\n",
 )
-TOLERANCE = 1e-5  # of the logits in fp32, relative to the largest one if that exceeds 1
+# Of the logits in fp32, relative to the largest one if that exceeds 1.
+TOLERANCE = 1e-5
 
 
 def main(argv=None):
@@ -193,7 +195,8 @@ def cast(tensor, dtype, name):
 
 def write_config(config, path):
     """config.json with the spellings of older readers beside those of transformers 5."""
-    fields = json.loads(config.to_json_string(use_diff=False))  # all, for readers with defaults of their own
+    # All, for readers with defaults of their own.
+    fields = json.loads(config.to_json_string(use_diff=False))
     for name in (
         "_name_or_path",
         "id2label",

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+# Run by path: nothing in scripts/ may shadow a dependency.
+if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
     # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
@@ -61,16 +62,19 @@ def main(argv=None):
         except UserError as error:
             if args.prompts:
                 raise
-            announce(f"error: {one_line(error)}", to_stderr=True)  # of this line alone: the next one may do
+            # Of this line alone: the next one may do.
+            announce(f"error: {one_line(error)}", to_stderr=True)
             failed = True
             continue
-        except KeyboardInterrupt:  # before the first token or after the last one; `reply` meets it in between
+        except KeyboardInterrupt:
+            # Before the first token or after the last one; `reply` meets it in between.
             if args.prompts or not sys.stdin.isatty():
                 raise
             announce("\n(stopped; this prompt is not part of the conversation)", to_stderr=True)
             continue
         messages = [*messages, turn, {"role": "assistant", "content": answer}]
-        if args.prompts:  # each prompt of the command line is a conversation of its own
+        # Each prompt of the command line is a conversation of its own.
+        if args.prompts:
             messages = []
     return 2 if failed and not sys.stdin.isatty() else 0
 
@@ -101,11 +105,13 @@ def typed_prompts():
     if sys.stdin is None:
         raise UserError("there is no standard input to read prompts from: name them on the command line")
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # `utf8` answers for bytes that are no text
+        # `utf8` answers for bytes that are no text.
+        sys.stdin.reconfigure(errors="surrogateescape")
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
         return
-    with contextlib.suppress(ImportError):  # Windows has none
+    # Windows has none.
+    with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - history and editing in input()
     while True:
         try:
@@ -113,7 +119,8 @@ def typed_prompts():
         except EOFError:
             print()
             return
-        except KeyboardInterrupt:  # drops the line that was begun, as in a shell; the conversation stays
+        except KeyboardInterrupt:
+            # Drops the line that was begun, as in a shell; the conversation stays.
             print("\n(Ctrl-D ends the session; on Windows Ctrl-Z and Enter)")
             continue
         if line.strip():
@@ -202,7 +209,8 @@ class TextStream(BaseStreamer):
     def __init__(self, tokenizer, write=print_text):
         self.tokenizer, self.write = tokenizer, write
         self.text, self.count, self.started = "", 0, False
-        self.shown, self.waiting = [], []  # the tokens printed last, for decoders that look back; those not yet printed
+        # The tokens printed last, for decoders that look back; those not yet printed.
+        self.shown, self.waiting = [], []
 
     def put(self, value):
         """Called with the prompt, then with each new token."""
@@ -213,7 +221,8 @@ class TextStream(BaseStreamer):
         self.count += len(new)
         self.waiting += new
         text = self._decode()
-        if text and not text.endswith("\ufffd"):  # what an incomplete character decodes to
+        # What an incomplete character decodes to.
+        if text and not text.endswith("\ufffd"):
             self._print(text)
 
     def end(self):

@@ -36,7 +36,8 @@ def hf_config(config):
     if config.generation == "minimind2" and config.use_moe:
         fields["norm_topk_prob"] = config.norm_topk_prob and config.num_experts_per_tok > 1
         fields["shared_expert_intermediate_size"] = max(config.n_shared_experts, 1) * config.moe_intermediate_size
-        fields["qkv_bias"] = True  # see to_hf
+        # See to_hf.
+        fields["qkv_bias"] = True
     else:
         fields["attention_bias"] = False
     return config_class(**fields, rope_parameters=rope_parameters(config), architectures=[name])

@@ -44,7 +44,8 @@ def model_card(model, weight, hf_config, verdict, name, tokenizer):
         architecture.append(("experts", experts))
     metrics = Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl")
     run = []
-    with contextlib.suppress(UserError):  # none there, or a run that ended before its first line
+    # None there, or a run that ended before its first line.
+    with contextlib.suppress(UserError):
         records = RunRecords(metrics)
         run = [
             (label, write(records.last(field))) for label, field, write in FIGURES if records.last(field) is not None
@@ -117,7 +118,8 @@ def without_places(value):
         return value
     path, share = re.fullmatch(r"(.*?)(:[\d.]+)?", value, re.DOTALL).groups(default="")
     last = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
-    if last.startswith("~") or last.lower() == Path.home().name.lower():  # the home folder tells who the user is
+    # The home folder tells who the user is.
+    if last.startswith("~") or last.lower() == Path.home().name.lower():
         last = "a folder"
     return last + share
 

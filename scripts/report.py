@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):  # run by path: nothing in scripts/ may shadow a dependency
+# Run by path: nothing in scripts/ may shadow a dependency.
+if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
     # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.

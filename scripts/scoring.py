@@ -12,7 +12,8 @@ import torch
 
 from model.model_minimind import MiniMindForCausalLM
 
-LOGITS_AT_ONCE = 2048  # targets whose logits are held together: 50 MB at a vocabulary of 6,400
+# Targets whose logits are held together: 50 MB at a vocabulary of 6,400.
+LOGITS_AT_ONCE = 2048
 
 
 @dataclass
@@ -72,7 +73,8 @@ def score_groups(model, groups):
     """[[Score of each branch] of each group], in one forward."""
     B, T = len(groups), max(group.length for group in groups)
     ids, positions, segments = (torch.zeros(B, T, dtype=torch.long) for _ in range(3))
-    segments -= 1  # padding; 0: the prefix; 1, 2, ...: a branch
+    # Padding; 0: the prefix; 1, 2, ...: a branch.
+    segments -= 1
     owners, places, targets = (
         [],
         [],
@@ -88,7 +90,8 @@ def score_groups(model, groups):
             ids[row, at : at + read] = torch.tensor(branch[:-1])
             positions[row, at : at + read] = torch.arange(n, n + read)
             segments[row, at : at + read] = k
-            before = [row * T + n - 1, *range(row * T + at, row * T + at + read)]  # the position before each token
+            # The position before each token.
+            before = [row * T + n - 1, *range(row * T + at, row * T + at + read)]
             places += before[start:]
             targets += branch[start:]
             owners += [branch_number] * (len(branch) - start)
@@ -106,7 +109,8 @@ def target_logprobs(model, ids, positions, segments, places, targets):
 
     ids, positions, segments [B, T]; places: positions in the flattened [B*T] that predict the targets.
     """
-    mask = None  # one branch a row, padding at its end: plain causal attention is right
+    # One branch a row, padding at its end: plain causal attention is right.
+    mask = None
     if int(segments.max()) > 1:
         ancestor = (segments.unsqueeze(1) == 0) | (segments.unsqueeze(2) == segments.unsqueeze(1))
         mask = (ancestor & torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()).unsqueeze(1)  # [B, 1, T, T]

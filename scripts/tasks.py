@@ -15,7 +15,8 @@ from dataset.reading.documents import BadLines, find_files, read_documents
 from scripts.common import read_records
 from scripts.scoring import Group
 
-Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
+# 97.5 % quantile of the normal distribution.
+Z = 1.959963984540054
 
 
 class Metric(NamedTuple):
@@ -79,7 +80,8 @@ class Perplexity:
                 continue
             if len(items) > 1:
                 metrics[name] = transformed(ratio(loss, of, interval), change)
-            else:  # the windows of one document: as wide, relatively, as the loss per token
+            else:
+                # The windows of one document: as wide, relatively, as the loss per token.
                 scale = tokens[0] / of[0]
                 metrics[name] = transformed(per_token, lambda x, s=scale, c=change: c(x * s))
         return metrics, {
@@ -101,7 +103,8 @@ class Pairs:
             if both[0] == both[1]:
                 raise UserError(f"{place}: both sentences are the same tokens")
             common = next(i for i, (a, b) in enumerate(zip_longest(*both)) if a != b)
-            common = min(common, *(len(ids) - 1 for ids in both))  # what both begin with counts for neither
+            # What both begin with counts for neither.
+            common = min(common, *(len(ids) - 1 for ids in both))
             items.append(Item([group(both, [common] * 2, limits, place)], name=subset(record, limits, place)))
         return items
 

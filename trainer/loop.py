@@ -26,7 +26,8 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving import resume
 from trainer.saving.checkpoint import Checkpoints, remove_temporaries
 
-CHECK_BEFORE_SAVE_S = 5.0  # a stop signal must not wait for longer
+# A stop signal must not wait for longer.
+CHECK_BEFORE_SAVE_S = 5.0
 # Asks the other ranks to stop in the place of a signal's number. With some ranks' signals the mean stays above them.
 LOADER_FAILED = 1 << 16
 LARGEST_SIGNAL = 64
@@ -71,7 +72,8 @@ class Trainer:
         )
         self.checkpoints = Checkpoints(f"{job.stem}_resume", settings.keep_checkpoints)
         self.reporter = Reporter(self.ranks.is_main)
-        self.loader: Loader | None = None  # made for the first epoch and kept for the next ones
+        # Made for the first epoch and kept for the next ones.
+        self.loader: Loader | None = None
         self.watch: Stopwatch | None = None
         self.progress = Progress()
         self.epochs = job.epochs
@@ -177,7 +179,8 @@ class Trainer:
             "command with --from_resume 1 goes on from here"
         )
         if stop_signal > LARGEST_SIGNAL:
-            raise failure or UserError("")  # another rank's, which says it
+            # Another rank's, which says it.
+            raise failure or UserError("")
         return 128 + stop_signal
 
     def train_epoch(self) -> int:
@@ -276,7 +279,8 @@ class Trainer:
             with self.watch.paused():
                 stop_signal = self.evaluate()
         if saving or stop_signal:
-            if self.job.token_check:  # by now it has long ended, unless this is the beginning or the data is huge
+            # By now it has long ended, unless this is the beginning or the data is huge.
+            if self.job.token_check:
                 self.job.token_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
             self.save()
         return stop_signal
@@ -334,7 +338,8 @@ class Trainer:
         if outcome.skipped_in_a_row >= self.settings.max_bad_updates:
             resume.finish_saving(self)
             if not self.ranks.is_main:
-                raise UserError("")  # all ranks are here; one says why
+                # All ranks are here; one says why.
+                raise UserError("")
             raise UserError(
                 f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
                 f"{step}); nothing of them is saved: lower --learning_rate or look at the documents named above"

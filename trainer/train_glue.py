@@ -70,7 +70,8 @@ SETTINGS = (
     "do_predict",
     "eval_all_checkpoints",
 )
-EVALUATION = {"do_eval", "do_predict", "eval_all_checkpoints"}  # those that change nothing of the training
+# Those that change nothing of the training.
+EVALUATION = {"do_eval", "do_predict", "eval_all_checkpoints"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,7 +176,8 @@ def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
     settings.seed = seed
     settings.epochs = settings.epochs or data.task.epochs
     if not settings.evaluate_during_training:
-        settings.eval_interval = 0  # at the end alone
+        # At the end alone.
+        settings.eval_interval = 0
     elif settings.do_train:
         steps_of_an_epoch = schedule(settings, command.ranks, data).n_steps
         settings.eval_interval = settings.eval_interval or steps_of_an_epoch

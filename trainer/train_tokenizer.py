@@ -41,7 +41,8 @@ from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train
 
 # The flags that only training reads
 TRAINING_FLAGS = ("sample_mb", "weights", "type", "lower_case", "vocab_size", "max_token_bytes")
-BATCH = 1000  # documents encoded at a time by --compare
+# Documents encoded at a time by --compare.
+BATCH = 1000
 
 
 def build_parser() -> Parser:
@@ -88,7 +89,8 @@ def load(folder: str) -> Tokenizer:
         raise ValueError(f"{path}: no such file; --compare takes folders with a tokenizer.json")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:
+        # The library raises nothing narrower.
         raise ValueError(f"{path}: not a tokenizer ({error})") from error
     tokenizer.encode_special_tokens = True
     return tokenizer

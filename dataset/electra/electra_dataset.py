@@ -20,9 +20,12 @@ from dataset.reading.documents import DataError
 from model.electra.model_electra import mask_count, mask_tokens
 from model.electra.sizes import SHORTEST
 
-SINGLE = 0.1  # share of the examples that are one segment, as in single-sentence tasks
-RANDOM_TARGET = 0.05  # share whose target length is random, from SHORTEST up
-OVERFLOW = 0.5  # chance that a line that would overfill the first segment goes into it all the same
+# Share of the examples that are one segment, as in single-sentence tasks.
+SINGLE = 0.1
+# Share whose target length is random, from SHORTEST up.
+RANDOM_TARGET = 0.05
+# Chance that a line that would overfill the first segment goes into it all the same.
+OVERFLOW = 0.5
 
 
 class Examples:
@@ -44,7 +47,8 @@ class Examples:
         bounds = np.asarray(store.offsets) - np.searchsorted(ends, store.offsets)
         place, stop = bounds[:-1][bounds[:-1] < bounds[1:]], bounds[1:][bounds[:-1] < bounds[1:]]
         found, bits = [], np.random.PCG64([seed, 0xE1EC])
-        while len(place):  # the next example of every document at once
+        # The next example of every document at once.
+        while len(place):
             first, second = self._next(place, stop, line_ends, bits)
             found.append(np.stack((place, first, second)))
             place = place + first + second
@@ -69,14 +73,16 @@ class Examples:
         T, n = self.max_seq_len, len(place)
         target = np.where(_uniform(bits, n) < RANDOM_TARGET, SHORTEST + (_uniform(bits, n) * (T - SHORTEST + 1)), T)
         target = target.astype(np.int64)
-        wanted = np.where(_uniform(bits, n) < SINGLE, 1 << 40, (target - 3) // 2)  # of the first segment
+        # Of the first segment.
+        wanted = np.where(_uniform(bits, n) < SINGLE, 1 << 40, (target - 3) // 2)
         overflows = _uniform(bits, n) < OVERFLOW
 
         def end_of_line(at):  # of the line that holds the token before the place `at`
             return np.minimum(line_ends[np.minimum(np.searchsorted(line_ends, at), len(line_ends) - 1)], stop)
 
         end = end_of_line(place + target)
-        whole = line_ends[np.maximum(np.searchsorted(line_ends, place + wanted) - 1, 0)]  # lines that leave it short
+        # Lines that leave it short.
+        whole = line_ends[np.maximum(np.searchsorted(line_ends, place + wanted) - 1, 0)]
         split = np.minimum(np.maximum(end_of_line(place + 1), whole), end)
         split = np.where((split < end) & (split - place < wanted) & overflows, end_of_line(split + 1), split)
         first = np.minimum(split - place, T - 2)

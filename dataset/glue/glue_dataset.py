@@ -25,8 +25,10 @@ from dataset.packing import permutation
 from dataset.reading.file_kinds import expanded
 from dataset.store.places import user_cache
 
-FORMAT = 1  # of a cached file; raised when the same input would give other features
-MULTIPLE = 8  # of a batch's T: few shapes, and of the kind that tensor cores like
+# Of a cached file; raised when the same input would give other features.
+FORMAT = 1
+# Of a batch's T: few shapes, and of the kind that tensor cores like.
+MULTIPLE = 8
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -48,7 +50,8 @@ def read_tsv(path, task, labelled=True):
     """
     content = _read(path)
     try:
-        lines = content.decode("utf-8-sig").split("\n")  # not splitlines(): a sentence may hold a U+2028
+        # Not splitlines(): a sentence may hold a U+2028.
+        lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         number = content.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}:{number}: not UTF-8 text; mend the line") from None
@@ -100,7 +103,8 @@ def _converter(task):
 
     def score(word):
         value = float(word)
-        if not 0 <= value <= 5:  # NaN neither
+        # NaN neither.
+        if not 0 <= value <= 5:
             raise ValueError(word)
         return value
 
@@ -214,7 +218,8 @@ class GluePlan:
     def __init__(self, features, seed, epoch):
         self._lengths, self.n_rows = features.lengths, len(features.first)
         self.T = int(self._lengths.max())
-        self.fill = float(self._lengths.mean()) / self.T  # batches are shorter: each is as long as its longest row
+        # Batches are shorter: each is as long as its longest row.
+        self.fill = float(self._lengths.mean()) / self.T
         self._order = permutation(np.random.PCG64([seed, epoch]), self.n_rows)
 
     def width(self, n):

@@ -24,7 +24,8 @@ TEXT_SUFFIXES = (
     ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".cu", ".cuh", ".cs", ".go", ".rs", ".swift",
     ".java", ".kt", ".scala", ".js", ".jsx", ".mjs", ".ts", ".tsx", ".hs", ".ml",
 )  # fmt: skip
-UNCOMPRESSED = (".parquet", ".arrow")  # they compress by themselves
+# They compress by themselves.
+UNCOMPRESSED = (".parquet", ".arrow")
 
 READABLE = (
     "files that are read: .jsonl, .json, .csv, .tsv and text such as .txt, .md, .py (--text_suffixes), each also as "

@@ -126,7 +126,8 @@ class _EndScan:
         self.started = False
         self.depth = 0
         self.in_string = False
-        self.escaped = False  # the last chunk ended with a backslash within a string
+        # The last chunk ended with a backslash within a string.
+        self.escaped = False
 
     def find(self, data: bytes, at: int) -> int | None:
         """Where in `data` the value ends, None if not within it. The value, or its next part, begins at `at`."""

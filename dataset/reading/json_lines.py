@@ -37,7 +37,8 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     if not isinstance(text, str):
         kind = "text is null" if text is None else "text is not a string"
         raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
-    if b"\\u" in raw:  # only an escape can spell half a surrogate pair
+    # Only an escape can spell half a surrogate pair.
+    if b"\\u" in raw:
         _check_surrogates(text)
     return text
 
@@ -56,7 +57,8 @@ def record_of_line(raw: bytes) -> object:
         ) from None
     except json.JSONDecodeError as error:
         raise _explain(error, raw) from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets nested thousands deep
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, brackets nested thousands deep.
         raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
 
 

@@ -26,7 +26,8 @@ class TokenCheck:
 
         Errors: DataError once a store has turned out damaged; the next start will make it anew.
         """
-        if not self.stores:  # all were checked when they were opened
+        # All were checked when they were opened.
+        if not self.stores:
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="token check", daemon=True)
@@ -35,7 +36,8 @@ class TokenCheck:
             self._thread.join(wait_s)
         if self.damaged is None:
             return
-        with contextlib.suppress(OSError):  # without it the next start finds no store and makes one
+        # Without it the next start finds no store and makes one.
+        with contextlib.suppress(OSError):
             (self.damaged.folder / "meta.json").unlink()
         raise DataError(
             f"{self.damaged.folder / 'tokens.bin'} is damaged: its content is not what was written. Nothing more is "
@@ -48,7 +50,8 @@ class TokenCheck:
         for store in self.stores:
             try:
                 digest = file_digest(store.folder / "tokens.bin")
-            except OSError:  # a disk that fails now fails the training itself, which says so
+            except OSError:
+                # A disk that fails now fails the training itself, which says so.
                 return
             if digest != store.meta["sha256"]["tokens.bin"]:
                 self.damaged = store

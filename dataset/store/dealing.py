@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 from dataset.reading.documents import Block, sizes_of_sections, split_into_blocks
 
-VERSION = 2  # raised when the same data would be dealt out in another way
-SHARED_FROM = 1 / 4  # of the mean part: larger sections are shared
+# Raised when the same data would be dealt out in another way.
+VERSION = 2
+# Of the mean part: larger sections are shared.
+SHARED_FROM = 1 / 4
 
 
 class Place(NamedTuple):
@@ -90,7 +92,8 @@ def _sections(files: list[Path], sizes: list[int], block_options: tuple[str, int
         return
     shared_from = sum(sizes) / n * SHARED_FROM
     shared = 0
-    load = [(0, part) for part in range(n)]  # a heap of (bytes so far, part)
+    # A heap of (bytes so far, part).
+    load = [(0, part) for part in range(n)]
     for file, size in enumerate(sizes):
         section_sizes = sizes_of_sections(files[file], *block_options)
         numbered: list[tuple[int | None, int]] = [(None, size)]

@@ -21,7 +21,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if __name__ == "__main__":  # started by path: this folder must not shadow packages
+# Started by path: this folder must not shadow packages.
+if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from common.errors import DataError
@@ -30,7 +31,8 @@ from dataset.reading.documents import Block
 from dataset.reading.faults import BadLines, Fault
 from dataset.tokenizing.safe_cuts import PART_CHARACTERS, TooLongToEncode
 
-BATCH_CHARACTERS = PART_CHARACTERS  # the tokenizer holds about 100 bytes a token until a batch is done
+# The tokenizer holds about 100 bytes a token until a batch is done.
+BATCH_CHARACTERS = PART_CHARACTERS
 
 
 if TYPE_CHECKING:
@@ -126,7 +128,8 @@ class BlockEncoder:
 
     def _add_document(self, text: str, tokens: int, out: EncodedBlock) -> None:
         """Adds all but the tokens, which are there already."""
-        if not tokens:  # a tokenizer without BOS and EOS for which the text is nothing
+        # A tokenizer without BOS and EOS for which the text is nothing.
+        if not tokens:
             return
         body = self.encoder.body(text)
         digest = hashlib.blake2b(digest_size=8)
@@ -252,7 +255,8 @@ def _serve() -> None:
     end_with(int(sys.argv[1]))
     source = sys.stdin.buffer
     sink = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print must not get into the stream
+    # A stray print must not get into the stream.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         encode = pickle.load(source)
         while True:
@@ -264,8 +268,10 @@ def _serve() -> None:
                 result = error
             pickle.dump(result, sink)
             sink.flush()
-    except (EOFError, BrokenPipeError):  # the caller is done or gone
-        os._exit(0)  # at once: what is left in the buffer has no reader
+    except (EOFError, BrokenPipeError):
+        # The caller is done or gone.
+        # At once: what is left in the buffer has no reader.
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,14 @@ from common.notices import announce
 from dataset.reading.file_kinds import identity_suffix
 from dataset.store.format import digest_of_json, read_small_json
 
-SETTLED_S = 3.0  # beyond the coarsest time stamps that a file system gives (2 s)
-WAIT_FROM_BYTES = 256 << 20  # reading that much again takes longer than SETTLED_S
-MOST_HASHES_BYTES = 256 << 20  # a million files
-NOTE_EVERY_S = 3.0  # a shard writes its digests of small files together
+# Beyond the coarsest time stamps that a file system gives (2 s).
+SETTLED_S = 3.0
+# Reading that much again takes longer than SETTLED_S.
+WAIT_FROM_BYTES = 256 << 20
+# What the entries of a million files take.
+MOST_HASHES_BYTES = 256 << 20
+# A shard writes its digests of small files together.
+NOTE_EVERY_S = 3.0
 
 
 # Path, size, time of the last write, time of the last change of any kind (both in ns), inode.
@@ -63,7 +67,8 @@ def settled_stats(files: list[Path], places: list[Path]) -> list[Stats]:
 def _last_change(stat: Stats) -> float:
     """Seconds since 1970 of the last write, as far as it cannot be set by hand: POSIX's change time."""
     _, _, modified, changed, _ = stat
-    return (modified if os.name == "nt" else changed) / 1e9  # Windows' st_ctime is the time of creation
+    # Windows' st_ctime is the time of creation.
+    return (modified if os.name == "nt" else changed) / 1e9
 
 
 def content_stats(stats: list[Stats]) -> list[tuple[str, int, int]]:
@@ -150,7 +155,8 @@ class _SharedNotes:
     def __init__(self, places: list[Path]):
         self.places = places
         self.known: dict[Stats, str] = {}
-        self.read_at: list[tuple[int, ...]] = []  # what hashes.json was when it was read last
+        # What hashes.json was when it was read last.
+        self.read_at: list[tuple[int, ...]] = []
         self.unwritten: list[tuple[Stats, tuple[str, str]]] = []
         self.first_hashed_at = 0.0
         self.written_at = time.monotonic()
@@ -234,7 +240,8 @@ def remember_hashes(stats: list[Stats], data: list[tuple[str, str]], place: Path
             with open(handle, "w", encoding="utf-8") as file:
                 json.dump({"files": entries, "sha256": digest_of_json(entries)}, file)
             os.replace(temp, place / "hashes.json")
-        except OSError:  # a full disk
+        except OSError:
+            # A full disk.
             os.unlink(temp)
             raise
 

@@ -11,7 +11,8 @@ from common.files import file_digest
 from dataset.reading.faults import BadLines
 from dataset.store.interface import Ints
 
-CHECKED_AT_ONCE = 64 << 20  # bytes of tokens whose SHA-256 takes a few hundredths of a second
+# Bytes of tokens whose SHA-256 takes a few hundredths of a second.
+CHECKED_AT_ONCE = 64 << 20
 MOST_META_BYTES = 16 << 20
 
 

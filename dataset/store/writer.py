@@ -16,7 +16,8 @@ from dataset.store.dealing import Place
 from dataset.store.encode_worker import EncodedBlock
 from dataset.store.format import MOST_META_BYTES, digest_of_json, read_small_json
 
-CHECKPOINT_S = 10.0  # a build that is killed loses at most so much
+# A build that is killed loses at most so much.
+CHECKPOINT_S = 10.0
 FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
 
 
@@ -93,7 +94,8 @@ class StoreWriter:
         self._write("offsets.bin", ends)
         self._write("text_bytes.bin", block.text_bytes)
         self._write("doc_hash.bin", block.hashes)
-        if "blocks.bin" in self.files:  # what a part needs to be put together with the others
+        # What a part needs to be put together with the others.
+        if "blocks.bin" in self.files:
             self._write("blocks.bin", np.array([*place, len(block.lengths), len(block.tokens)], np.int64))
         self.last = place
         self.blocks += 1
@@ -135,7 +137,8 @@ class StoreWriter:
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
-            file.close()  # Windows renames no folder that has an open file
+            # Windows renames no folder that has an open file.
+            file.close()
         digests = {}
         for file_name, digest in self.digests.items():
             digests[file_name] = digest.hexdigest()
@@ -152,7 +155,8 @@ class StoreWriter:
             (self.temp / "progress.json").unlink()
         sync_folder(self.temp)
         final = self.place / self.name
-        remove(final)  # a damaged one
+        # A damaged one.
+        remove(final)
         os.rename(self.temp, final)
         sync_folder(self.place)
         return final
@@ -167,7 +171,8 @@ class StoreWriter:
 
     def __exit__(self, *_: object) -> None:
         for file in self.files.values():
-            with contextlib.suppress(OSError):  # a full disk, which has been told already
+            # A full disk, which has been told already.
+            with contextlib.suppress(OSError):
                 file.close()
         if not (self.temp / "progress.json").exists():
             remove(self.temp)

@@ -12,7 +12,8 @@ from dataset.tokenizing.tokenizer_files import bos_template
 # Ids are the places in this list; the first three are those of the public tokenizers.
 # All are "special": then encode_special_tokens (split_special_tokens=True in transformers), which the data path uses,
 # keeps literal text from becoming one of them. Added tokens that are not special would be matched even so.
-PAD, BOS, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"  # pad is unk too; byte-level BPE never needs an unk
+# Pad is unk too; byte-level BPE never needs an unk.
+PAD, BOS, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
 CHAT_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]

@@ -19,7 +19,8 @@ from dataset.tokenizing.vocabulary import check_files
 
 def load_tokenizer(path):
     """A Hugging Face tokenizer from a local folder, whose code is never run; ValueError where there is none."""
-    from transformers import AutoTokenizer  # here, because worker processes do without this slow import
+    # Here, because worker processes do without this slow import.
+    from transformers import AutoTokenizer
 
     if not Path(path).is_dir():
         raise ValueError(
@@ -27,7 +28,8 @@ def load_tokenizer(path):
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # every backend raises its own kinds
+    except Exception as error:
+        # Every backend raises its own kinds.
         raise ValueError(f"{path}: no tokenizer can be loaded from there ({loader_reason(error)})") from None
     check_files(Path(path), tokenizer)
     return tokenizer
@@ -45,7 +47,8 @@ class DocumentEncoder:
     that has to be encoded whole and is longer than LONGEST_WHOLE.
     """
 
-    blank_line_ends_document = False  # in a .txt file
+    # In a .txt file.
+    blank_line_ends_document = False
 
     def __init__(self, tokenizer: Any, parse_special_tokens: bool = False):
         self.parse_special_tokens = parse_special_tokens
@@ -63,7 +66,8 @@ class DocumentEncoder:
         self.portable = self._slow is None or type(self._slow).__module__.startswith("transformers.")
         vocabulary = tokenizer.get_vocab()
         specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
-        self.vocab_size = max([*vocabulary.values(), *specials], default=-1) + 1  # the largest id + 1
+        # The largest id + 1.
+        self.vocab_size = max([*vocabulary.values(), *specials], default=-1) + 1
         self.fingerprint = self._fingerprint(tokenizer, vocabulary)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -274,7 +278,8 @@ def _vocabulary_files(tokenizer) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         try:
             files = tokenizer.save_vocabulary(folder) or ()
-        except NotImplementedError:  # it has none beside its vocabulary
+        except NotImplementedError:
+            # It has none beside its vocabulary.
             files = ()
         for file in sorted(files):
             digest.update(Path(file).read_bytes())

@@ -13,7 +13,8 @@ from functools import lru_cache
 from dataset.tokenizing.split_rules import Unprovable, normalizer_rules, settled, splitter_rules
 
 PART_CHARACTERS = 1 << 18
-LONGEST_WHOLE = 1 << 21  # about 700 MB in the tokenizer where every character is a token
+# About 700 MB in the tokenizer where every character is a token.
+LONGEST_WHOLE = 1 << 21
 
 
 class TooLongToEncode(ValueError):

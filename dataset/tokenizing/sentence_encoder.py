@@ -4,7 +4,8 @@ from typing import Any
 
 from dataset.tokenizing.encoder import DocumentEncoder
 
-LINES = 4096  # that are encoded together
+# That are encoded together.
+LINES = 4096
 
 
 class SentenceEncoder(DocumentEncoder):
@@ -20,7 +21,8 @@ class SentenceEncoder(DocumentEncoder):
         self.cls_id, self.sep_id, self.pad_id = (getattr(tokenizer, f"{n}_token_id") for n in ("cls", "sep", "pad"))
         if None in (self.cls_id, self.sep_id, self.pad_id):
             raise ValueError("the tokenizer has no CLS, SEP or padding token; an encoder such as ELECTRA is wanted")
-        self.cls_type = getattr(tokenizer, "cls_token_type_id", 0)  # Funnel has a segment for CLS alone
+        # Funnel has a segment for CLS alone.
+        self.cls_type = getattr(tokenizer, "cls_token_type_id", 0)
         own_format = tokenizer("a").input_ids
         if own_format[:1] != [self.cls_id]:
             raise ValueError(

@@ -22,8 +22,10 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from dataset.tokenizing.piece_pattern import PiecePattern
 from dataset.tokenizing.split_rules import GPT2_PATTERN, PatternRule, Unprovable, matches_wholly
 
-CHARACTERS_AT_ONCE = 1 << 12  # characters are compared in blocks of so many
-LONGEST_TEXT = 1 << 18  # a longer one has a stretch that cannot be cut, on which engines differ in time and memory
+# Characters are compared in blocks of so many.
+CHARACTERS_AT_ONCE = 1 << 12
+# A longer one has a stretch that cannot be cut, on which engines differ in time and memory.
+LONGEST_TEXT = 1 << 18
 
 
 class NotExact(ValueError):
@@ -82,7 +84,8 @@ class _Characters:
             for source in sources
         ]
         self._blocks: set[int] = set()
-        self._agreed = ""  # the inside of a class of `re`
+        # The inside of a class of `re`.
+        self._agreed = ""
         self._look_at_block(0)
 
     def agree_on(self, text: str) -> bool:

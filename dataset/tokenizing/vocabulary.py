@@ -12,10 +12,14 @@ from common.errors import DataError
 
 # Files that hold a whole tokenizer, of whatever class
 WHOLE = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
-SAMPLE = 100_000  # tokens of a text's beginning that are looked at
-FEWEST = 50  # of them that tell anything
-MOST_UNKNOWN = 0.5  # share of them that may be unknown
-LEAST_FILLED = 0.9  # share of a model's embeddings that its own tokenizer has entries for; some pad them
+# Tokens of a text's beginning that are looked at.
+SAMPLE = 100_000
+# Of them that tell anything.
+FEWEST = 50
+# Share of them that may be unknown.
+MOST_UNKNOWN = 0.5
+# Share of a model's embeddings that its own tokenizer has entries for; some pad them.
+LEAST_FILLED = 0.9
 
 
 def check_files(folder: Path, tokenizer: Any) -> None:
@@ -24,7 +28,8 @@ def check_files(folder: Path, tokenizer: Any) -> None:
     Errors: ValueError where the folder lacks the files that a tokenizer of this class reads its vocabulary from.
     """
     wanted = {what: name for what, name in type(tokenizer).vocab_files_names.items() if what != "tokenizer_file"}
-    if not type(tokenizer).vocab_files_names:  # of bytes or characters: it needs none
+    # Of bytes or characters: it needs none.
+    if not type(tokenizer).vocab_files_names:
         return
     if any(is_filled(path) for pattern in WHOLE for path in folder.glob(pattern)):
         return

@@ -13,8 +13,10 @@ from tokenizers import Tokenizer, models, trainers
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 
-STANDARD_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}  # of the vocabulary of 30,522 entries
-WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # in BERT's spelling and order
+# Of the vocabulary of 30,522 entries.
+STANDARD_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
+# In BERT's spelling and order.
+WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def load_wordpiece(path, lower_case=True):
@@ -33,7 +35,8 @@ def load_wordpiece(path, lower_case=True):
         if not path.is_file():
             raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
         try:
-            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # a token may hold a U+2028
+            # A token may hold a U+2028.
+            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"--vocab_path {path}: not a UTF-8 text file of one token a line") from error
         vocab = {}
@@ -61,7 +64,8 @@ def load_wordpiece(path, lower_case=True):
 
 def wordpiece(lines, lower_case):
     """The BertTokenizer of a vocab.txt's lines."""
-    from transformers import BertTokenizer  # a slow import, which byte-level BPE can do without
+    # A slow import, which byte-level BPE can do without.
+    from transformers import BertTokenizer
 
     return BertTokenizer(vocab={token: i for i, token in enumerate(lines)}, do_lower_case=lower_case)
 
@@ -74,7 +78,8 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = Tr
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
     texts = list(texts)
-    most = (vocab_size - len(WORDPIECE_TOKENS)) // 2  # each may come as itself and as a continuation
+    # Each may come as itself and as a continuation.
+    most = (vocab_size - len(WORDPIECE_TOKENS)) // 2
     alphabet, continuing = common_characters(map(rules.normalizer.normalize_str, texts), most)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,

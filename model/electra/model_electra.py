@@ -19,8 +19,10 @@ from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compile_layers, eager_if
 from model.electra.sizes import POSITION_INITS
 
-IGNORE = -100  # the label of a place in [R, K] that holds no masked position
-AUC_BINS = 200  # of the discriminator's probability: the metrics' AUC is exact to half a bin
+# The label of a place in [R, K] that holds no masked position.
+IGNORE = -100
+# Of the discriminator's probability: the metrics' AUC is exact to half a bin.
+AUC_BINS = 200
 
 
 def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, position_init="normal", **changes):
@@ -103,16 +105,19 @@ def mask_tokens(ids, lengths, candidates, share, style, mask_id, ordinary_ids, r
     R, T = ids.shape
     counts = np.minimum(mask_count(lengths, share), candidates.sum(1))
     K = int(counts.max()) if K is None else K
-    keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))  # any candidate comes before all others
+    # Any candidate comes before all others.
+    keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))
     chosen = np.argpartition(keys, np.arange(min(K, T)), axis=1)[:, :K]
     used = np.arange(K) < counts[:, None]
-    positions = np.sort(np.where(used, chosen, T), axis=1)  # unused ones last
+    # Unused ones last.
+    positions = np.sort(np.where(used, chosen, T), axis=1)
     positions[~used] = 0
     rows = np.arange(R)[:, None]
     tokens = ids[rows, positions]
     labels = np.where(used, tokens, IGNORE)
 
-    unit = (random[:, T : T + K] >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
+    # In [0, 1).
+    unit = (random[:, T : T + K] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     if style == "electra":
         written = np.where(unit < 0.85, mask_id, tokens)
     else:

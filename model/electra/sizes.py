@@ -5,7 +5,8 @@ from dataclasses import dataclass
 SAMPLING = ("fp32_gumbel", "fp16_gumbel", "multinomial")
 MASK_STYLES = ("electra", "bert")
 POSITION_INITS = ("normal", "sinusoidal")
-SHORTEST = 5  # positions of an example: two segments and their special tokens
+# Positions of an example: two segments and their special tokens.
+SHORTEST = 5
 
 
 @dataclass(frozen=True)

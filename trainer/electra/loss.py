@@ -9,7 +9,8 @@ import torch
 from dataset.electra.electra_dataset import Batch, Totals
 from model.electra.model_electra import AUC_BINS, IGNORE, ElectraPretrainer
 
-DISC_WEIGHT = 50.0  # of the discriminator's loss beside the generator's
+# Of the discriminator's loss beside the generator's.
+DISC_WEIGHT = 50.0
 N_SUMS = 4 + 2 * AUC_BINS
 
 

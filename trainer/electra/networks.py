@@ -17,8 +17,10 @@ from model.electra.sizes import SIZES
 from trainer.electra.settings import ElectraSettings
 from trainer.machine.ranks import Ranks, on_main
 
-OWN_ENTRIES = 8192  # of a vocabulary that is trained on the data
-SAMPLE_BYTES = 60e6  # of the data that such a vocabulary is trained on
+# Of a vocabulary that is trained on the data.
+OWN_ENTRIES = 8192
+# Of the data that such a vocabulary is trained on.
+SAMPLE_BYTES = 60e6
 NETWORKS = ("discriminator", "generator")
 # The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins
 ARCHITECTURE = (
@@ -33,7 +35,8 @@ def architecture(model: ElectraPretrainer) -> dict[str, list[Any]]:
     return {name: [getattr(config, name, None) for config in pair] for name in ARCHITECTURE if hasattr(pair[1], name)}
 
 
-OWN = "vocabulary"  # folder of the vocabulary that is trained where none is given
+# Folder of the vocabulary that is trained where none is given.
+OWN = "vocabulary"
 
 
 def open_vocabulary(
@@ -45,7 +48,8 @@ def open_vocabulary(
         return load_wordpiece(settings.vocab_path, settings.lower_case)
     if settings.from_resume and (folder / OWN / "vocab.txt").exists():
         return load_wordpiece(folder / OWN)
-    if settings.model_path:  # its embeddings are of this vocabulary and no other
+    # Its embeddings are of this vocabulary and no other.
+    if settings.model_path:
         return model_vocabulary(settings)
 
     def train_it() -> list[str]:
@@ -114,7 +118,8 @@ def load_networks(
     check_networks(settings)
     try:
         model = ElectraPretrainer.from_pretrained(settings.model_path, **options)
-    except Exception as error:  # each loader raises its own kinds
+    except Exception as error:
+        # Each loader raises its own kinds.
         raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
     check_size(len(tokenizer), model.discriminator.config.vocab_size, what)
     for network in (model.generator, model.discriminator):

@@ -15,7 +15,8 @@ from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import layers
 from trainer.reporting.settings import OutputSettings
 
-WARM_UP = 10_000  # updates
+# Updates.
+WARM_UP = 10_000
 PROG = "train_electra.py"
 DESCRIPTION = "Pretrain an ELECTRA (generator and discriminator)."
 

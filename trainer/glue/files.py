@@ -14,7 +14,8 @@ from trainer.launch import make_folder
 from trainer.machine.ranks import on_main
 from trainer.saving.places import check_kinds, check_writable
 
-LOOKED_AT = 1000  # examples of a file
+# Examples of a file.
+LOOKED_AT = 1000
 
 
 class Data(NamedTuple):

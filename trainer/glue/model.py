@@ -53,10 +53,12 @@ def init_model(settings, task, folder, vocab_size):
     what = f"--model_path {settings.model_path}"
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # each loader raises its own kinds
+    except Exception as error:
+        # Each loader raises its own kinds.
         raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
     check_config(config, settings, vocab_size)
-    if not settings.from_scratch:  # new embeddings fit any tokenizer
+    # New embeddings fit any tokenizer.
+    if not settings.from_scratch:
         with user_errors():
             check_size(vocab_size, config.vocab_size, what)
     words = task.labels or ("LABEL_0",)
@@ -82,7 +84,8 @@ def init_model(settings, task, folder, vocab_size):
         model, faults = AutoModelForSequenceClassification.from_pretrained(
             folder, ignore_mismatched_sizes=True, trust_remote_code=False, **options
         )
-    except Exception as error:  # each loader raises its own kinds
+    except Exception as error:
+        # Each loader raises its own kinds.
         raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
     check_positions(model, settings)
     new = {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}

@@ -18,13 +18,18 @@ from dataset.glue.glue_dataset import Batch
 
 # Those whose attention takes a ready bool mask, and gives what it gives with their own: a test goes through them.
 KNOWN = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-ATTENTION = ("sdpa", "compiled_on_cpu")  # the implementations of it that do
+# The implementations of it that do.
+ATTENTION = ("sdpa", "compiled_on_cpu")
 
-SAME_SHAPE = 1e-6  # relative: padding of another content leaves outputs as they are to the last bits
-OTHER_SHAPE = 1e-3  # relative: batches of other shapes are rounded otherwise, the more the deeper an encoder is
-LENGTHS = (24, 13, 5)  # of the examples that are tried
+# Relative: padding of another content leaves outputs as they are to the last bits.
+SAME_SHAPE = 1e-6
+# Relative: batches of other shapes are rounded otherwise, the more the deeper an encoder is.
+OTHER_SHAPE = 1e-3
+# Of the examples that are tried.
+LENGTHS = (24, 13, 5)
 
-Way = Callable[[Any, Batch], torch.Tensor]  # (model, batch) -> logits [R, outputs]
+# (model, batch) -> logits [R, outputs].
+Way = Callable[[Any, Batch], torch.Tensor]
 
 
 def has_segments(model: Any) -> bool:
@@ -98,7 +103,8 @@ def choose_way(model: Any, what: str, longest: int) -> None:
             if leaves_padding_out(model, way, reference, longest):
                 model.padding_way = way
                 return
-    except Exception as error:  # each encoder raises its own kinds
+    except Exception as error:
+        # Each encoder raises its own kinds.
         raise UserError(
             f"{what}: {type(model).__name__} cannot compute examples of {min(longest, max(LENGTHS))} tokens and less "
             f"({type(error).__name__}: {' '.join(str(error).split())[:120]})"
@@ -114,7 +120,8 @@ def leaves_padding_out(model: Any, way: Way, reference: torch.Tensor, longest: i
     try:
         found = watched(model, way, plain)
         filled = watched(model, way, padded_batch(model, longest, filled=True))
-    except Exception:  # it wants rows of another form; the next way may give it one
+    except Exception:
+        # It wants rows of another form; the next way may give it one.
         return False
     if found.logits.shape != reference.shape or not found.logits.isfinite().all():
         return False

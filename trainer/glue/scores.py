@@ -20,14 +20,16 @@ from trainer.reporting.reporter import finite
 
 def correlation(measure):
     def score(labels, scores):
-        if np.ptp(labels) == 0 or not np.ptp(scores) > 0:  # undefined where one side is constant (or not finite)
+        # Undefined where one side is constant (or not finite).
+        if np.ptp(labels) == 0 or not np.ptp(scores) > 0:
             return math.nan
         return measure(labels, scores).statistic
 
     return score
 
 
-METRICS = {  # (labels, classes or scores) -> number
+# (labels, classes or scores) -> number.
+METRICS = {
     "accuracy": accuracy_score,
     "f1": f1_score,
     "matthews": matthews_corrcoef,
@@ -68,7 +70,8 @@ class Evaluation:
         """
         model, ranks, n = self.engine.model, self.engine.ranks, self.task.outputs
         order = np.argsort(assembler.features.lengths, kind="stable")
-        logits = torch.zeros(len(order) + 1, max(n, 2))  # a last row for stop requests: signal numbers, how many
+        # A last row for stop requests: signal numbers, how many.
+        logits = torch.zeros(len(order) + 1, max(n, 2))
         model.eval()
         for lo in range(ranks.rank * self.batch_size, len(order), ranks.world_size * self.batch_size):
             if self.signals.signum:
@@ -110,7 +113,8 @@ def summary(results):
     """{metric: mean, median and deviation (of a sample; None of one run)} over the {metric: value} of several runs."""
     found = {}
     for name in results[0]:
-        values = [math.nan if result[name] is None else result[name] for result in results]  # None: read from JSON
+        # None: read from JSON.
+        values = [math.nan if result[name] is None else result[name] for result in results]
         measures = statistics.fmean, statistics.median, statistics.stdev if len(values) > 1 else lambda _: None
         if any(map(math.isnan, values)):
             measures = (lambda _: math.nan,) * 3

@@ -31,7 +31,8 @@ def run_cli(main):
     open_standard_streams()
     warnings.formatwarning = plain_warning
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a sample's characters must not end a run
+        # A terminal that cannot show a sample's characters must not end a run.
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     obey_ctrl_c()
     try:
@@ -44,7 +45,8 @@ def run_cli(main):
         end_with_line(str(error), 2 if error.is_fault_of_data else 1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read the output has left
+    except BrokenPipeError:
+        # Whoever read the output has left.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         sys.exit(1)
     except (MemoryError, RuntimeError, OSError) as error:
@@ -71,7 +73,8 @@ def open_standard_streams() -> None:
 
 
 def end_with_line(message: str, code: int) -> NoReturn:
-    if message:  # otherwise another rank says it
+    # Otherwise another rank says it.
+    if message:
         print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
     # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
     if dist.is_initialized():

@@ -13,7 +13,8 @@ import torch
 COMPILE_SECONDS = 40
 
 
-PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}  # of a thread with AVX512-BF16, of a GPU
+# Of a thread with AVX512-BF16, of a GPU.
+PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 
 
 def compile_blocks(model, choice, device, say, shape=None, flops=0.0):
@@ -26,7 +27,8 @@ def compile_blocks(model, choice, device, say, shape=None, flops=0.0):
     if device.type == "cpu":
         keep_freed_memory()
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32, all with --dtype float32
+        # TF32 for the products that stay in fp32, all with --dtype float32.
+        torch.set_float32_matmul_precision("high")
     rate = PRODUCT_RATE.get(device.type, float("inf")) * (torch.get_num_threads() if device.type == "cpu" else 1)
     if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * rate):
         return
@@ -41,10 +43,12 @@ def keep_freed_memory():
     """Tell glibc to keep large freed blocks for the next step. By default each is returned to the system, and the page
     faults of asking again take a fifth of a training step."""
     if platform.libc_ver()[0] == "glibc":
-        M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # malloc.h
+        # malloc.h.
+        M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
+        # Never.
+        libc.mallopt(M_TRIM_THRESHOLD, -1)
         libc.mallopt(M_TOP_PAD, 64 << 20)
 
 

@@ -19,7 +19,8 @@ def peak_memory(device):
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     try:
-        import resource  # not on Windows
+        # Not on Windows.
+        import resource
     except ImportError:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
@@ -27,7 +28,8 @@ def peak_memory(device):
 
 def product_rate(device, dtype=torch.bfloat16, sizes=None, times=4):
     """FLOP/s of the fastest of some large matrix products [n, n] x [n, n]."""
-    best, generator = 0.0, torch.Generator(device).manual_seed(0)  # one of its own: the other is the run's
+    # One of its own: the other is the run's.
+    best, generator = 0.0, torch.Generator(device).manual_seed(0)
     for n in sizes or ((1024, 2048, 4096) if device.type == "cpu" else (4096, 8192)):
         a, b = (torch.randn(n, n, device=device, dtype=dtype, generator=generator) for _ in range(2))
         c = torch.empty(n, n, device=device, dtype=dtype)
@@ -78,5 +80,6 @@ def total_memory(device: torch.device) -> int | None:
         return torch.cuda.get_device_properties(device).total_memory
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+    except (AttributeError, ValueError, OSError):
+        # Windows has no sysconf.
         return None

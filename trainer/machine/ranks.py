@@ -18,7 +18,8 @@ def on_main(ranks, work):
 
     Errors: what a user can mend ends all ranks; only rank 0 prints its line.
     """
-    answer = [None, False]  # the result, whether it failed
+    # The result, whether it failed.
+    answer = [None, False]
     error = None
     if ranks.is_main:
         try:
@@ -58,7 +59,8 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
             raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
         device = pick_device(device)
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # events and streams are of the current one
+            # Events and streams are of the current one.
+            torch.cuda.set_device(device)
         return Ranks(), device
     end_with_launcher()
     ranks = launched

@@ -17,14 +17,16 @@ class StopSignals:
     SAME_SIGNAL_S = 1.0
 
     def __init__(self):
-        self.signum = 0  # the stop signal that came, 0: none
+        # The stop signal that came, 0: none.
+        self.signum = 0
         self._save_requested = self._armed = False
         self._first = 0.0
         self._before = {}
 
     def __enter__(self):
         for name, handler in [*((name, self._stop) for name in self.STOP), ("SIGUSR1", self._save)]:
-            if hasattr(signal, name):  # Windows has no SIGHUP and no SIGUSR1
+            # Windows has no SIGHUP and no SIGUSR1.
+            if hasattr(signal, name):
                 self._before[name] = signal.signal(getattr(signal, name), handler)
         return self
 

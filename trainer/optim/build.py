@@ -9,7 +9,8 @@ from torch import nn
 
 from trainer.optim.muon import Muon, Together
 
-Groups = list[dict[str, Any]]  # of torch.optim: {"params": [...], "weight_decay": ...}
+# Of torch.optim: {"params": [...], "weight_decay": ...}.
+Groups = list[dict[str, Any]]
 
 
 class Options(NamedTuple):
@@ -76,7 +77,8 @@ BUILDERS: dict[str, Callable[[nn.Module, Groups, Options], torch.optim.Optimizer
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     """Two groups that hold every trainable parameter exactly once: matrices (decayed), and biases and norms (not)."""
-    parameters = [p for p in model.parameters() if p.requires_grad]  # a tied matrix is listed once
+    # A tied matrix is listed once.
+    parameters = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]
     assert len(matrices) + len(vectors) == len({id(p) for p in parameters})

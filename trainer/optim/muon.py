@@ -5,7 +5,8 @@ from collections import defaultdict
 
 import torch
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration, https://kellerjordan.github.io/posts/muon/
+# Of the quintic iteration, https://kellerjordan.github.io/posts/muon/.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices, steps=5):
@@ -13,7 +14,8 @@ def orthogonalise(matrices, steps=5):
     a, b, c = COEFFICIENTS
     wide = matrices.shape[1] <= matrices.shape[2]
     x = (matrices if wide else matrices.mT).bfloat16()
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # the iteration converges for singular values up to 1
+    # The iteration converges for singular values up to 1.
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -54,7 +56,8 @@ class Muon(torch.optim.Optimizer):
         momentum, lr = group["momentum"], group["lr"]
         averaged = torch.lerp(torch.stack(buffers), gradients, (1 - momentum) * applied)
         torch._foreach_copy_(buffers, list(averaged.unbind()))
-        update = orthogonalise(gradients.lerp_(averaged, momentum))  # Nesterov
+        # Nesterov.
+        update = orthogonalise(gradients.lerp_(averaged, momentum))
         update = update.float() * (-lr * math.sqrt(max(1.0, shape[0] / shape[1])) * applied)
         torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"] * applied)
         torch._foreach_add_(parameters, list(update.unbind()))

@@ -17,11 +17,15 @@ from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.records import FIGURES, RunRecords, is_number
 
-EARLIER = 20  # evaluations with samples
-BUCKETS = 300  # of a thinned curve: two points each
+# Evaluations with samples.
+EARLIER = 20
+# Of a thinned curve: two points each.
+BUCKETS = 300
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
-INK, GRID = "#010203", "#040506"  # stand for the page's own colours in a drawing
-CHARTS = (  # title, fields, logarithmic scale, draw only where it is not 0
+# Stand for the page's own colours in a drawing.
+INK, GRID = "#010203", "#040506"
+# Title, fields, logarithmic scale, draw only where it is not 0.
+CHARTS = (
     ("Loss", ("loss", "val_loss"), True, False),
     ("Losses of generator (nats per token) and discriminator", ("mlm_loss", "disc_loss"), True, False),
     ("Accuracy of generator and discriminator", ("gen_acc", "disc_acc"), False, False),
@@ -113,7 +117,8 @@ def draw(runs, names, fields, logarithmic, ink=INK, grid=GRID, size=(4.6, 2.9)):
             handles += axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
     if logarithmic and lowest > 0 and highest / lowest > 3:
         axes.set_yscale("log")
-        if highest / lowest < 30:  # hardly a power of ten to mark
+        # Hardly a power of ten to mark.
+        if highest / lowest < 30:
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else (lambda value, _: f"{value:.4g}"))
@@ -129,7 +134,8 @@ def draw(runs, names, fields, logarithmic, ink=INK, grid=GRID, size=(4.6, 2.9)):
         columns = max(1, int(11 * size[0] // max(len(handle.get_label()) + 4 for handle in handles)))
         place = {"loc": "outside upper left", "ncols": columns, "frameon": False}
         legend = figure.legend(handles=handles, fontsize=10, labelcolor=ink, **place)
-        for text in legend.get_texts():  # a name with two $ is no formula
+        # A name with two $ is no formula.
+        for text in legend.get_texts():
             text.set_parse_math(False)
     return figure
 

@@ -77,14 +77,16 @@ def never_saved(metrics: Path) -> bool:
         return len(starts) <= 1 and updates_left and last_step + 1 < min(starts, default=1)
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, TypeError, KeyError):  # no file of ours, or cut off: it is kept
+    except (OSError, ValueError, TypeError, KeyError):
+        # No file of ours, or cut off: it is kept.
         return False
 
 
 def write_own_report(stem: Path, say: Callable[[str], None]) -> None:
     """The report page and the loss curve beside the files of a finished run. Nothing that happens here ends the run."""
     try:
-        from trainer.reporting.html_report import write_report  # matplotlib takes a second to import
+        # Matplotlib takes a second to import.
+        from trainer.reporting.html_report import write_report
 
         write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
         say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")

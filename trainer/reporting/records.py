@@ -10,7 +10,8 @@ import numpy as np
 
 from common.errors import UserError
 
-FIGURES = (  # that sum a run up: label, field, how it is written
+# That sum a run up: label, field, how it is written.
+FIGURES = (
     ("updates", "update", "{:,.0f}".format),
     ("tokens", "tokens", "{:,.0f}".format),
     ("training loss", "loss", "{:.4f}".format),
@@ -90,7 +91,8 @@ class RunRecords:
 
     @staticmethod
     def _add(columns, field, tokens, value):
-        if is_number(value):  # not the null of a loss that was not finite
+        # Not the null of a loss that was not finite.
+        if is_number(value):
             if field not in columns:
                 columns[field] = array("d"), array("d")
             columns[field][0].append(tokens)

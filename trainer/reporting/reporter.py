@@ -15,7 +15,8 @@ from common.files import atomic_file
 from common.wording import printable
 from trainer.reporting.log_lines import bar_line
 
-Say = Callable[[str], None]  # Reporter.say, or what takes its place
+# Reporter.say, or what takes its place.
+Say = Callable[[str], None]
 
 
 class Reporter:
@@ -24,7 +25,8 @@ class Reporter:
     def __init__(self, is_main):
         self.is_main, self.tracker, self.file, self.bar = is_main, None, None, None
         self.has_terminal = is_main and sys.stdout.isatty() and columns(sys.stdout) > 0
-        self._unwritten = b""  # lines that a full disk did not take; they are tried again with the next one
+        # Lines that a full disk did not take; they are tried again with the next one.
+        self._unwritten = b""
 
     def open(self, metrics_path, is_past=None):
         """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
@@ -41,7 +43,8 @@ class Reporter:
 
     def say(self, text):
         if self.is_main:
-            text = printable(text)  # file names and samples may hold what a terminal would obey
+            # File names and samples may hold what a terminal would obey.
+            text = printable(text)
             with self._terminal():
                 if self.bar is None:
                     print(text, flush=True)
@@ -54,7 +57,8 @@ class Reporter:
             return
         with self._terminal():
             if self.bar is None:
-                tqdm.monitor_interval = 0  # no thread of its own
+                # No thread of its own.
+                tqdm.monitor_interval = 0
                 layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} updates [{elapsed}<{remaining}]{postfix}"
                 self.bar = tqdm(total=total, initial=done, file=sys.stdout, bar_format=layout, dynamic_ncols=True)
             self.bar.total = total
@@ -127,7 +131,8 @@ def columns(terminal):
     """Its width in characters: some pseudo-terminals say 0, and a bar would not show."""
     try:
         return os.get_terminal_size(terminal.fileno()).columns
-    except (OSError, ValueError):  # it does not tell
+    except (OSError, ValueError):
+        # It does not tell.
         return 80
 
 

@@ -20,7 +20,8 @@ def open_tracker(kind, project, name, settings, folder, run_id=None, step=-1):
         return Tracker(importlib.import_module(kind), kind, project, name, settings, run_id)
     except ImportError as error:
         raise UserError(f"--tracker {kind} needs a package that is not here: pip install {kind}") from error
-    except Exception as error:  # each package raises its own kinds
+    except Exception as error:
+        # Each package raises its own kinds.
         hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
         raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
 
@@ -30,7 +31,8 @@ class Tracker:
 
     def __init__(self, module, kind, project, name, settings, run_id):
         self.module = module
-        if kind == "trackio":  # it knows a run by its name alone
+        # It knows a run by its name alone.
+        if kind == "trackio":
             self.id = run_id or f"{name}-{secrets.token_hex(4)}"
             module.init(project=project, name=self.id, resume="allow", config=settings)
         else:
@@ -54,7 +56,8 @@ class TensorBoard:
             SummaryWriter,  # its package is not needed by anybody who does not ask for it
         )
 
-        self.writer = SummaryWriter(folder, purge_step=step + 1)  # a killed run has logged beyond its last checkpoint
+        # A killed run has logged beyond its last checkpoint.
+        self.writer = SummaryWriter(folder, purge_step=step + 1)
         self.writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in settings.items()), 0)
 
     def log(self, numbers, step):

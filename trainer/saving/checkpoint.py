@@ -65,9 +65,11 @@ def load_checkpoint(path: str | Path) -> Any:
     try:
         check_kind(Path(path))
         return torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:  # the machine's fault, not the file's
+    except MemoryError:
+        # The machine's fault, not the file's.
         raise
-    except Exception as error:  # a pickle of something else raises whatever it likes, KeyError and IndexError among it
+    except Exception as error:
+        # A pickle of something else raises whatever it likes, KeyError and IndexError among it.
         raise BadContentError(f"it cannot be read, {type(error).__name__}") from error
 
 
@@ -89,7 +91,8 @@ class Checkpoints:
     def __init__(self, folder, keep=2):
         self.folder, self.keep = Path(folder), keep
         self._thread = self._error = None
-        self._damaged = set()  # found by newest(); they do not count as kept
+        # Found by newest(); they do not count as kept.
+        self._damaged = set()
 
     def paths(self):
         """Existing checkpoints, newest first."""
@@ -107,7 +110,8 @@ class Checkpoints:
             for step in (lambda: before and before(copy), lambda: self._write(copy, update)):
                 try:
                     step()
-                except BaseException as error:  # carried to the training thread by wait()
+                except BaseException as error:
+                    # Carried to the training thread by wait().
                     self._error = error
 
         # Not a daemon: an interpreter that ends must first finish what it has begun to write.
@@ -160,7 +164,8 @@ class Checkpoints:
         else, since their run ended before it had saved anything.
         """
         files, weights = list(map(Path, files)), list(map(Path, weights))
-        if any((self.folder / path.name).exists() for path in files + weights):  # brought back and not resumed
+        # Brought back and not resumed.
+        if any((self.folder / path.name).exists() for path in files + weights):
             self._move(notice)
         before = self._asides()[-1:]
         kept = [path for path in files + weights if path.exists()]
@@ -210,7 +215,8 @@ class Checkpoints:
         content that cannot be used. Errors: UserError where some exist and none holds; what `check` raises besides.
         """
         for folder_digest in self.folder.glob("update_*.pt.sha256"):
-            if not folder_digest.with_suffix("").exists():  # killed between the two renames
+            # Killed between the two renames.
+            if not folder_digest.with_suffix("").exists():
                 folder_digest.unlink(missing_ok=True)
         paths = self.paths()
         for path in paths:

@@ -90,7 +90,8 @@ def check_fit(state: dict, trainer: "Trainer", update: int) -> None:
     for number, of_rank in enumerate(state["ranks"]):
         check_rank(of_rank, f"rank {number}", len(trainer.engine.sums), trainer.device.type)
     row = state["progress"]["row"]
-    if row:  # a plan is not made for a row that every epoch has
+    # A plan is not made for a row that every epoch has.
+    if row:
         n_rows = trainer.job.plan(state["progress"]["epoch"]).n_rows
         require(row < n_rows, f"progress: row is {row}, and the epoch has {n_rows}")
 
@@ -151,7 +152,8 @@ def check_engine(state: dict, engine: Any, update: int) -> None:
 
 
 def _check_scaler(scaler: dict) -> None:
-    if not scaler:  # of a run that had none
+    # Of a run that had none.
+    if not scaler:
         return
     for name in ("scale", "growth_factor", "backoff_factor", "growth_interval"):
         value = scaler.get(name)
@@ -208,7 +210,8 @@ def check_rank(state: Any, name: str, n_sums: int, device_type: str) -> None:
     for kind, try_it in kinds.items():
         try:
             try_it(rng[kind])  # type: ignore[index]
-        except Exception:  # what a library says of a state that is none is of no use to a reader
+        except Exception:
+            # What a library says of a state that is none is of no use to a reader.
             raise BadContentError(f"{name}: the random state of {kind} is none") from None
     for kind in ("cuda", "mps"):
         require(kind in rng, f"{name}: no random state of {kind}")  # type: ignore[operator]

@@ -19,7 +19,8 @@ from trainer.saving.checkpoint_content import check_fit, check_form, require
 if TYPE_CHECKING:
     from trainer.loop import Trainer
 
-FORMAT = 1  # of a checkpoint; raised when an older trainer's cannot be continued
+# Of a checkpoint; raised when an older trainer's cannot be continued.
+FORMAT = 1
 
 
 def state_dict(trainer: "Trainer") -> dict[str, Any]:

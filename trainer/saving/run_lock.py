@@ -17,9 +17,11 @@ from common.errors import UserError
 from common.files import atomic_file
 from common.notices import announce
 
-WAIT_S = 3.0  # ranks of a launcher that was just killed need a moment to notice it
+# Ranks of a launcher that was just killed need a moment to notice it.
+WAIT_S = 3.0
 
-_held: list[tuple[FileLock, Path]] = []  # of this process
+# Of this process.
+_held: list[tuple[FileLock, Path]] = []
 
 
 def hold(stem: Path) -> None:
@@ -43,7 +45,8 @@ def hold(stem: Path) -> None:
         return
     _held.append((lock, running))
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
-    with contextlib.suppress(OSError), atomic_file(running) as file:  # a full disk: the lock itself holds all the same
+    # A full disk: the lock itself holds all the same.
+    with contextlib.suppress(OSError), atomic_file(running) as file:
         file.write(json.dumps(owner).encode())
 
 
