@@ -105,7 +105,7 @@ def write_documents(path, n):
 class Side:
     """The process of one side, as the run sees it. An answer is None once the process has ended."""
 
-    def __init__(self, name, size, threads, args, documents, environment):
+    def __init__(self, name, size, threads, args, documents, environment) -> None:
         shape = ("--rows", args.rows, "--max_seq_len", args.max_seq_len, "--device", args.device)
         command = [sys.executable, __file__, "--side", name, "--sizes", size, "--threads", threads, *shape]
         command += [
@@ -136,7 +136,7 @@ class Side:
             return None
         return self.answer()
 
-    def end(self):
+    def end(self) -> None:
         """Wait until it has left: it does so at the end of its turn, or when the pipe ends."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -241,7 +241,7 @@ def ratios(slices):
     return found
 
 
-def show(record):
+def show(record) -> None:
     print(
         f"\n{record['size']}, {record['threads']} threads, {record['device']}, {record['rows']} x {record['max_seq_len']}, "
         f"{record['rounds']} rounds; best bf16 product {record['product_flops'] / 1e9:,.0f} GFLOP/s"

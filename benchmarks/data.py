@@ -284,11 +284,11 @@ def family(pid):
 class Sampler:
     """Peaks of the memory of a process, of its descendants too if a pid is given, while the block runs."""
 
-    def __init__(self, interval, pid=None):
+    def __init__(self, interval, pid=None) -> None:
         self.interval, self.pid, self.peaks = interval, pid, {}
         self.done, self.thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
 
-    def _run(self):
+    def _run(self) -> None:
         while not self.done.wait(self.interval):
             for pid in family(self.pid) if self.pid else [os.getpid()]:
                 # It has just ended.
@@ -303,7 +303,7 @@ class Sampler:
         self.thread.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.done.set()
         self.thread.join()
 
@@ -311,7 +311,7 @@ class Sampler:
 SECTIONS = dict(zip(DATA_SECTIONS, (tokenise, start, packing, planning, loader, mixture), strict=True))
 
 
-def main():
+def main() -> None:
     p = data_parser()
     args = p.parse_args()
     for name in args.only.split(","):

@@ -70,7 +70,7 @@ def plain_loss(model: ElectraPretrainer, batch: Batch) -> torch.Tensor:
     return mlm + DISC_WEIGHT * F.binary_cross_entropy_with_logits(disc[real], replaced[real])
 
 
-def train_plain(args, device, turns):
+def train_plain(args, device, turns) -> None:
     model = new_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, eps=1e-6, fused=False, foreach=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def train_plain(args, device, turns):
             turns.done(totals.targets, batch.ids.numel())
 
 
-def train_ours(args, device, turns):
+def train_ours(args, device, turns) -> None:
     model, dtype = new_model().to(device), pick_dtype("bfloat16", device)[0]
     optimizer = build_adamw(parameter_groups(model, 0.01), 5e-4, eps=1e-6)
     options = {"device": device, "dtype": dtype, "ranks": Ranks(), "n_sums": N_SUMS}

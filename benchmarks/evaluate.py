@@ -43,7 +43,7 @@ def plain_score(model, ids):
     return float(logprobs[0].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).sum())
 
 
-def write_pairs(path, n, seed=0):
+def write_pairs(path, n, seed=0) -> None:
     """Sentences of 5 to 12 words out of Python's documentation; the bad one has two neighbouring words exchanged."""
     words = " ".join(topics.topics[key] for key in sorted(topics.topics)).split()
     generator = random.Random(seed)

@@ -43,13 +43,13 @@ from trainer.saving.weights import save_weights
 class PlainEngine(Engine):
     """The engine without its guards."""
 
-    def micro_batch(self, batch, totals):
+    def micro_batch(self, batch, totals) -> None:
         with self.autocast():
             loss, sums = self.objective(batch, totals)
         loss.backward()
         self.sums += sums
 
-    def update(self, lr, stop_signal=0, save=False):
+    def update(self, lr, stop_signal=0, save=False) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip, foreach=True)
@@ -57,7 +57,7 @@ class PlainEngine(Engine):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def poll(self, where=None):
+    def poll(self, where=None) -> None:
         pass
 
 
@@ -78,7 +78,7 @@ def one_update(engine, batch, totals):
     return time.perf_counter() - start
 
 
-def main():
+def main() -> None:
     args = guards_parser().parse_args()
 
     torch.manual_seed(0)

@@ -35,7 +35,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 VALIDATION = 60
 
 
-def write_corpora(work, sizes):
+def write_corpora(work, sizes) -> None:
     """valid.jsonl and, for each number of tokens, {size}.jsonl of the documents that hold so many."""
     encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
     texts = itertools.chain.from_iterable(zip(*sources(), strict=False))
@@ -90,7 +90,7 @@ def val_loss(work, args, size, optimizer, rate, seed):
     return loss
 
 
-def main():
+def main() -> None:
     args = optimizers_parser().parse_args()
     work = Path(args.work)
     work.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,7 @@ def plain_steps(
         yield loss.item(), int(mask.sum())
 
 
-def main():
+def main() -> None:
     args = plain_loop_parser().parse_args()
 
     torch.manual_seed(args.seed)

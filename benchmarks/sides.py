@@ -44,16 +44,16 @@ class Turns:
     started: wall-clock time at which the process was started.
     """
 
-    def __init__(self, commands, answers, device, started):
+    def __init__(self, commands, answers, device, started) -> None:
         self.commands, self.answers, self.device, self.started = commands, answers, device, started
         self.updates = 0
 
-    def begin(self, model):
+    def begin(self, model) -> None:
         """Everything is set up and the first update of `model` comes next."""
         self.first = {"parameters": sum(p.numel() for p in model.parameters())}
         self.start = time.perf_counter()
 
-    def done(self, text, positions):
+    def done(self, text, positions) -> None:
         """An update has trained `text` targets in `positions` positions. Ends the process when no turn comes any more."""
         self.updates += 1
         if self.updates == 1:
@@ -74,7 +74,7 @@ class Turns:
             self.answer({**self.slice, "seconds": time.perf_counter() - self.start})
             self.wait()
 
-    def wait(self):
+    def wait(self) -> None:
         command = self.commands.readline().strip()
         if not command or command == "end":
             self.answer({"peak_memory_bytes": peak_memory(self.device)})
@@ -82,17 +82,17 @@ class Turns:
         self.slice = {"updates": 0, "text": 0, "positions": 0}
         self.limit, self.start = float(command), time.perf_counter()
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def answer(self, values):
+    def answer(self, values) -> None:
         # Whoever asked has gone.
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(values), file=self.answers, flush=True)
 
 
-def train_plain(args, config, device, turns):
+def train_plain(args, config, device, turns) -> None:
     model = MiniMindForCausalLM(config).to(device).train()
     dataset = PretrainDataset(args.documents, load_tokenizer(TOKENIZER), args.max_seq_len)
     positions = args.rows * (args.max_seq_len - 1)
@@ -102,7 +102,7 @@ def train_plain(args, config, device, turns):
         turns.done(text, positions)
 
 
-def train_hf(args, config, device, turns, compiled=False):
+def train_hf(args, config, device, turns, compiled=False) -> None:
     """Labels are the inputs, which the model shifts: T - 1 targets a row."""
     from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -118,7 +118,7 @@ def train_hf(args, config, device, turns, compiled=False):
     rows = [{"input_ids": row, "labels": row} for row in ids[: len(ids) // T * T].view(-1, T)]
 
     class Pace(TrainerCallback):
-        def on_step_end(self, *_, **__):
+        def on_step_end(self, *_, **__) -> None:
             turns.done(args.rows * (T - 1), args.rows * T)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ def train_hf(args, config, device, turns, compiled=False):
         trainer.train()
 
 
-def train_ours(args, config, device, turns):
+def train_ours(args, config, device, turns) -> None:
     T, encoder = args.max_seq_len, DocumentEncoder(load_tokenizer(TOKENIZER))
     model = MiniMindForCausalLM(config).to(device).train()
     optimizer, dtype = build_optimizer(model, LR), pick_dtype("bfloat16", device)[0]

@@ -55,7 +55,7 @@ def packed_batch(rows, T, mean_length, vocab_size, generator):
     return batch, sum(n * n for n in lengths) / sum(lengths)
 
 
-def main():
+def main() -> None:
     args = step_parser().parse_args()
     args.threads = args.threads or torch.get_num_threads()
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -81,7 +81,7 @@ def main():
     )
     compile_blocks(model, args.compile, device, print, (args.rows, args.max_seq_len))
 
-    def step():
+    def step() -> None:
         engine.micro_batch(batch, Totals(batch.n_targets, batch.n_documents))
         engine.update(5e-4)
 

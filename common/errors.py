@@ -11,7 +11,7 @@ class UserError(ValueError):
 class DataError(ValueError):
     """What the owner of the data can mend: one line that says where, what and how. `kind` groups faults of lines."""
 
-    def __init__(self, message: str, kind: str = ""):
+    def __init__(self, message: str, kind: str = "") -> None:
         super().__init__(message)
         self.kind = kind
 

@@ -67,7 +67,7 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
 class HashingWriter:
     """A file for torch.save that feeds what is written to SHA-256 as well."""
 
-    def __init__(self, file: BinaryIO):
+    def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.digest = hashlib.sha256()
         self.error: OSError | None = None

@@ -136,7 +136,7 @@ def precision(model, name):
 class Journal:
     """The scores so far, in a file: a first line that says of what, then a line per group. A context manager."""
 
-    def __init__(self, path, fingerprint):
+    def __init__(self, path, fingerprint) -> None:
         self.path, self.done, self.file = Path(path), {}, None
         self.header = {"fingerprint": fingerprint}
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
@@ -158,10 +158,10 @@ class Journal:
         self.file = open(self.path, "ab")  # noqa: SIM115 - __exit__ closes it
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception) -> None:
         self.file.close()
 
-    def add(self, keys, scores):
+    def add(self, keys, scores) -> None:
         self.done.update(zip(keys, scores, strict=True))
         self.file.write(b"".join(line(key, of_key) for key, of_key in zip(keys, scores, strict=True)))
         self.file.flush()
@@ -202,7 +202,7 @@ def fingerprint(args, items):
     return digest.hexdigest()
 
 
-def report(args, figures, counts, speed, out):
+def report(args, figures, counts, speed, out) -> None:
     """{out}.json first, so that a reader who leaves does not cost the figures; then the table on stdout."""
     result = {
         "task": args.task,

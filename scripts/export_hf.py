@@ -129,7 +129,7 @@ def check_export(
     return difference, said
 
 
-def check_free(out_dir, weight, overwrite):
+def check_free(out_dir, weight, overwrite) -> None:
     """UserError unless an export can be written there; only what looks like an earlier one is ever replaced."""
     if not out_dir.exists():
         return
@@ -193,7 +193,7 @@ def cast(tensor, dtype, name):
     return out.contiguous()
 
 
-def write_config(config, path):
+def write_config(config, path) -> None:
     """config.json with the spellings of older readers beside those of transformers 5."""
     # All, for readers with defaults of their own.
     fields = json.loads(config.to_json_string(use_diff=False))

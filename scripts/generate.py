@@ -206,13 +206,13 @@ class TextStream(BaseStreamer):
     `text` is what was printed, the same as decoding all tokens at once, and `count` the number of tokens.
     """
 
-    def __init__(self, tokenizer, write=print_text):
+    def __init__(self, tokenizer, write=print_text) -> None:
         self.tokenizer, self.write = tokenizer, write
         self.text, self.count, self.started = "", 0, False
         # The tokens printed last, for decoders that look back; those not yet printed.
         self.shown, self.waiting = [], []
 
-    def put(self, value):
+    def put(self, value) -> None:
         """Called with the prompt, then with each new token."""
         if not self.started:
             self.started = True
@@ -225,14 +225,14 @@ class TextStream(BaseStreamer):
         if text and not text.endswith("\ufffd"):
             self._print(text)
 
-    def end(self):
+    def end(self) -> None:
         self._print(self._decode())
 
     def _decode(self):
         before = self.tokenizer.decode(self.shown, skip_special_tokens=True)
         return self.tokenizer.decode(self.shown + self.waiting, skip_special_tokens=True)[len(before) :]
 
-    def _print(self, text):
+    def _print(self, text) -> None:
         self.shown, self.waiting = self.waiting, []
         self.text += text
         self.write(text)

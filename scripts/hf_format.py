@@ -114,7 +114,7 @@ def from_hf(theirs, state):
     return config, state
 
 
-def check_form(theirs, generation, use_moe):
+def check_form(theirs, generation, use_moe) -> None:
     """ValueError for settings of their config that MiniMind has no counterpart of."""
     if theirs.hidden_act != "silu" or getattr(theirs, "use_sliding_window", False):
         raise ValueError("MiniMind has silu and full attention only")
@@ -135,7 +135,7 @@ def rope_fields(theirs):
     return fields
 
 
-def split_shared_experts(state, config):
+def split_shared_experts(state, config) -> None:
     """In place: one gated shared expert -> n_shared_experts without a gate."""
     for layer in range(config.num_hidden_layers):
         mlp = f"model.layers.{layer}.mlp."

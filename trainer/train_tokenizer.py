@@ -1,7 +1,7 @@
 """Train a tokenizer (byte-level BPE, or WordPiece for ELECTRA), or compare tokenizers on a text.
 
-The committed model/tokenizer.json (half a minute on two cores, 2 GB of memory):
-    C=../shared/corpora
+The committed model/tokenizer.json (half a minute on two cores, 2 GB of memory), where $C is the folder of the corpora
+that docs/corpora.md describes:
     python trainer/train_tokenizer.py --out_dir model --vocab_size 6400 --sample_mb 60 \\
         --data_path $C/en_wiki.train.jsonl $C/en_novels.train.jsonl $C/zh_wiki.train.jsonl \\
                     $C/zh_lctt_tech.train.jsonl $C/zh_laws.train.jsonl $C/code_python.train.jsonl \\
@@ -12,15 +12,17 @@ On your own text:
     python trainer/train_tokenizer.py --type wordpiece --data_path my_corpus.jsonl --vocab_size 8192 --out_dir out/my_wordpiece
 
 Bytes per token of several tokenizers, as a markdown table:
-    python trainer/train_tokenizer.py --compare model ../shared/tokenizers/minimind2 --data_path $C/en_wiki.valid.jsonl
+    python trainer/train_tokenizer.py --compare model out/my_tokenizer --data_path my_corpus.jsonl
 """
 
 import argparse
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 if __name__ == "__main__":
     # Ctrl-C ends the process at once, also within the library that trains; nothing is written before the end.
@@ -46,6 +48,7 @@ BATCH = 1000
 
 
 def build_parser() -> Parser:
+    """The command line."""
     parser = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -98,35 +101,60 @@ def load(folder: str) -> Tokenizer:
 
 def compare(folders: list[str], sources: list[Source]) -> str:
     """A markdown table: bytes of UTF-8 per token without BOS and EOS; speed of encode_batch_fast over all sources."""
-    names = [source.files[0].name.split(".jsonl")[0] if len(source.files) == 1 else source.name for source in sources]
+    names = []
+    for source in sources:
+        one_file = len(source.files) == 1
+        names.append(source.files[0].name.split(".jsonl")[0] if one_file else source.name)
     lines = [f"| tokenizer | {' | '.join(names)} | MB/s | M tokens/s |", "|---|" + "---|" * (len(sources) + 2)]
     for folder in folders:
-        tokenizer, ratios, all_bytes, all_tokens, seconds = load(folder), [], 0, 0, 0.0
-        for source in sources:
-            documents, n_bytes, n_tokens = source.documents(), 0, 0
-            while batch := list(islice(documents, BATCH)):
-                n_bytes += sum(len(text.encode("utf-8")) for text in batch)
-                start = time.perf_counter()
-                encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-                seconds += time.perf_counter() - start
-                n_tokens += sum(len(encoding.ids) for encoding in encodings)
-            if not n_tokens:
-                raise DataError(f"{source.name}: no text in it")
-            ratios.append(f"{n_bytes / n_tokens:.3f}")
-            all_bytes, all_tokens = all_bytes + n_bytes, all_tokens + n_tokens
-        speed = f"{all_bytes / seconds / 1e6:.1f} | {all_tokens / seconds / 1e6:.2f}"
+        tokenizer = load(folder)
+        counts = [count(tokenizer, source) for source in sources]
+        ratios = [f"{of_source.bytes / of_source.tokens:.3f}" for of_source in counts]
+        seconds = sum(of_source.seconds for of_source in counts)
+        megabytes = sum(of_source.bytes for of_source in counts) / 1e6
+        million_tokens = sum(of_source.tokens for of_source in counts) / 1e6
+        speed = f"{megabytes / seconds:.1f} | {million_tokens / seconds:.2f}"
         lines.append(f"| {folder} | {' | '.join(ratios)} | {speed} |")
     return "\n".join(lines)
 
 
+class Count(NamedTuple):
+    """What a tokenizer made of a source, and how long its own work took."""
+
+    bytes: int
+    tokens: int
+    seconds: float
+
+
+def count(tokenizer: Tokenizer, source: Source) -> Count:
+    """Encode all documents of a source. Errors: DataError where there is no text in it."""
+    documents = source.documents()
+    n_bytes = 0
+    n_tokens = 0
+    seconds = 0.0
+    while batch := list(islice(documents, BATCH)):
+        n_bytes += sum(len(text.encode("utf-8")) for text in batch)
+        start = time.perf_counter()
+        encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        seconds += time.perf_counter() - start
+        n_tokens += sum(len(encoding.ids) for encoding in encodings)
+    if not n_tokens:
+        raise DataError(f"{source.name}: no text in it")
+    return Count(n_bytes, n_tokens, seconds)
+
+
 def check_effect(args: argparse.Namespace) -> None:
     """ValueError for a flag that was given and that this kind of work does not read."""
+    unread: Sequence[str]
     if args.compare:
-        unread, reason = TRAINING_FLAGS, "--compare trains nothing"
+        unread = TRAINING_FLAGS
+        reason = "--compare trains nothing"
     elif args.type == "wordpiece":
-        unread, reason = ("max_token_bytes",), "--type is wordpiece"
+        unread = ("max_token_bytes",)
+        reason = "--type is wordpiece"
     else:
-        unread, reason = ("lower_case",), "--type is bpe"
+        unread = ("lower_case",)
+        reason = "--type is bpe"
     default = build_parser().get_default
     for name in unread:
         if getattr(args, name) != default(name):
@@ -134,6 +162,7 @@ def check_effect(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Train or compare. Errors: ValueError and OSError, in one line, for what a user can mend."""
     check_effect(args)
     sources = [Source(path, args.text_field, args.skip_bad_lines, args.text_suffixes) for path in args.data_path]
     if args.compare:
@@ -159,6 +188,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run with the given flags (default: the command line's). Returns the exit code."""
     args = build_parser().parse_args(argv)
     try:
         run(args)

@@ -36,7 +36,7 @@ class Examples:
     that may be masked: not `unk_id`, from which there is nothing to learn).
     """
 
-    def __init__(self, store, max_seq_len, sep_id, seed, unk_id=None):
+    def __init__(self, store, max_seq_len, sep_id, seed, unk_id=None) -> None:
         """Errors: ValueError for a length below SHORTEST, DataError where the store has no text."""
         if max_seq_len < SHORTEST:
             raise ValueError(f"max_seq_len must be at least {SHORTEST} for two segments, not {max_seq_len}")
@@ -122,7 +122,7 @@ class Recipe(NamedTuple):
 class ElectraPlan:
     """The examples of one epoch in their order: a row is an example."""
 
-    def __init__(self, examples, share, seed, epoch):
+    def __init__(self, examples, share, seed, epoch) -> None:
         self.examples, self.share, self.epoch = examples, share, epoch
         self.T, self.n_rows = examples.max_seq_len, len(examples.lengths)
         self._order = permutation(np.random.PCG64([seed, epoch]), self.n_rows)
@@ -160,7 +160,7 @@ class Batch(NamedTuple):
 class ElectraAssembler(Dataset):
     """assembler[recipe] is the Batch of these examples, masked as the recipe's epoch has it."""
 
-    def __init__(self, store, tokenizer, max_seq_len, share, style, seed):
+    def __init__(self, store, tokenizer, max_seq_len, share, style, seed) -> None:
         self.store, self.T, self.share, self.style, self.seed = store, max_seq_len, share, style, seed
         self.pad_id, self.cls_id = tokenizer.pad_token_id, tokenizer.cls_token_id
         self.sep_id, self.mask_id = tokenizer.sep_token_id, tokenizer.mask_token_id

@@ -183,7 +183,7 @@ def cached_features(path, task, encoder, max_seq_len, cache_dir=None, labelled=T
     raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the features")
 
 
-def _write(place, name, features):
+def _write(place, name, features) -> None:
     """One rename makes the file: another process never sees half of it."""
     place.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=place, prefix=f".{name}.")
@@ -215,7 +215,7 @@ class Totals(NamedTuple):
 class GluePlan:
     """The examples of one epoch in their order: a row is an example."""
 
-    def __init__(self, features, seed, epoch):
+    def __init__(self, features, seed, epoch) -> None:
         self._lengths, self.n_rows = features.lengths, len(features.first)
         self.T = int(self._lengths.max())
         # Batches are shorter: each is as long as its longest row.
@@ -251,7 +251,7 @@ class GlueAssembler(Dataset):
     """assembler[numbers] is the Batch of these examples: CLS first SEP [second SEP], padded to the longest of them, up
     to a multiple of MULTIPLE but never beyond `max_seq_len`. full: to the longest of all, so that T is `width`."""
 
-    def __init__(self, features, encoder, max_seq_len, full=False):
+    def __init__(self, features, encoder, max_seq_len, full=False) -> None:
         self.features, self.max_seq_len, self.full = features, max_seq_len, full
         self.width = self._padded(features.lengths)
         self.cls_id, self.sep_id, self.pad_id = encoder.cls_id, encoder.sep_id, encoder.pad_id

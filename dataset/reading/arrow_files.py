@@ -6,12 +6,16 @@ pyarrow reads them batch by batch. Rows are taken out one by one: a dictionary m
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from common.errors import DataError
 from common.packages import optional_package
 from dataset.reading import limits
 
 Item = tuple[int, str | tuple[str, str]]
+
+# A pyarrow.Array. The package is optional, so its types cannot be named here.
+ArrowArray = Any
 
 MOST_ROWS = 1024
 BATCH_BYTES = 4 << 20
@@ -21,7 +25,7 @@ ARROW_FILE_MAGIC = b"ARROW1"
 class TableReader:
     """Reads one file, or one row group of a .parquet. done: which share of it was read, from 0 to 1."""
 
-    def __init__(self, path: Path, text_field: str, row_group: int | None = None):
+    def __init__(self, path: Path, text_field: str, row_group: int | None = None) -> None:
         self.path = path
         self.text_field = text_field
         self.row_group = row_group
@@ -66,7 +70,7 @@ class TableReader:
             name = "a parquet" if self.kind == ".parquet" else "an Arrow"
             raise DataError(f"{self.path}: not {name} file that can be read ({reason}); fetch it again") from None
 
-    def _parquet_columns(self) -> Iterator:
+    def _parquet_columns(self) -> Iterator[ArrowArray]:
         """The text column, an array of some rows at a time."""
         parquet = optional_package("pyarrow.parquet", "to read .parquet")
         with parquet.ParquetFile(self.path) as file:
@@ -74,16 +78,20 @@ class TableReader:
         # With a dictionary, equal texts are held once; a buffer, so that a row group is not read whole.
         options = {"read_dictionary": [self.text_field], "buffer_size": 1 << 20}
         with parquet.ParquetFile(self.path, **options) as file:
-            groups = None if self.row_group is None else [self.row_group]
-            total = max(file.metadata.num_rows if groups is None else file.metadata.row_group(groups[0]).num_rows, 1)
+            groups = None
+            total = file.metadata.num_rows
+            if self.row_group is not None:
+                groups = [self.row_group]
+                total = file.metadata.row_group(self.row_group).num_rows
             rows = 0
             wanted = {"columns": [self.text_field], "row_groups": groups}
             for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), **wanted):
                 rows += len(batch)
-                self.done = rows / total
+                self.done = rows / max(total, 1)
                 yield batch.column(0)
 
-    def _ipc_columns(self) -> Iterator:
+    def _ipc_columns(self) -> Iterator[ArrowArray]:
+        """The text column, a record batch at a time, of a file with a table of contents or of a stream without one."""
         ipc = optional_package("pyarrow.ipc", "to read .arrow")
         size = max(self.path.stat().st_size, 1)
         with self.arrow.memory_map(str(self.path)) as source:
@@ -101,7 +109,8 @@ class TableReader:
                 self.done = source.tell() / size
                 yield batch.column(self.text_field)
 
-    def _check_schema(self, schema) -> None:
+    def _check_schema(self, schema: Any) -> None:
+        """Errors: DataError where there is no text column of the name, or two."""
         names = schema.names
         if names.count(self.text_field) != 1:
             what = "no column" if self.text_field not in names else "more than one column"
@@ -116,14 +125,15 @@ class TableReader:
                 "(--text_field names another one)"
             )
 
-    def _is_text(self, kind) -> bool:
+    def _is_text(self, kind: Any) -> bool:
+        """Whether a column of this type holds texts; a dictionary of texts does."""
         types = self.arrow.types
         if types.is_dictionary(kind):
             return self._is_text(kind.value_type)
         tests = [types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null]
         return any(test(kind) for test in tests)
 
-    def _values(self, column) -> Iterator[str | tuple[str, str]]:
+    def _values(self, column: ArrowArray) -> Iterator[str | tuple[str, str]]:
         """The text or fault of each row of an array."""
         if self.arrow.types.is_dictionary(column.type):
             # The indices are checked against the dictionary; the texts in it when they are used.
@@ -139,7 +149,7 @@ class TableReader:
         for i in range(len(values)):
             yield self._text(values[i])
 
-    def _as_bytes(self, array):
+    def _as_bytes(self, array: ArrowArray) -> ArrowArray:
         """The array with its texts as bytes, its offsets checked: pyarrow follows wrong ones out of its memory."""
         types = self.arrow.types
         if types.is_string(array.type):
@@ -149,20 +159,21 @@ class TableReader:
         array.validate(full=True)
         return array
 
-    def _text(self, scalar) -> str | tuple[str, str]:
+    def _text(self, scalar: Any) -> str | tuple[str, str]:
+        """The text of one row, or (kind, reason) of its fault; None: a null."""
         if scalar is None or not scalar.is_valid:
             return "text is null", f"{self.text_field!r} is a null, not a string"
         buffer = scalar.as_buffer()
         if buffer.size > limits.MAX_DOCUMENT_BYTES:
             return limits.too_long("value")
-        raw = buffer.to_pybytes()
+        raw: bytes = buffer.to_pybytes()
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
             return "bad UTF-8", f"{self.text_field!r} is not UTF-8: byte 0x{raw[error.start]:02x} at {error.start + 1}"
 
 
-def _batch_rows(metadata) -> int:
+def _batch_rows(metadata: Any) -> int:
     """How many rows of a parquet file are read at a time, so that they take few megabytes by what the file says."""
     largest = 1
     for i in range(metadata.num_row_groups):

@@ -3,18 +3,17 @@ so that a quoted field may hold commas, quotes and line breaks; this file bounds
 """
 
 import csv
-import io
 from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import limits
 from dataset.reading.faults import BadLine
-from dataset.reading.line_reader import LineReader
+from dataset.reading.line_reader import LineReader, Stream
 
 Item = tuple[int, str | tuple[str, str]]
 
 
-def read_csv(stream: io.BufferedReader, path: str, delimiter: str, text_field: str) -> Iterator[Item]:
+def read_csv(stream: Stream, path: str, delimiter: str, text_field: str) -> Iterator[Item]:
     """(line where the row begins, text or (kind, reason) of a fault) of each row; empty texts are left out.
 
     Errors: DataError for a file without a header that has the column.
@@ -70,7 +69,7 @@ def _text_of_row(row: list[str], columns: int, column: int) -> str:
 class _Rows:
     """The rows of a stream. first_line: where the row that was asked for last begins."""
 
-    def __init__(self, stream: io.BufferedReader, delimiter: str):
+    def __init__(self, stream: Stream, delimiter: str) -> None:
         self.lines = LineReader(stream, most=limits.MAX_CSV_ROW_BYTES)
         self.delimiter = delimiter
         self.first_line = 1
@@ -78,7 +77,8 @@ class _Rows:
         self.ended = False
         self.reader = self._new_reader()
 
-    def _new_reader(self):
+    def _new_reader(self) -> Iterator[list[str]]:
+        """A reader of what comes next; one that has met a fault cannot go on."""
         # A field has fewer characters than bytes: the bound on a row, below, is met first.
         csv.field_size_limit(limits.MAX_CSV_ROW_BYTES)
         # strict: a quote in the wrong place is a fault, and does not swallow the rows behind it without a word.

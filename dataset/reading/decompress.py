@@ -12,11 +12,11 @@ import lzma
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from common.errors import DataError
 from common.packages import optional_package
-from dataset.reading.line_reader import BUFFER_BYTES
+from dataset.reading.line_reader import BUFFER_BYTES, Stream
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
@@ -30,19 +30,23 @@ ZSTD_INPUT_BYTES = 512
 class Decoder(Protocol):
     """Decompresses one member, as bz2.BZ2Decompressor does."""
 
-    eof: bool
-    needs_input: bool
-    unused_data: bytes
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
 
     def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
 
 @contextlib.contextmanager
-def open_stream(path: Path, compression: str) -> Iterator[tuple[io.BufferedReader, BinaryIO]]:
+def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO]]:
     """(decompressed bytes, the file underneath, whose tell() is for progress). compression: of COMPRESSIONS, or none."""
     with open(path, "rb", buffering=BUFFER_BYTES) as file:
         if not compression:
-            yield file, file
+            # Opened with a buffer, it is one.
+            yield cast(Stream, file), file
             return
         try:
             yield io.BufferedReader(_decompressed(file, compression), BUFFER_BYTES), file
@@ -50,7 +54,9 @@ def open_stream(path: Path, compression: str) -> Iterator[tuple[io.BufferedReade
             raise DataError(f"{path}: the compressed file is damaged or cut off ({error}); fetch it again") from None
 
 
-def _decompressed(file: BinaryIO, compression: str) -> io.RawIOBase:
+def _decompressed(file: BinaryIO, compression: str) -> Any:
+    """A raw stream of the decompressed bytes. Python's own reader serves for gzip alone: those of bzip2 and xz have no
+    bound for the memory that one read takes."""
     if compression == ".gz":
         return gzip.GzipFile(fileobj=file)
     return _Members(file, compression)
@@ -59,7 +65,7 @@ def _decompressed(file: BinaryIO, compression: str) -> io.RawIOBase:
 class _Members(io.RawIOBase):
     """The decompressed bytes of all members of a file."""
 
-    def __init__(self, file: BinaryIO, compression: str):
+    def __init__(self, file: BinaryIO, compression: str) -> None:
         self.file = file
         self.compression = compression
         self.zstd = optional_package("zstandard", "to read .zst") if compression == ".zst" else None
@@ -69,9 +75,11 @@ class _Members(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         while True:
-            if self.decoder is None and not self._next_member():
+            if self.decoder is None:
+                self.decoder = self._next_member()
+            if self.decoder is None:
                 return 0
             if self.decoder.needs_input and not self.compressed:
                 self.compressed = self.file.read(READ_BYTES)
@@ -86,8 +94,8 @@ class _Members(io.RawIOBase):
                 buffer[: len(ready)] = ready
                 return len(ready)
 
-    def _next_member(self) -> bool:
-        """Makes a decoder for what comes next; False at the end of the file."""
+    def _next_member(self) -> Decoder | None:
+        """A decoder for what comes next; None at the end of the file."""
         if not self.compressed:
             self.compressed = self.file.read(READ_BYTES)
         if self.compression == ".xz":
@@ -96,14 +104,12 @@ class _Members(io.RawIOBase):
                 self.compressed = self.file.read(READ_BYTES)
             self.compressed = self.compressed.lstrip(b"\0")
         if not self.compressed:
-            return False
+            return None
         if self.compression == ".bz2":
-            self.decoder = bz2.BZ2Decompressor()
-        elif self.compression == ".xz":
-            self.decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
-        else:
-            self.decoder = _ZstdDecoder(self.zstd)
-        return True
+            return bz2.BZ2Decompressor()
+        if self.compression == ".xz":
+            return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
+        return _ZstdDecoder(self.zstd)
 
 
 class _ZstdDecoder:
@@ -111,7 +117,7 @@ class _ZstdDecoder:
     limit for what it gives: this one feeds it in small pieces and keeps what is not wanted yet.
     """
 
-    def __init__(self, zstd):
+    def __init__(self, zstd: Any) -> None:
         self.error = zstd.ZstdError
         self.frame = zstd.ZstdDecompressor().decompressobj()
         self.compressed = b""
@@ -120,7 +126,7 @@ class _ZstdDecoder:
 
     @property
     def eof(self) -> bool:
-        return self.frame.eof and not self.ready
+        return bool(self.frame.eof and not self.ready)
 
     @property
     def needs_input(self) -> bool:
@@ -128,7 +134,8 @@ class _ZstdDecoder:
 
     @property
     def unused_data(self) -> bytes:
-        return self.frame.unused_data + self.compressed[self.fed :]
+        unused: bytes = self.frame.unused_data
+        return unused + self.compressed[self.fed :]
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         if data:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from common.errors import DataError
 from dataset.reading import limits
@@ -22,7 +22,7 @@ from dataset.reading.faults import BadLine, BadLines, Fault
 from dataset.reading.file_kinds import find_files, kind_of
 from dataset.reading.json_files import read_json
 from dataset.reading.json_lines import BOM, parse_line, text_of_line
-from dataset.reading.line_reader import BUFFER_BYTES, LineReader
+from dataset.reading.line_reader import BUFFER_BYTES, LineReader, Stream
 
 BLOCK_BYTES = 4 << 20
 BLOCK_ROWS = 1024
@@ -41,10 +41,11 @@ def read_documents(
     """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there."""
     for block in split_into_blocks(Path(path), text_field, block_bytes=None):
         for line, text in block.documents(text_field):
+            number = (block.lines_before or 0) + line
             if isinstance(text, str):
-                yield block.lines_before + line, text
+                yield number, text
                 continue
-            fault = Fault(str(path), block.lines_before + line, *text)
+            fault = Fault(str(path), number, *text)
             if bad_lines is None:
                 raise fault.error()
             bad_lines.add(fault)
@@ -105,7 +106,8 @@ class Block:
 
     def _lines_of_range(self) -> Iterator[tuple[int, bytes | None]]:
         with open(self.path, "rb", buffering=BUFFER_BYTES) as file:
-            reader = LineReader(file, self.start)
+            # Opened with a buffer, it is one.
+            reader = LineReader(cast(Stream, file), self.start)
             if self.start:
                 # The line that began before belongs to the block before. It may go on beyond this one.
                 file.seek(self.start - 1)
@@ -116,9 +118,11 @@ class Block:
 
 def _paragraphs(numbered: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
     """(number of its first line, text) of what stands between blank lines."""
-    lines = []
+    lines: list[bytes] = []
     first = 0
     for number, line in numbered:
+        # A block holds no line that is too long.
+        assert line is not None
         if line.removeprefix(BOM).strip():
             first = first if lines else number
             lines.append(line)
@@ -165,12 +169,18 @@ def split_into_blocks(
     size = path.stat().st_size
     if kind.suffix in (".parquet", ".arrow"):
         table = TableReader(path, text_field, section)
-        yield from _item_blocks(path, table.rows(), lambda: int(table.done * size), block_bytes)
+
+        def bytes_read() -> int:
+            return int(table.done * size)
+
+        yield from _item_blocks(path, table.rows(), bytes_read, block_bytes)
         return
     if not kind.compression and kind.suffix == ".jsonl":
         step = block_bytes or max(size, 1)
         starts = range(0, size, step)
-        for start in starts if section is None else starts[section : section + 1]:
+        if section is not None:
+            starts = starts[section : section + 1]
+        for start in starts:
             end = min(start + step, size)
             yield Block(path, start, end, lines_before=None if start else 0, source_bytes=end - start)
         return
@@ -191,21 +201,21 @@ def split_into_blocks(
             yield from _item_blocks(path, items, file.tell, block_bytes)
 
 
-def _read_json(stream: BinaryIO, path: str, text_field: str) -> Iterator[Item]:
+def _read_json(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
     return read_json(stream, text_field)
 
 
-def _read_csv(stream: BinaryIO, path: str, text_field: str) -> Iterator[Item]:
+def _read_csv(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
     return read_csv(stream, path, ",", text_field)
 
 
-def _read_tsv(stream: BinaryIO, path: str, text_field: str) -> Iterator[Item]:
+def _read_tsv(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
     return read_csv(stream, path, "\t", text_field)
 
 
 # The formats of file_kinds.TABLES: (decompressed stream, path for error lines, text field) -> its Items, one after the
 # other, in memory that does not grow with the file
-TABLE_READERS: dict[str, Callable[[BinaryIO, str, str], Iterator[Item]]] = {
+TABLE_READERS: dict[str, Callable[[Stream, str, str], Iterator[Item]]] = {
     ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": _read_tsv,
@@ -217,7 +227,7 @@ class LineCounter:
     that a file is read at most once, and only if some line is faulty.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.path: Path | None = None
         self.position = 0
         self.newlines = 0
@@ -260,7 +270,7 @@ def _item_blocks(
         yield Block(path, items=block, lines_before=0, source_bytes=position() - done)
 
 
-def _line_blocks(path: Path, stream: io.BufferedReader, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+def _line_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
     """Whole lines of a compressed file. Blocks of blank lines alone are passed over."""
     lines = 0
     done = 0
@@ -282,7 +292,7 @@ def _line_blocks(path: Path, stream: io.BufferedReader, file: BinaryIO, block_by
         lines += raw.count(b"\n") + (fault is not None)
 
 
-def _text_blocks(path: Path, stream: io.BufferedReader, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+def _text_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
     """Paragraphs. Each block ends with a blank line or with the file; blocks of blank lines alone are passed over."""
     lines = 0
     done = 0
@@ -303,7 +313,7 @@ def _text_blocks(path: Path, stream: io.BufferedReader, file: BinaryIO, block_by
         lines += lines_of_block
 
 
-def _rest_of_paragraph(stream: io.BufferedReader) -> tuple[bytes | None, int]:
+def _rest_of_paragraph(stream: Stream) -> tuple[bytes | None, int]:
     """(the rest of a line and the lines up to a blank one, None where it is too long, which is passed; its newlines)."""
     rest = [stream.readline(limits.MAX_DOCUMENT_BYTES + 1)]
     size = len(rest[0])
@@ -321,7 +331,7 @@ def _rest_of_paragraph(stream: io.BufferedReader) -> tuple[bytes | None, int]:
     if not ended:
         reader.skip_rest_of_line()
         newlines += 1
-    for _, line in reader.lines():
-        if line is not None and not line.strip():
+    for _, next_line in reader.lines():
+        if next_line is not None and not next_line.strip():
             break
     return None, newlines + reader.number

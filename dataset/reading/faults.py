@@ -1,7 +1,9 @@
 """What can be wrong with data, and how it is told."""
 
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from common.errors import DataError
 from common.wording import counted
@@ -21,24 +23,27 @@ class Fault:
     reason: str
 
     def error(self) -> DataError:
+        """What ends a run that does not skip bad lines."""
         return DataError(f"{self.path}:{self.line}: {self.reason}; mend the line, or pass --skip_bad_lines", self.kind)
 
 
 class BadLines:
     """Counts faults by kind and keeps the first few places of each; those of several blocks merge in order."""
 
-    def __init__(self, keep: int = 3):
+    def __init__(self, keep: int = 3) -> None:
         self.keep = keep
         self.counts: dict[str, int] = {}
         self.places: dict[str, list[Fault]] = {}
 
     def add(self, fault: Fault) -> None:
+        """Count a fault, and keep it if it is one of the first of its kind."""
         self._add(fault.kind, 1, [fault])
 
     def merge(self, other: "BadLines", lines_before: int = 0) -> None:
         """Adds what `other` collected, its line numbers moved on by `lines_before`."""
         for kind, count in other.counts.items():
-            self._add(kind, count, [replace(f, line=f.line + lines_before) for f in other.places[kind]])
+            moved = [replace(fault, line=fault.line + lines_before) for fault in other.places[kind]]
+            self._add(kind, count, moved)
 
     def _add(self, kind: str, count: int, faults: list[Fault]) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + count
@@ -48,11 +53,20 @@ class BadLines:
     @classmethod
     def in_document_order(cls, parts: list["BadLines"], files: list[Path]) -> "BadLines":
         """Merges collectors whose lines are mixed; `files` gives the order of the files."""
-        bad, order = cls(), {str(file): i for i, file in enumerate(files)}
-        for kind in {kind for part in parts for kind in part.counts}:
-            faults = [fault for part in parts for fault in part.places.get(kind, ())]
-            faults.sort(key=lambda fault: (order.get(fault.path, len(files)), fault.line))
-            bad._add(kind, sum(part.counts.get(kind, 0) for part in parts), faults)
+        order = {str(file): i for i, file in enumerate(files)}
+
+        def place(fault: Fault) -> tuple[int, int]:
+            return order.get(fault.path, len(files)), fault.line
+
+        counts: Counter[str] = Counter()
+        faults: dict[str, list[Fault]] = {}
+        for part in parts:
+            counts.update(part.counts)
+            for kind, found in part.places.items():
+                faults.setdefault(kind, []).extend(found)
+        bad = cls()
+        for kind, count in counts.items():
+            bad._add(kind, count, sorted(faults[kind], key=place))
         return bad
 
     def first(self) -> Fault:
@@ -61,6 +75,7 @@ class BadLines:
 
     @property
     def total(self) -> int:
+        """Faults of all kinds."""
         return sum(self.counts.values())
 
     def report(self) -> list[str]:
@@ -68,13 +83,19 @@ class BadLines:
         if not self.total:
             return []
         lines = [f"skipped {counted(self.total, 'bad line')}:"]
-        for kind, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0])):
+        # The most frequent ones first; of equally frequent ones in the order of their names.
+        kinds = sorted(self.counts, key=lambda kind: (-self.counts[kind], kind))
+        for kind in kinds:
+            count = self.counts[kind]
             lines.append(f"  {kind}: {count:,}")
             lines += [f"    {fault.path}:{fault.line}: {fault.reason}" for fault in self.places[kind]]
         return lines
 
-    def to_dict(self) -> dict:
-        places = {kind: [asdict(fault) for fault in self.places[kind]] for kind in sorted(self.places)}
+    def to_dict(self) -> dict[str, Any]:
+        """What `from_dict` takes, to be written as JSON."""
+        places = {}
+        for kind in sorted(self.places):
+            places[kind] = [asdict(fault) for fault in self.places[kind]]
         return {"counts": dict(sorted(self.counts.items())), "places": places}
 
     @staticmethod
@@ -96,8 +117,10 @@ class BadLines:
         return True
 
     @classmethod
-    def from_dict(cls, data: dict) -> "BadLines":
+    def from_dict(cls, data: dict[str, Any]) -> "BadLines":
+        """What `to_dict` gave."""
         bad = cls()
         bad.counts = dict(data["counts"])
-        bad.places = {kind: [Fault(**fault) for fault in faults] for kind, faults in data["places"].items()}
+        for kind, faults in data["places"].items():
+            bad.places[kind] = [Fault(**fault) for fault in faults]
         return bad

@@ -4,13 +4,13 @@ The file is never held whole. A scan finds where each value ends, by counting br
 the values one by one; what is wrong inside of one is a fault of that one alone.
 """
 
-import io
 import re
 from collections.abc import Iterator
 
 from dataset.reading import limits
 from dataset.reading.faults import BadLine
 from dataset.reading.json_lines import BOM, text_of_line
+from dataset.reading.line_reader import Stream
 
 CHUNK_BYTES = 1 << 18
 NOT_BLANK = re.compile(rb"[^ \t\r\n\v\f]")
@@ -21,7 +21,7 @@ END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
 Item = tuple[int, str | tuple[str, str]]
 
 
-def read_json(stream: io.BufferedReader, text_field: str) -> Iterator[Item]:
+def read_json(stream: Stream, text_field: str) -> Iterator[Item]:
     """(line where it begins, text or (kind, reason) of a fault) of each value; empty texts are left out."""
     values = _Values(stream)
     for line, raw, fault in values.all():
@@ -40,7 +40,7 @@ def read_json(stream: io.BufferedReader, text_field: str) -> Iterator[Item]:
 class _Values:
     """Walks over a stream. data[at:] is what was read and not yet used, line the line of data[at]."""
 
-    def __init__(self, stream: io.BufferedReader):
+    def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.data = b""
         self.at = 0
@@ -122,7 +122,7 @@ class _Values:
 class _EndScan:
     """Finds the end of one value, chunk after chunk."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.started = False
         self.depth = 0
         self.in_string = False

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 from dataset.reading import limits
 
+# Of decompressed bytes, with a `peek`.
+Stream = io.BufferedReader
+
 BUFFER_BYTES = 1 << 16
 SKIP_BYTES = 1 << 20
 WHITE_SPACE = b" \t\r\n\v\f"
@@ -17,7 +20,7 @@ class LineReader:
     was at the start. most: bytes of a line, its newline included (default: of a document).
     """
 
-    def __init__(self, stream: io.BufferedReader, position: int = 0, most: int | None = None):
+    def __init__(self, stream: Stream, position: int = 0, most: int | None = None) -> None:
         self.stream = stream
         self.position = position
         self.most = limits.MAX_DOCUMENT_BYTES if most is None else most

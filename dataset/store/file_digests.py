@@ -152,7 +152,7 @@ def _hash_in_turns(
 class _SharedNotes:
     """What processes that make shards of one corpus tell each other in hashes.json."""
 
-    def __init__(self, places: list[Path]):
+    def __init__(self, places: list[Path]) -> None:
         self.places = places
         self.known: dict[Stats, str] = {}
         # What hashes.json was when it was read last.

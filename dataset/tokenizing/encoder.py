@@ -17,7 +17,7 @@ from dataset.tokenizing.tokenizer_files import leave_bos_to_the_caller
 from dataset.tokenizing.vocabulary import check_files
 
 
-def load_tokenizer(path):
+def load_tokenizer(path: str | Path) -> Any:
     """A Hugging Face tokenizer from a local folder, whose code is never run; ValueError where there is none."""
     # Here, because worker processes do without this slow import.
     from transformers import AutoTokenizer
@@ -50,19 +50,25 @@ class DocumentEncoder:
     # In a .txt file.
     blank_line_ends_document = False
 
-    def __init__(self, tokenizer: Any, parse_special_tokens: bool = False):
+    def __init__(self, tokenizer: Any, parse_special_tokens: bool = False) -> None:
         self.parse_special_tokens = parse_special_tokens
-        self.bos_id, self.eos_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self.bos_id: int | None = tokenizer.bos_token_id
+        self.eos_id: int | None = tokenizer.eos_token_id
         self._bos = str(tokenizer.bos_token) if self.bos_id is not None else None
         self._eos = str(tokenizer.eos_token) if self.eos_id is not None else None
-        self._slow = None if getattr(tokenizer, "is_fast", False) else tokenizer
-        self._backend = None if self._slow else self._own_backend(tokenizer.backend_tokenizer.to_str())
+        # One of the two: a tokenizer in Python, or the Rust tokenizer of a fast one.
+        self._slow: Any = None
+        self._backend: Any = None
+        if getattr(tokenizer, "is_fast", False):
+            self._backend = self._own_backend(tokenizer.backend_tokenizer.to_str())
+        else:
+            self._slow = tokenizer
         # Made when they are needed; see _cut and use_tiktoken_where_exact.
-        self._cuts = None
-        self._continuation = None
-        self._tiktoken = None
+        self._cuts: SafeCuts | None = None
+        self._continuation: Any = None
+        self._tiktoken: TiktokenEngine | None = None
         self.may_use_tiktoken = True
-        # whether another process can load it: a class of the caller's own script it cannot
+        # Whether another process can load it. A class of the caller's own script it cannot load.
         self.portable = self._slow is None or type(self._slow).__module__.startswith("transformers.")
         vocabulary = tokenizer.get_vocab()
         specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
@@ -72,9 +78,9 @@ class DocumentEncoder:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, BOS and EOS included."""
-        bodies = [self.body(text) for text in texts]
         head = [] if self.bos_id is None else [self.bos_id]
         tail = [] if self.eos_id is None else [self.eos_id]
+        bodies = [self.body(text) for text in texts]
         return [[*head, *ids, *tail] for ids in self._encode_bodies(bodies)]
 
     def prompt_ids(self, text: str) -> list[int]:
@@ -114,27 +120,36 @@ class DocumentEncoder:
         return True
 
     def _encode_bodies(self, bodies: list[str]) -> list[list[int]]:
+        """The ids of texts without BOS and EOS."""
         if all(len(body) <= PART_CHARACTERS for body in bodies):
             return self._encode_short(bodies)
         encoded = []
         for body in bodies:
-            ids = []
+            ids: list[int] = []
             for part in self._body_in_parts(body):
                 ids.extend(part)
             encoded.append(ids)
         return encoded
 
     def _encode_short(self, bodies: list[str]) -> list[list[int]]:
+        """As `_encode_bodies`, of texts that are encoded whole. What tiktoken does not take goes to the library."""
         if self._tiktoken is None:
             return self._encode_with_library(bodies)
-        encoded = [self._tiktoken.encode(body) for body in bodies]
-        left = [i for i, ids in enumerate(encoded) if ids is None]
-        if left:
-            for i, ids in zip(left, self._encode_with_library([bodies[i] for i in left]), strict=True):
+        encoded: dict[int, list[int]] = {}
+        left: list[int] = []
+        for i, body in enumerate(bodies):
+            ids = self._tiktoken.encode(body)
+            if ids is None:
+                left.append(i)
+            else:
                 encoded[i] = ids
-        return encoded
+        if left:
+            of_library = self._encode_with_library([bodies[i] for i in left])
+            encoded.update(zip(left, of_library, strict=True))
+        return [encoded[i] for i in range(len(bodies))]
 
     def _encode_with_library(self, bodies: list[str]) -> list[list[int]]:
+        """As `_encode_short`, by Hugging Face's own code, which is the reference."""
         if self._backend is None:
             split = not self.parse_special_tokens
             return [self._slow.encode(body, add_special_tokens=False, split_special_tokens=split) for body in bodies]
@@ -144,6 +159,7 @@ class DocumentEncoder:
         return [encoding.ids for encoding in self._backend.encode_batch_fast(bodies, add_special_tokens=False)]
 
     def _body_in_parts(self, body: str) -> Iterator[list[int]]:
+        """The ids of a text without BOS and EOS, cut where no token can cross."""
         if len(body) <= PART_CHARACTERS:
             yield from self._encode_short([body])
             return
@@ -169,7 +185,7 @@ class DocumentEncoder:
             return iter([body])
         return self._cuts.parts(body, PART_CHARACTERS)
 
-    def _own_backend(self, content: str):
+    def _own_backend(self, content: str) -> Any:
         """A copy of the Rust tokenizer, so that settings made here and there do not meet."""
         from tokenizers import Tokenizer
 
@@ -180,9 +196,11 @@ class DocumentEncoder:
         backend.encode_special_tokens = not self.parse_special_tokens
         return backend
 
-    def _fingerprint(self, tokenizer, vocabulary: dict) -> str:
+    def _fingerprint(self, tokenizer: Any, vocabulary: dict[str, int]) -> str:
         """SHA-256 of all that decides which ids a text becomes."""
-        added = sorted((i, str(token), token.special) for i, token in tokenizer.added_tokens_decoder.items())
+        added = []
+        for token_id, token in sorted(tokenizer.added_tokens_decoder.items()):
+            added.append((token_id, str(token), token.special))
         options = [self.bos_id, self.eos_id, self._bos, self._eos, self.parse_special_tokens, added]
         digest = hashlib.sha256(json.dumps(options).encode())
         if self._backend is not None:
@@ -192,7 +210,7 @@ class DocumentEncoder:
             digest.update(_vocabulary_files(tokenizer))
         return digest.hexdigest()
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         # A worker process gets the Rust tokenizer as text: `encode_special_tokens` would not survive its own pickling.
         state = self.__dict__.copy()
         state["_backend"] = None if self._backend is None else self._backend.to_str()
@@ -201,7 +219,7 @@ class DocumentEncoder:
         state["_tiktoken"] = self._tiktoken is not None
         return state
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if state["_backend"] is not None:
             self._backend = self._own_backend(state["_backend"])
@@ -216,10 +234,13 @@ class LineEncoder(DocumentEncoder):
 
     blank_line_ends_document = True
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self.sep_id = tokenizer.sep_token_id
-        self.bos_id = self.eos_id = self._bos = self._eos = None
+        self.bos_id = None
+        self.eos_id = None
+        self._bos = None
+        self._eos = None
         self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -272,7 +293,7 @@ def _groups_of_lines(text: str) -> Iterator[list[str]]:
         yield lines
 
 
-def _vocabulary_files(tokenizer) -> bytes:
+def _vocabulary_files(tokenizer: Any) -> bytes:
     """The digest of the files that a slow tokenizer writes: merges, a sentencepiece model, not in its vocabulary."""
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory() as folder:

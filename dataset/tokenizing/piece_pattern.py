@@ -92,7 +92,7 @@ class PiecePattern:
 class _Reader:
     """Reads a pattern from left to right and fills in its automaton."""
 
-    def __init__(self, pattern: PiecePattern):
+    def __init__(self, pattern: PiecePattern) -> None:
         self.pattern = pattern
         self.source = pattern.source
         self.at = 0

@@ -9,6 +9,7 @@ not known, and a stretch of text without such a place, is encoded whole, up to L
 import json
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 from dataset.tokenizing.split_rules import Unprovable, normalizer_rules, settled, splitter_rules
 
@@ -27,7 +28,7 @@ class SafeCuts:
     `parse_special_tokens`: whether special tokens that are spelt out in a text become those tokens.
     """
 
-    def __init__(self, content: str, parse_special_tokens: bool = False):
+    def __init__(self, content: str, parse_special_tokens: bool = False) -> None:
         spec = json.loads(content)
         self._normalizer_step, self._prepends = _without_prepend(spec["normalizer"])
         self._normalizers = normalizer_rules(self._normalizer_step)
@@ -70,9 +71,10 @@ class SafeCuts:
         """Whether any text that has y behind x may be cut between the two."""
         if not settled(x) or not (settled(y) or y in " \n"):
             return False
-        pair = (x, y)
-        for rule in self._normalizers:
-            pair = rule.apply(pair)
+        pair: tuple[str, str] | None = (x, y)
+        assert pair is not None
+        for normalizer in self._normalizers:
+            pair = normalizer.apply(pair)
             if pair is None:
                 return False
         if self._added.join(x, y) or self._added.join(*pair):
@@ -92,7 +94,7 @@ class SafeCuts:
 class _AddedTokens:
     """Which neighbours an added token can contain, or look at from where it ends or begins."""
 
-    def __init__(self, tokens: list[dict], normalizers: list):
+    def __init__(self, tokens: list[dict[str, Any]], normalizers: list[Any]) -> None:
         self.pairs: set[str] = set()
         self.ends: set[str] = set()
         self.begins: set[str] = set()
@@ -106,7 +108,7 @@ class _AddedTokens:
                     self.begins.add(content[0])
 
     @staticmethod
-    def _spellings(token: dict, normalizers: list) -> list[str]:
+    def _spellings(token: dict[str, Any], normalizers: list[Any]) -> list[str]:
         """Its content, and what the normalizer makes of it where it is looked for in the normalized text."""
         content = token["content"]
         normal = content
@@ -142,7 +144,7 @@ def _joined_characters(model: dict) -> set[str]:
     plain = not model.get("continuing_subword_prefix") and not model.get("end_of_word_suffix")
     if model["type"] != "BPE" or not plain or model.get("ignore_merges"):
         raise Unprovable(f"a model {model['type']} without pieces")
-    joined = set()
+    joined: set[str] = set()
     for token in model["vocab"]:
         joined.update(token[i : i + 2] for i in range(len(token) - 1))
     return joined

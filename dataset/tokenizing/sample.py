@@ -18,7 +18,7 @@ class Source:
         text_field: str = "text",
         skip_bad_lines: bool = False,
         text_suffixes: Sequence[str] | None = None,
-    ):
+    ) -> None:
         self.name = data_path
         self.text_field = text_field
         self.files = find_files(data_path, text_suffixes)

@@ -14,7 +14,7 @@ class SentenceEncoder(DocumentEncoder):
     Errors: ValueError for a tokenizer without CLS, SEP or padding, or whose own examples begin with something else.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self.bos_id = self.eos_id = self._bos = self._eos = None
         self.unk_id = tokenizer.unk_token_id

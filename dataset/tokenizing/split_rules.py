@@ -48,7 +48,7 @@ def _atom_matches(atom: Atom, character: str) -> bool:
 class PatternRule:
     """A pattern that cuts: no attempt to match may see both neighbours (see piece_pattern.py)."""
 
-    def __init__(self, source: str):
+    def __init__(self, source: str) -> None:
         try:
             self.pattern = PiecePattern(source)
             self.pattern.refuse_folds(_atom_matches)
@@ -89,7 +89,7 @@ class SpacePrefixRule:
 class MetaspaceRule:
     """Spaces become `replacement`, and a piece begins at each of them."""
 
-    def __init__(self, step: dict):
+    def __init__(self, step: dict) -> None:
         self.replacement = step["replacement"]
         self.begins_pieces = step.get("split", True)
         self.prefixes = step.get("prepend_scheme", "always") != "never"
@@ -113,7 +113,7 @@ class NormalizerRule:
     among `steady`), and for white space at the ends of a text, which they make nothing of here too.
     """
 
-    def __init__(self, step: dict):
+    def __init__(self, step: dict) -> None:
         self.normalizer = _with_model_of_nothing(normalizer=step).normalizer
 
     def apply(self, pair: Pair) -> Pair | None:
@@ -133,7 +133,7 @@ class NormalizerRule:
 class ReplaceRule(NormalizerRule):
     """One character replaced; or a longer text or a pattern, which neither neighbour may have part in."""
 
-    def __init__(self, step: dict):
+    def __init__(self, step: dict) -> None:
         super().__init__(step)
         kind, source = next(iter(step["pattern"].items()))
         self.single = kind == "String" and len(source) == 1

@@ -16,6 +16,7 @@ they disagree, or which the pattern may leave out, goes to the library. So does 
 
 import json
 import re
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
@@ -38,7 +39,7 @@ class TiktokenEngine:
     `parse_special_tokens`: whether special tokens that are spelt out in a text become those tokens.
     """
 
-    def __init__(self, content: str, parse_special_tokens: bool):
+    def __init__(self, content: str, parse_special_tokens: bool) -> None:
         import tiktoken
 
         spec = json.loads(content)
@@ -73,7 +74,7 @@ class TiktokenEngine:
 class _Characters:
     """Of which characters both engines say the same, found out block by block as texts contain them."""
 
-    def __init__(self, tiktoken, pattern: PiecePattern):
+    def __init__(self, tiktoken: Any, pattern: PiecePattern) -> None:
         self._simple = "|".join(pattern.simple)
         if not self._simple:
             raise NotExact("every alternative of its pattern looks ahead")
@@ -89,6 +90,7 @@ class _Characters:
         self._look_at_block(0)
 
     def agree_on(self, text: str) -> bool:
+        """Whether both engines put every character of the text into the same classes."""
         while found := self._doubtful.search(text):
             block = ord(found[0]) // CHARACTERS_AT_ONCE
             if block in self._blocks:
@@ -97,6 +99,7 @@ class _Characters:
         return True
 
     def _look_at_block(self, block: int) -> None:
+        """Ask both engines about the characters of a block, and remember those on which they agree."""
         first = block * CHARACTERS_AT_ONCE
         codes = range(first, first + CHARACTERS_AT_ONCE)
         # Half a surrogate pair is no text; the library says so.
@@ -129,7 +132,8 @@ def _ranges(characters: list[str]) -> str:
     return "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges)
 
 
-def _encoding(tiktoken, pattern: str, ranks: dict[bytes, int]):
+def _encoding(tiktoken: Any, pattern: str, ranks: dict[bytes, int]) -> Any:
+    """tiktoken's encoder. Errors: NotExact for a pattern that its regular expressions do not know."""
     try:
         return tiktoken.Encoding("pieces", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     except ValueError as error:

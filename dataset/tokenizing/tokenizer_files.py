@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -43,7 +44,7 @@ def leave_bos_to_the_caller(backend: Tokenizer, bos: str | None, bos_id: int | N
         backend.post_processor = plain_template()
 
 
-def add_bos(tokenizer) -> None:
+def add_bos(tokenizer: Any) -> None:
     """In place: a fast tokenizer that adds nothing to a text adds its BOS from now on, as our training does."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.bos_token_id is None:
         return
@@ -52,7 +53,7 @@ def add_bos(tokenizer) -> None:
         tokenizer.backend_tokenizer.post_processor = template
 
 
-def save_tokenizer(tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a Hugging Face tokenizer so that transformers 4.48 to 5 load it, without a path of this machine."""
     # In the config alone: transformers 4.48 knows no chat_template.jinja, and a second copy could differ one day.
     tokenizer.save_pretrained(folder, save_jinja_files=False)
@@ -70,12 +71,12 @@ def save_tokenizer(tokenizer, folder: Path) -> None:
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def starts_with_bos(tokenizer) -> bool:
+def starts_with_bos(tokenizer: Any) -> bool:
     """Whether a text gets a BOS unasked."""
     return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
 
 
-def in_older_words(fields: dict) -> dict:
+def in_older_words(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a tokenizer_config.json in the names of transformers 4, which transformers 5 reads too."""
     if fields.get("tokenizer_class") == "TokenizersBackend":
         fields["tokenizer_class"] = "PreTrainedTokenizerFast"

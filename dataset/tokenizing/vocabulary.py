@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import DataError
+from dataset.store.interface import Column
 
 # Files that hold a whole tokenizer, of whatever class
 WHOLE = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
@@ -47,7 +48,7 @@ def is_filled(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def check_known(tokens: np.ndarray, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
+def check_known(tokens: Column, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
     """tokens: the ids of a text; its beginning is looked at. others: ids that are no text, as those of separators.
 
     Errors: DataError where most of them are `unk_id`, from which nothing can be learned. what: names the text.

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from string import punctuation
+from typing import Any
 
 from tokenizers import Tokenizer, models, trainers
 
@@ -19,7 +20,7 @@ STANDARD_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def load_wordpiece(path, lower_case=True):
+def load_wordpiece(path: str | Path, lower_case: bool = True) -> Any:
     """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
 
     Errors: ValueError where there is none, where a special token is missing, or where the standard vocabulary's stand
@@ -39,7 +40,7 @@ def load_wordpiece(path, lower_case=True):
             lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"--vocab_path {path}: not a UTF-8 text file of one token a line") from error
-        vocab = {}
+        vocab: dict[str, int] = {}
         for i, line in enumerate(lines):
             if line in vocab:
                 raise ValueError(
@@ -62,7 +63,7 @@ def load_wordpiece(path, lower_case=True):
     return tokenizer
 
 
-def wordpiece(lines, lower_case):
+def wordpiece(lines: list[str], lower_case: bool) -> Any:
     """The BertTokenizer of a vocab.txt's lines."""
     # A slow import, which byte-level BPE can do without.
     from transformers import BertTokenizer
@@ -70,13 +71,14 @@ def wordpiece(lines, lower_case):
     return BertTokenizer(vocab={token: i for i, token in enumerate(lines)}, do_lower_case=lower_case)
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = True):
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = True) -> Any:
     """A BertTokenizer of at most `vocab_size` entries: WORDPIECE_TOKENS, the commonest characters, then pieces by
     frequency. The same texts give the same vocabulary.
     """
     rules = wordpiece(WORDPIECE_TOKENS, lower_case).backend_tokenizer
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
+    tokenizer.normalizer = rules.normalizer
+    tokenizer.pre_tokenizer = rules.pre_tokenizer
     texts = list(texts)
     # Each may come as itself and as a continuation.
     most = (vocab_size - len(WORDPIECE_TOKENS)) // 2
@@ -99,28 +101,38 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = Tr
 def common_characters(texts: Iterable[str], most: int) -> tuple[list[str], list[str]]:
     """(the characters that make up 99.95 % of the texts, white space left out, but at most so many, the commonest first;
     those of them that stand within words)."""
-    counts, within = Counter(), set()
+    counts: Counter[str] = Counter()
+    within: set[str] = set()
     for text in texts:
         counts.update(text)
+        # Each character that has another one before it.
         within.update(re.findall(r"(?<=\S)\S", text))
-    ordered = sorted((-n, c) for c, n in counts.items() if not c.isspace())
-    total, seen, found = -sum(n for n, _ in ordered), 0, []
-    for n, character in ordered[:most]:
+    # The commonest first, and equally common ones in the order of their code points.
+    ordered = sorted((-n, character) for character, n in counts.items() if not character.isspace())
+    total = -sum(minus_n for minus_n, _ in ordered)
+    seen = 0
+    found = []
+    for minus_n, character in ordered[:most]:
         if seen >= 0.9995 * total:
             break
         found.append(character)
-        seen -= n
-    return found, [
-        c for c in found if c in within and not unicodedata.category(c).startswith("P") and c not in punctuation
-    ]
+        seen -= minus_n
+    # BERT's rules make a word of each punctuation mark, so none continues one.
+    continuing = [character for character in found if character in within and not _is_punctuation(character)]
+    return found, continuing
 
 
-def entries(tokenizer) -> list[str]:
-    """The lines of a tokenizer's vocab.txt."""
-    return [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])]
+def _is_punctuation(character: str) -> bool:
+    return unicodedata.category(character).startswith("P") or character in punctuation
 
 
-def save_wordpiece(tokenizer, out_dir: Path) -> None:
+def entries(tokenizer: Any) -> list[str]:
+    """The lines of a tokenizer's vocab.txt: its tokens in the order of their ids."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return sorted(vocabulary, key=lambda token: vocabulary[token])
+
+
+def save_wordpiece(tokenizer: Any, out_dir: Path) -> None:
     """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that wants that alone."""
     save_tokenizer(tokenizer, out_dir)
     (out_dir / "vocab.txt").write_text("".join(f"{token}\n" for token in entries(tokenizer)), encoding="utf-8")

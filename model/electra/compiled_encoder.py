@@ -70,7 +70,7 @@ def eager_if(condition):
     return torch.compiler.set_stance("force_eager") if condition else contextlib.nullcontext()
 
 
-def compile_layers(network):
+def compile_layers(network) -> None:
     """Compile the layers of a transformers encoder, one graph for all; parameters and their names stay."""
     for module in network.modules():
         for name, child in module.named_children():

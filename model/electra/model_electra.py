@@ -60,7 +60,7 @@ def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, positio
     return config(values["divisor"]), config(1)
 
 
-def init_position_embeddings(network):
+def init_position_embeddings(network) -> None:
     """Make the position embeddings of a new Hugging Face model sinusoids if its config's `position_init` says so:
     Vaswani et al., "Attention Is All You Need" (2017), 3.5, scaled to the root mean square `initializer_range`.
 
@@ -165,7 +165,7 @@ class Losses(NamedTuple):
 class ElectraPretrainer(torch.nn.Module):
     """Generator and discriminator with one set of embeddings."""
 
-    def __init__(self, generator, discriminator, sampling="fp32_gumbel", gen_smooth=0.0, disc_smooth=0.0):
+    def __init__(self, generator, discriminator, sampling="fp32_gumbel", gen_smooth=0.0, disc_smooth=0.0) -> None:
         """generator: ElectraForMaskedLM; discriminator: ElectraForPreTraining, whose embeddings both will use."""
         super().__init__()
         self.generator, self.discriminator = generator, discriminator
@@ -230,11 +230,11 @@ class ElectraPretrainer(torch.nn.Module):
         disc = torch.where(real, disc, 0.0).sum()
         return Losses(mlm, disc, sampled, replaced, disc_logits, correct)
 
-    def gradient_checkpointing_enable(self):
+    def gradient_checkpointing_enable(self) -> None:
         for network in (self.generator, self.discriminator):
             recompute_layers(network)
 
-    def compile_training(self, shape=None):
+    def compile_training(self, shape=None) -> None:
         """Compile the layers, one graph for all of a network. shape: (rows, positions) of the batches that use it; others,
         as an epoch's last, are computed without. None: all use it, each shape with a graph of its own."""
         self.compiled_shape = shape

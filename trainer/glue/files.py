@@ -98,7 +98,7 @@ def earlier_results(settings, out, names):
     return [path for name in names for what in ("seed_*", "eval_results.json") for path in out.glob(f"{name}/{what}")]
 
 
-def check_place(settings, out, names, folder):
+def check_place(settings, out, names, folder) -> None:
     """Errors: UserError where the model of `folder`, --model_path's, is among what this command replaces."""
     own = [out / name / f"seed_{seed}" for name in names for seed in seeds(settings)]
     for path in (*earlier_results(settings, out, names), *own):
@@ -113,7 +113,7 @@ def seeds(settings):
     return range(settings.seed, settings.seed + (settings.num_seeds if settings.do_train else 1))
 
 
-def make_room(settings, out, names):
+def make_room(settings, out, names) -> None:
     for path in earlier_results(settings, out, names):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name in names:

@@ -117,7 +117,7 @@ def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: i
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 
 
-def check_positions(model, settings):
+def check_positions(model, settings) -> None:
     """Errors: UserError where --max_seq_len is beyond the table of positions, as far as it can be used: RoBERTa counts
     from behind the number of its padding."""
     for name, table in model.named_modules():
@@ -188,7 +188,7 @@ class Layers(NamedTuple):
 
     model: Any
 
-    def compile_training(self, shape):
+    def compile_training(self, shape) -> None:
         """Compile for training batches of `shape` (rows, positions): one graph. All else is computed without, so that
         no number depends on which shapes came before; nor does it on an earlier run's graphs."""
         torch.compiler.reset()
@@ -245,7 +245,7 @@ def metrics(task: Task, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
 # ------------------------------------------------------------------------------------------------- saving
 
 
-def save_model(folder, model, tokenizer, weights):
+def save_model(folder, model, tokenizer, weights) -> None:
     """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write."""
     with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:
         model.save_pretrained(temporary, state_dict=weights)

@@ -42,7 +42,7 @@ class Evaluation:
     """evaluation(update) -> ({metric: value} over the development files, with their first's val_loss; number of a stop
     signal that came meanwhile or 0). It is remembered: asked again for the same update, nothing is computed."""
 
-    def __init__(self, engine, task, dev, batch_size, signals):
+    def __init__(self, engine, task, dev, batch_size, signals) -> None:
         self.engine, self.task, self.dev, self.batch_size, self.signals = engine, task, dev, batch_size, signals
         self._latest = (None, {})
 
@@ -100,7 +100,7 @@ def scores(task, logits, labels):
     return {name: float(METRICS[name](labels, found)) for name in task.metrics}
 
 
-def write_predictions(path, task, logits):
+def write_predictions(path, task, logits) -> None:
     """A file as the leaderboard wants it: the words of two- and three-way entailment, numbers elsewhere."""
     found = answers(task, logits)
     words = [task.labels[i] for i in found] if task.labels else [f"{score:.3f}" for score in found.clip(0, 5)]
@@ -133,7 +133,7 @@ def table(found):
     return lines
 
 
-def write_json(path, content):
+def write_json(path, content) -> None:
     with atomic_file(path) as file:
         file.write(json.dumps(finite(content), indent=2).encode() + b"\n")
 
@@ -190,7 +190,7 @@ def line_of(results):
     return ", ".join(f"{name} {'-' if value is None else f'{100 * value:.2f}'}" for name, value in results.items())
 
 
-def show_table(out, say):
+def show_table(out, say) -> None:
     """Write {out}/eval_results.json from all tasks that are in there, and print their table."""
     found = {name: read_json(out / name / "eval_results.json", "metrics", "seeds") for name in TASKS}
     found = {name: of_task for name, of_task in found.items() if of_task}

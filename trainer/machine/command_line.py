@@ -23,7 +23,7 @@ def plain_warning(message, category, filename, lineno, line=None) -> str:
     return f"warning: {one_line(message)}\n"
 
 
-def run_cli(main):
+def run_cli(main) -> None:
     """Run `main()`; print what the user can mend, or what the machine lacks, as one line on stderr and exit with 2.
 
     Exit code 1 where nothing is to be mended: a worker process died.

@@ -17,7 +17,7 @@ COMPILE_SECONDS = 40
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 
 
-def compile_blocks(model, choice, device, say, shape=None, flops=0.0):
+def compile_blocks(model, choice, device, say, shape=None, flops=0.0) -> None:
     """Make training fast: compile it (names of parameters stay as they are) and, on the CPU, keep freed memory at hand.
 
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
@@ -39,7 +39,7 @@ def compile_blocks(model, choice, device, say, shape=None, flops=0.0):
     model.compile_training(shape)
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> None:
     """Tell glibc to keep large freed blocks for the next step. By default each is returned to the system, and the page
     faults of asking again take a fifth of a training step."""
     if platform.libc_ver()[0] == "glibc":

@@ -47,7 +47,7 @@ def seconds(work, device):
     return time.perf_counter() - start
 
 
-def synchronize(device):
+def synchronize(device) -> None:
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
 

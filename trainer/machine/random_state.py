@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 
-def seed_everything(seed, rank=0):
+def seed_everything(seed, rank=0) -> None:
     """Seed Python, NumPy and torch. The data order has a generator of its own, so ranks may differ here (dropout)."""
     random.seed(seed + rank)
     np.random.seed((seed + rank) % 2**32)
@@ -25,7 +25,7 @@ def rng_state(device):
     }
 
 
-def set_rng_state(state, device):
+def set_rng_state(state, device) -> None:
     """Inverse of rng_state; a state saved on another kind of device sets what both have."""
     torch.set_rng_state(state["torch"].cpu())
     if device.type == "cuda" and state["cuda"] is not None:

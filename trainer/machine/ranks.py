@@ -136,7 +136,7 @@ def end_with_launcher() -> None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
 
-    def leave():
+    def leave() -> None:
         announce("error: the launcher is gone, so this rank ends", to_stderr=True)
         os._exit(1)
 

@@ -16,7 +16,7 @@ class StopSignals:
     STOP = ("SIGTERM", "SIGINT", "SIGHUP")
     SAME_SIGNAL_S = 1.0
 
-    def __init__(self):
+    def __init__(self) -> None:
         # The stop signal that came, 0: none.
         self.signum = 0
         self._save_requested = self._armed = False
@@ -30,23 +30,23 @@ class StopSignals:
                 self._before[name] = signal.signal(getattr(signal, name), handler)
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception) -> None:
         for name, handler in self._before.items():
             signal.signal(getattr(signal, name), handler)
 
-    def arm(self):
+    def arm(self) -> None:
         self._armed = True
 
     def take_save_request(self):
         requested, self._save_requested = self._save_requested, False
         return requested
 
-    def _stop(self, signum, frame):
+    def _stop(self, signum, frame) -> None:
         now = time.monotonic()
         if not self._armed or (self.signum and now - self._first > self.SAME_SIGNAL_S):
             os._exit(128 + signum)
         if not self.signum:
             self.signum, self._first = signum, now
 
-    def _save(self, signum, frame):
+    def _save(self, signum, frame) -> None:
         self._save_requested = True

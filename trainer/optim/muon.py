@@ -29,12 +29,12 @@ class Muon(torch.optim.Optimizer):
     where that tensor is 1, parameters and momentum stay as they are and the host need not know.
     """
 
-    def __init__(self, params, lr=0.02, momentum=0.95, weight_decay=0.0):
+    def __init__(self, params, lr=0.02, momentum=0.95, weight_decay=0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf = None
 
     @torch.no_grad()
-    def step(self):
+    def step(self) -> None:
         for group in self.param_groups:
             by_shape = defaultdict(list)
             for p in group["params"]:
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
             for shape, parameters in by_shape.items():
                 self._step(parameters, shape, group)
 
-    def _step(self, parameters, shape, group):
+    def _step(self, parameters, shape, group) -> None:
         for p in parameters:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
@@ -66,7 +66,7 @@ class Muon(torch.optim.Optimizer):
 class Together:
     """Several optimisers of disjoint parameters as one, as far as engine.py and GradScaler.unscale_ ask."""
 
-    def __init__(self, optimizers):
+    def __init__(self, optimizers) -> None:
         self.optimizers = optimizers
 
     @property
@@ -78,21 +78,21 @@ class Together:
         return self.optimizers[0].found_inf
 
     @found_inf.setter
-    def found_inf(self, value):
+    def found_inf(self, value) -> None:
         for optimizer in self.optimizers:
             optimizer.found_inf = value
 
-    def step(self):
+    def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none=True) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none)
 
     def state_dict(self):
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state) -> None:
         for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(own)

@@ -41,7 +41,7 @@ CHARTS = (
 )
 
 
-def write_report(metrics_paths, page, png=None):
+def write_report(metrics_paths, page, png=None) -> None:
     """Write the HTML page (and the loss curves as a picture) about the runs of `metrics_paths`.
 
     Errors: UserError for a file without metrics.

@@ -44,7 +44,7 @@ def has_fields(record: dict, fields: dict[str, type]) -> bool:
 class RunRecords:
     """What a metrics file holds. curves: {field: (tokens, values)}; samples and starts: lists of dicts."""
 
-    def __init__(self, path):
+    def __init__(self, path) -> None:
         self.path = Path(path)
         self.name = self.path.name.removesuffix(".metrics.jsonl")
         self.samples, self.starts, columns = [], [], {}
@@ -61,7 +61,7 @@ class RunRecords:
         if not self.curves:
             raise UserError(f"{self.path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
 
-    def _read(self, line, columns):
+    def _read(self, line, columns) -> None:
         try:
             record = json.loads(line)
             tokens = float(record["tokens"])
@@ -90,7 +90,7 @@ class RunRecords:
                     self._add(columns, field, tokens, value)
 
     @staticmethod
-    def _add(columns, field, tokens, value):
+    def _add(columns, field, tokens, value) -> None:
         # Not the null of a loss that was not finite.
         if is_number(value):
             if field not in columns:

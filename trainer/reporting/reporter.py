@@ -22,13 +22,13 @@ Say = Callable[[str], None]
 class Reporter:
     """Prints and records. On the other ranks every method does nothing."""
 
-    def __init__(self, is_main):
+    def __init__(self, is_main) -> None:
         self.is_main, self.tracker, self.file, self.bar = is_main, None, None, None
         self.has_terminal = is_main and sys.stdout.isatty() and columns(sys.stdout) > 0
         # Lines that a full disk did not take; they are tried again with the next one.
         self._unwritten = b""
 
-    def open(self, metrics_path, is_past=None):
+    def open(self, metrics_path, is_past=None) -> None:
         """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
 
         is_past: tells of a line (as a dict) that is there already whether to keep it; default: of none.
@@ -41,7 +41,7 @@ class Reporter:
             file.writelines(line for line in lines if is_past(_record(line)))
         self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - close() does it
 
-    def say(self, text):
+    def say(self, text) -> None:
         if self.is_main:
             # File names and samples may hold what a terminal would obey.
             text = printable(text)
@@ -51,7 +51,7 @@ class Reporter:
                 else:
                     self.bar.write(text, file=sys.stdout)
 
-    def advance(self, done, total):
+    def advance(self, done, total) -> None:
         """Move the bar, where there is a terminal, to `done` updates of `total`."""
         if not self.has_terminal:
             return
@@ -64,7 +64,7 @@ class Reporter:
             self.bar.total = total
             self.bar.update(done - self.bar.n)
 
-    def log(self, record, text=None):
+    def log(self, record, text=None) -> None:
         """Record one dict (`step` and `update` are its axis); print `text`, or show a log line's figures in the bar."""
         if not self.is_main:
             return
@@ -78,12 +78,12 @@ class Reporter:
         del numbers["step"]
         self._to_tracker("log", numbers, record["step"])
 
-    def record(self, record):
+    def record(self, record) -> None:
         """Put a dict into the metrics file alone."""
         if self.file:
             self._write(_json_line(record))
 
-    def _to_tracker(self, method, *arguments):
+    def _to_tracker(self, method, *arguments) -> None:
         """Call a tracker's method: whatever happens to it (a network, a disk) is no reason to end the run."""
         if self.tracker is None:
             return
@@ -106,7 +106,7 @@ class Reporter:
                 self.bar.disable = True
             self.bar, self.has_terminal = None, False
 
-    def _write(self, line):
+    def _write(self, line) -> None:
         first = not self._unwritten
         self._unwritten += line
         try:
@@ -115,7 +115,7 @@ class Reporter:
             if first:
                 self.say(f"warning: {self.file.name}: {error.strerror}; the line is kept and tried again")
 
-    def close(self):
+    def close(self) -> None:
         with self._terminal():
             if self.bar is not None:
                 self.bar.close()
@@ -170,7 +170,7 @@ def _record(line):
 class Stopwatch:
     """Seconds since the last log line, and an estimate of what is left of an epoch."""
 
-    def __init__(self, first_step=0, seconds_before=0.0):
+    def __init__(self, first_step=0, seconds_before=0.0) -> None:
         """first_step: of the epoch's micro-batches the one that comes first now. seconds_before: see `elapsed`."""
         self.start = time.perf_counter()
         self.last, self.first_step = self.start - seconds_before, first_step

@@ -29,7 +29,7 @@ def open_tracker(kind, project, name, settings, folder, run_id=None, step=-1):
 class Tracker:
     """W&B and the two that took over its interface."""
 
-    def __init__(self, module, kind, project, name, settings, run_id):
+    def __init__(self, module, kind, project, name, settings, run_id) -> None:
         self.module = module
         # It knows a run by its name alone.
         if kind == "trackio":
@@ -39,10 +39,10 @@ class Tracker:
             run = module.init(project=project, name=name, id=run_id, resume="allow", config=settings)
             self.id = run.id
 
-    def log(self, numbers, step):
+    def log(self, numbers, step) -> None:
         self.module.log(numbers, step=step)
 
-    def finish(self):
+    def finish(self) -> None:
         self.module.finish()
 
 
@@ -51,7 +51,7 @@ class TensorBoard:
 
     id = None
 
-    def __init__(self, folder, settings, step):
+    def __init__(self, folder, settings, step) -> None:
         from torch.utils.tensorboard import (
             SummaryWriter,  # its package is not needed by anybody who does not ask for it
         )
@@ -60,9 +60,9 @@ class TensorBoard:
         self.writer = SummaryWriter(folder, purge_step=step + 1)
         self.writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in settings.items()), 0)
 
-    def log(self, numbers, step):
+    def log(self, numbers, step) -> None:
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
 
-    def finish(self):
+    def finish(self) -> None:
         self.writer.close()

@@ -21,7 +21,7 @@ from model.weight_files import check_kind
 from trainer.saving.weights import write_tensors
 
 
-def remove_temporaries(stem, folder):
+def remove_temporaries(stem, folder) -> None:
     """Delete what a killed run of this name left half written: beside `stem` and in its checkpoint folder.
 
     Other names in the same place are left alone; they may belong to a run that is writing them now.
@@ -88,7 +88,7 @@ def folder_number(folder):
 class Checkpoints:
     """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
 
-    def __init__(self, folder, keep=2):
+    def __init__(self, folder, keep=2) -> None:
         self.folder, self.keep = Path(folder), keep
         self._thread = self._error = None
         # Found by newest(); they do not count as kept.
@@ -98,7 +98,7 @@ class Checkpoints:
         """Existing checkpoints, newest first."""
         return sorted(self.folder.glob("update_*.pt"), reverse=True)
 
-    def save(self, state, update, before=None):
+    def save(self, state, update, before=None) -> None:
         """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
 
         Waits for the save before this one, whose error (OSError) `wait` has to be asked for first.
@@ -106,7 +106,7 @@ class Checkpoints:
         self.wait()
         copy = snapshot(state)
 
-        def write():
+        def write() -> None:
             for step in (lambda: before and before(copy), lambda: self._write(copy, update)):
                 try:
                     step()
@@ -122,7 +122,7 @@ class Checkpoints:
         """Whether a save is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def wait(self):
+    def wait(self) -> None:
         """Wait until nothing is being written; raise the error of the last save, if any."""
         if self._thread is not None:
             self._thread.join()
@@ -131,7 +131,7 @@ class Checkpoints:
             error, self._error = self._error, None
             raise error
 
-    def _write(self, state, update):
+    def _write(self, state, update) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"update_{update:08d}.pt"
         with atomic_file(path) as file:
@@ -145,7 +145,7 @@ class Checkpoints:
         self._damaged.discard(path)
         self._prune(path)
 
-    def _prune(self, newest):
+    def _prune(self, newest) -> None:
         """Delete all but `newest`, which has just been verified, and the `keep` - 1 good ones before it.
 
         Those with a higher number were damaged when this run resumed from one before them.
@@ -156,7 +156,7 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
                 Path(f"{path}.sha256").unlink(missing_ok=True)
 
-    def set_aside(self, files, weights=(), notice=print, unsaved=()):
+    def set_aside(self, files, weights=(), notice=print, unsaved=()) -> None:
         """Keep an earlier run when a fresh one takes its place: its checkpoints and other `files` move to a folder.
 
         One rename moves them, so that a kill at any moment leaves them together, here or there. `weights` (files or
@@ -185,7 +185,7 @@ class Checkpoints:
             if path in files:
                 remove(path)
 
-    def _move(self, notice):
+    def _move(self, notice) -> None:
         numbers = [folder_number(folder) for folder in self._asides()]
         old = self.folder.with_name(f"{self.folder.name}_old{max(numbers, default=0) + 1}")
         hint = "; --from_resume 1 would have gone on with it" if self.paths() else ""
@@ -201,7 +201,7 @@ class Checkpoints:
         """The folder of the last run that was set aside with checkpoints, or None."""
         return next((folder for folder in reversed(self._asides()) if any(folder.glob("update_*.pt"))), None)
 
-    def bring_back(self):
+    def bring_back(self) -> None:
         """Put what `set_aside` has moved with a run, whose folder was renamed back, where it was."""
         for path in [path for path in self.folder.iterdir() if not path.name.startswith("update_")]:
             replace(path, self.folder.parent / path.name)

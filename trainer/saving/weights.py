@@ -51,7 +51,7 @@ def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return {name: copies[tensor.data_ptr()] for name, tensor in state_dict.items()}
 
 
-def write_tensors(state, writer):
+def write_tensors(state, writer) -> None:
     """torch.save into a HashingWriter. OSError where the disk is full: torch itself reports its own confusion instead."""
     try:
         torch.save(state, writer)
