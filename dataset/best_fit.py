@@ -54,6 +54,8 @@ class _Packer:
 
     def place(self, length: int, count: int) -> None:
         """Put `count` pieces of one length into the fullest rows that have room, and what is left into new rows."""
+        # Rows that take pieces here end with less room than `length`, or with the last piece. So none comes back into this
+        # list, and it can be made once.
         fullest_first = np.flatnonzero(self.occupied[length:]) + length
         for free in [*fullest_first.tolist(), self.T]:
             if not count:
@@ -67,6 +69,8 @@ class _Packer:
 
     def _fill_rows(self, free: int, length: int, count: int) -> int:
         """Put pieces into rows with `free` positions free, until either runs out. Returns the pieces that are left."""
+        # A row that takes a piece is now the fullest one with room, so the next piece of this length goes there too: rows
+        # are filled one after the other, each with as many pieces as fit.
         fit = free // length
         while self.room[free] and count:
             first, rows = self.room[free].pop()

@@ -24,7 +24,11 @@ CHUNK = 1 << 18
 
 # A sort key is 64 bits: what is sorted by stands in the high half, a number to find again in the low half. One sort of
 # such keys moves the numbers with what they are sorted by, in place, and no two keys are equal. So the order does not
-# depend on how numpy breaks ties.
+# depend on how numpy breaks ties. The keys of this file, from the highest bit to the lowest:
+#
+#     permutation          32 random bits                                  | 32 bits: the number
+#     _pieces_by_length    T - length in w bits, then 32 - w random bits   | 32 bits: the piece (w: bits that T takes)
+#     _pack_rows           32 bits: the row of the epoch                   | 32 bits: the piece
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 
@@ -55,6 +59,7 @@ def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
     """A random order of range(n), uint32 [n], drawn from a numpy bit generator; in order if that is None."""
     if bits is None:
         return np.arange(n, dtype=np.uint32)
+    # Raw bits and a sort, not `Generator.permutation`: numpy promises that only the bits stay the same in later versions.
     keys = bits.random_raw(n)
     for lo, hi in chunks(n):
         keys[lo:hi] &= ~LOW
@@ -101,8 +106,10 @@ class EpochPlan:
         self.T = max_seq_len if pack else max_seq_len - 1
         # Pairs of a piece at most. A document that is cut at max_seq_len tokens has one pair less than tokens.
         self.limit = max_seq_len if self.split else max_seq_len - 1
+        # Seed and epoch alone: a resumed run makes the plan of its epoch again, without those before it.
         bits = np.random.PCG64([seed, epoch]) if shuffle else None
 
+        # Lengths are counted here and computed again wherever they are needed: to keep them all takes 8 bytes a piece.
         counts = np.zeros(self.T + 1, dtype=np.int64)
         for lo, hi in chunks(self.n_documents):
             counts += np.bincount(self._piece_lengths(lo, hi)[1], minlength=self.T + 1)
@@ -125,7 +132,7 @@ class EpochPlan:
         if not self.split:
             pairs = np.minimum(pairs, self.limit)
         pieces = -(-np.maximum(pairs, 0) // self.limit)
-        # Every piece is full but the last one of a document, which holds the rest.
+        # Every piece is full but the last one of a document, which holds the rest. A document without pairs has none.
         lengths = np.full(pieces.sum(), self.limit, dtype=np.int64)
         some = pieces > 0
         last = np.cumsum(pieces)[some] - 1
@@ -140,18 +147,24 @@ class EpochPlan:
         and when it comes, differs from epoch to epoch, and the rows are as full as best-fit makes them.
 
         Twice one sort of keys does it. First the keys carry the length of each piece, and give the list. Then the length
-        is overwritten by the piece's row, and sorting again gives the pieces row by row.
+        is overwritten by the piece's row, and sorting again gives the pieces row by row. The test has the same with lists,
+        piece by piece.
         """
         runs, room = best_fit(counts, self.T)
-        self.n_rows = sum(rows for of_room in room for _, rows in of_room)
-        # Where each row of `best_fit` comes in the epoch.
+        self.n_rows = 0
+        for of_room in room:
+            self.n_rows += sum(rows for _, rows in of_room)
+        # Where each row of `best_fit` comes in the epoch. It is drawn before the order of the pieces: these are the next
+        # numbers of the same stream, so the other way round would be another epoch.
         place = permutation(bits, self.n_rows)
+        # Kept for all rows, in one or two bytes each: the totals of an update must be known without its batches.
         self._targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
         for free, of_room in enumerate(room):
             for first, rows in of_room:
                 self._targets[place[first : first + rows]] = self.T - free
 
         keys = self._pieces_by_length(bits)
+        # The runs follow each other through the list: this one takes its pieces from `at` on.
         at = 0
         for run in runs:
             for lo, hi in chunks(run.rows):
@@ -165,6 +178,7 @@ class EpochPlan:
         # Let go of it before the sort: with many rows it is a large array.
         del place
         keys.sort()
+        # The first key of a row is the least that has its number in the high half; one row more gives the end.
         self._row_start = np.empty(self.n_rows + 1, dtype=np.uint32)
         for lo, hi in chunks(self.n_rows + 1):
             first_key_of_row = np.arange(lo, hi, dtype=np.uint64) << HALF
@@ -183,6 +197,7 @@ class EpochPlan:
         for lo, hi in chunks(self.n_documents):
             lengths = self._piece_lengths(lo, hi)[1]
             part = keys[at : at + len(lengths)]
+            # The random bits move right to leave the top to the length. At least 8 of them stay: T has 24 bits at most.
             if bits is None:
                 part[:] = 0
             else:
@@ -230,6 +245,7 @@ class EpochPlan:
     def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
         """The Recipe of the given rows (a range or an int array)."""
         count, document, start, pairs = self.pieces(rows)
+        # A place in the store is one number, so the recipe need not name documents, nor the worker look up where they begin.
         return Recipe(count, np.asarray(self.offsets[document]) + start, pairs, self.T, not self.pack)
 
     def documents_of(self, lo: int, hi: int) -> list[int]:
@@ -252,6 +268,8 @@ class EpochPlan:
         pieces_before = np.cumsum(count) - count
         at = np.repeat(first - pieces_before, count) + np.arange(count.sum())
         piece = self._order[at]
+        # A piece is known by its number alone. `_first_piece` rises, with equal entries where a document has no piece, so
+        # the last entry that is not above the number belongs to its document.
         document = np.searchsorted(self._first_piece, piece, side="right") - 1
         start = (piece.astype(np.int64) - self._first_piece[document]) * self.limit
         if self.documents is not None:

@@ -3,12 +3,14 @@
 import time
 import tracemalloc
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataset import packing
 from dataset.best_fit import best_fit
 from dataset.packing import EpochPlan
 
@@ -60,8 +62,55 @@ def naive_best_fit(lengths, T):
     return sorted(room)
 
 
+def naive_plan(lengths, max_seq_len, seed, epoch, long_documents, shuffle):
+    """The rows of a packed epoch as lists of (document, start, pairs), piece by piece, with tuples as sort keys."""
+    bits = np.random.PCG64([seed, epoch])
+    T = max_seq_len
+    pieces = sorted(naive_pieces(lengths, T, long_documents))
+    runs, _ = best_fit(np.bincount([pairs for *_, pairs in pieces], minlength=T + 1), T)
+    n_rows = len(naive_best_fit([pairs for *_, pairs in pieces], T))
+
+    def draws(n):
+        return bits.random_raw(n).tolist() if shuffle else [0] * n
+
+    row_keys = [(draw >> 32, row) for row, draw in enumerate(draws(n_rows))]
+    place = [row for _, row in sorted(row_keys)]
+    piece_keys = []
+    for number, draw in enumerate(draws(len(pieces))):
+        piece_keys.append((-pieces[number][2], draw >> 32 + T.bit_length(), number))
+    by_length = iter(sorted(piece_keys))
+    plan = [[] for _ in range(n_rows)]
+    for first, rows, each in runs:
+        for row in range(first, first + rows):
+            plan[place[row]] += [next(by_length)[2] for _ in range(each)]
+    return [[pieces[number] for number in sorted(row)] for row in plan]
+
+
+# (T, lengths of pieces)
+PIECES = st.integers(1, 12).flatmap(lambda T: st.tuples(st.just(T), st.lists(st.integers(1, T), max_size=40)))
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 12).flatmap(lambda T: st.tuples(st.just(T), st.lists(st.integers(1, T), max_size=40))))
+@given(PIECES)
+def test_best_fit_puts_each_piece_into_the_fullest_row_that_has_room(case):
+    """Reference: the rule itself, asked of every piece in turn."""
+    T, lengths = case
+    runs, _ = best_fit(np.bincount(lengths, minlength=T + 1), T)
+    pieces = iter(sorted(lengths, reverse=True))
+    room_of = {}
+    for first, rows, each in runs:
+        for row in range(first, first + rows):
+            for _ in range(each):
+                length = next(pieces)
+                fullest = min((room for room in room_of.values() if room >= length), default=None)
+                assert room_of.get(row) == fullest, "None: a new row, where no row has room"
+                room_of[row] = room_of.get(row, T) - length
+    assert next(pieces, None) is None
+    assert sorted(room_of) == list(range(len(room_of)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(PIECES)
 def test_best_fit_leaves_the_room_that_a_naive_packer_leaves(case):
     T, lengths = case
     runs, room = best_fit(np.bincount(lengths, minlength=T + 1), T)
@@ -92,6 +141,34 @@ def test_every_piece_once_and_no_row_overfull(lengths, max_seq_len, long_documen
         assert plan.row_targets(r, r + 1) == sum(pairs for *_, pairs in row)
     assert plan.row_documents(0, plan.n_rows) == len(pieces)
     assert plan.row_targets(0, plan.n_rows) == sum(pairs for *_, pairs in pieces)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(0, 40), max_size=60),
+    st.integers(2, 16),
+    st.sampled_from(["split", "truncate"]),
+    st.booleans(),
+    st.integers(0, 2**40),
+    st.sampled_from([1, 7, packing.CHUNK]),
+)
+def test_packed_rows_equal_those_of_lists(lengths, max_seq_len, long_documents, shuffle, seed, chunk):
+    """Reference: naive_plan. Every row, and the order of rows and pieces: checkpoints count on it."""
+    with patch.object(packing, "CHUNK", chunk):
+        plan = EpochPlan(make_store(lengths), max_seq_len, seed, 3, long_documents=long_documents, shuffle=shuffle)
+    rows = [plan.pieces_of_row(r) for r in range(plan.n_rows)]
+    assert rows == naive_plan(lengths, max_seq_len, seed, 3, long_documents, shuffle)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_padded_rows_come_in_the_order_of_their_random_numbers(shuffle):
+    """Reference: a sort of tuples."""
+    lengths = random_lengths(300, top=60)
+    plan = EpochPlan(make_store(lengths), 20, 3, 5, pack=False, shuffle=shuffle)
+    pieces = sorted(naive_pieces(lengths, 20, "truncate"))
+    draws = np.random.PCG64([3, 5]).random_raw(len(pieces)).tolist()
+    keys = [(draw >> 32 if shuffle else 0, piece) for draw, piece in zip(draws, pieces, strict=True)]
+    assert [plan.pieces_of_row(r) for r in range(plan.n_rows)] == [[piece] for _, piece in sorted(keys)]
 
 
 def test_selected_documents_alone_are_planned():
