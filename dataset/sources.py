@@ -18,6 +18,9 @@ class _Joined:
     """Read-only 1-d arrays end to end as one, without a copy. Takes slices, int arrays and ints as numpy does.
 
     shifts: what is added to the numbers of each part, default 0.
+
+    Stores are mapped files of many gigabytes, so they cannot be copied into one array. Each number of an index is looked
+    up in its own part instead; the parts are few, so a loop over them is cheap.
     """
 
     def __init__(self, parts: Sequence[Column], shifts: Sequence[int] | None = None) -> None:
@@ -76,6 +79,7 @@ def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"the validation fraction must be at least 0 and below 1, not {fraction}")
+    # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
     threshold = np.uint64(int(fraction * 2**64))
     # A first part that is empty, so that a side without documents is an array too.
     training = [np.empty(0, np.uint32)]
@@ -152,7 +156,8 @@ class Mixture:
         self.seed = seed
         self.max_targets = max_targets
         self.documents = np.arange(len(store), dtype=np.uint32) if documents is None else documents
-        # Where each source begins in `documents`.
+        # Where each source begins in `documents`, and one more for the end: the numbers are ascending, so those of a source
+        # stand together.
         self.cuts = np.searchsorted(self.documents, store.bounds)
         self.asked = np.asarray(weights, dtype=np.float64) / sum(weights)
         self.targets = [self._sum(self._of_source(i)) for i in range(len(weights))]
@@ -162,6 +167,7 @@ class Mixture:
         # Targets of an epoch: what the source that is scarcest, beside its share, allows.
         size = min(targets / share for targets, share in zip(self.targets, self.asked, strict=True))
         self.quotas = []
+        # In floating point size · share of the scarcest source can come out a little above what it has.
         for targets, share in zip(self.targets, self.asked, strict=True):
             self.quotas.append(min(targets, round(size * share)))
 
@@ -184,6 +190,7 @@ class Mixture:
         arc its first target lies.
         """
         quota = self.quotas[i]
+        # The circle is the same in every epoch, so its random numbers come from the seed and the source alone.
         order = self._of_source(i)
         order = order[permutation(np.random.PCG64([self.seed, MIXTURE_STREAM, i]), len(order))]
         is_drawn = np.empty(len(order), dtype=bool)
@@ -193,6 +200,7 @@ class Mixture:
             targets = target_counts(self.store, order[lo:hi], self.max_targets)
             ends = at + np.cumsum(targets)
             begins = ends - targets
+            # The remainder of a negative number is positive here, as it is in Python.
             is_drawn[lo:hi] = begins % self.targets[i] < quota
             at = int(ends[-1])
         return np.sort(order[is_drawn])

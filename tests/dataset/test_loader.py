@@ -13,8 +13,10 @@ import time
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dataset import loader_workers
+from dataset import loader_workers, packing, sources
 from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule, assemble, gather, make_loader
 from dataset.packing import EpochPlan
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
@@ -75,6 +77,34 @@ def test_a_padded_batch_has_the_rows_of_the_dataset():
         assert batch.targets[r].tolist() == [y if k else IGNORE for y, k in zip(padded[1:], kept, strict=True)]
         assert batch.document_ids[r].tolist() == [0 if k else -1 for k in kept]
         assert batch.position_ids[r].tolist() == [i if k else 0 for i, k in enumerate(kept)]
+
+
+def naive_deal(n_rows, batch, accumulation, world, start):
+    """[(update, micro-batch, rows), ...] of each rank: rows are dealt like cards, `batch` at a time, round the ranks."""
+    group = batch * accumulation * world
+    dealt = [[] for _ in range(world)]
+    update = -(-start // group)
+    left = list(range(start, n_rows))
+    while left:
+        of_update, left = left[:group], left[group:]
+        micro = 0
+        while of_update:
+            for hand in dealt:
+                hand.append((update, micro, of_update[:batch]))
+                of_update = of_update[batch:]
+            micro += 1
+        update += 1
+    return dealt
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 80), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 80))
+def test_schedule_deals_rows_like_cards(n_rows, batch, accumulation, world, start):
+    """Reference: naive_deal, from any row on, also from the end of an update of another size."""
+    schedule = UpdateSchedule(n_rows, batch, accumulation, world, min(start, n_rows))
+    for rank, expected in enumerate(naive_deal(n_rows, batch, accumulation, world, schedule.start_row)):
+        dealt = [(update, micro, list(range(lo, hi))) for update, micro, lo, hi in schedule.steps(rank)]
+        assert dealt == expected
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 7, 24, 25, 47, 61])
@@ -298,6 +328,7 @@ def test_hash_split_keeps_the_same_documents_out_whatever_the_order():
     train, held_out = split_by_hash(make_store([2] * 5000, hashes=hashes), 0.1)
     assert np.array_equal(np.sort(np.concatenate([train, held_out])), np.arange(5000))
     assert 0.085 < len(held_out) / 5000 < 0.115
+    assert held_out.tolist() == [i for i, hashed in enumerate(hashes.tolist()) if hashed / 2**64 < 0.1]
     assert not set(hashes[train]) & set(hashes[held_out]), "copies stay together"
     order = rng.permutation(5000)[:4000]
     _, again = split_by_hash(make_store([2] * 4000, hashes=hashes[order]), 0.1)
@@ -336,6 +367,44 @@ def test_joined_stores_read_like_one():
         assert array[pick].dtype == copy.dtype
     plans = [EpochPlan(store, 32, 4, 0) for store in (joined, one)]
     assert equal(assemble(joined, plans[0], range(100)), assemble(one, plans[1], range(100)))
+
+
+def naive_draw(documents, targets, quota, epoch):
+    """The documents whose first target is met on the epoch's way round the circle, target by target."""
+    total = sum(targets)
+    begin_at = [[] for _ in range(total)]
+    at = 0
+    for document, count in zip(documents, targets, strict=True):
+        begin_at[at % total].append(document)
+        at += count
+    met = []
+    for step in range(epoch * quota, (epoch + 1) * quota):
+        met += begin_at[step % total]
+    return sorted(met)
+
+
+@pytest.mark.parametrize("chunk", [3, packing.CHUNK])
+@pytest.mark.parametrize("most", [None, 9])
+@pytest.mark.parametrize("weights", [(7, 2, 1), (1, 1, 1), (1, 3, 16)])
+def test_mixture_draws_what_a_walk_round_each_source_meets(monkeypatch, weights, most, chunk):
+    """Reference: naive_draw over each source's own order; an epoch is as large as the scarcest source allows."""
+    monkeypatch.setattr(packing, "CHUNK", chunk)
+    lengths = [random_lengths(n, seed=n, top=30) for n in (70, 150, 40)]
+    mixture = Mixture(ConcatStore([make_store(of_source) for of_source in lengths]), weights, 3, max_targets=most)
+    targets = [[min(max(n - 1, 0), most or n) for n in of_source] for of_source in lengths]
+    size = min(sum(counts) * sum(weights) / weight for counts, weight in zip(targets, weights, strict=True))
+    orders = []
+    for i, counts in enumerate(targets):
+        draws = np.random.PCG64([3, sources.MIXTURE_STREAM, i]).random_raw(len(counts)).tolist()
+        keys = sorted((draw >> 32, document) for document, draw in enumerate(draws))
+        orders.append([document for _, document in keys])
+    for epoch in range(8):
+        expected = []
+        for i, order in enumerate(orders):
+            quota = min(round(size * weights[i] / sum(weights)), sum(targets[i]))
+            met = naive_draw(order, [targets[i][document] for document in order], quota, epoch)
+            expected += [document + int(mixture.store.bounds[i]) for document in met]
+        assert mixture.epoch_documents(epoch).tolist() == expected
 
 
 @pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 1, 1), (0.05, 0.15, 0.8)])
