@@ -182,6 +182,7 @@ def loader(work, encoder):
         next(batches)
         began, tokens = time.perf_counter(), 0
         for _, _, batch in batches:
+            assert batch is not None
             tokens += batch.n_targets
         rates[workers].append(tokens / (time.perf_counter() - began) / 1e6)
         os.sched_setaffinity(0, cores)

@@ -151,6 +151,7 @@ def train_ours(args, config, device, turns) -> None:
             plan = corpus.plan(epoch)
             schedule = UpdateSchedule(plan.n_rows, args.rows)
             for _, _, batch in make_loader(Assembler(corpus.store), plan, schedule, 0, args.num_workers, pin):
+                assert batch is not None
                 engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
                 engine.update(LR)
                 engine.poll()

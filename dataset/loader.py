@@ -5,12 +5,12 @@ Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from dataset.loader_workers import LoaderError, WorkerPool, assemble_or_explain
+from dataset.loader_workers import BatchT, LoaderError, MakesBatches, RecipeT, WorkerPool, assemble_or_explain
 from dataset.packing import EpochPlan, Recipe
 from dataset.store.interface import Column, HasTokens, Ints
 
@@ -19,21 +19,22 @@ IGNORE = -100
 # On CUDA the ranks learn of a request to stop one update after it was made, so it must be known two before.
 UPDATES_AHEAD = 2
 
+PartsT = TypeVar("PartsT", bound=tuple[Any, ...])
+RecipeT_co = TypeVar("RecipeT_co", covariant=True)
 
-BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 
-
-def to_device(batch: BatchT, device: torch.device | str) -> BatchT:
+def to_device(batch: PartsT, device: torch.device | str) -> PartsT:
     """A batch (a NamedTuple of tensors and numbers) with its tensors on `device`."""
     # There the host need not wait for a copy from pinned memory.
     on_cuda = torch.device(device).type == "cuda"
+    # The type of the batch is kept: `tuple` would lose the names of its parts.
     moved = []
     for part in batch:
         moved.append(part.to(device, non_blocking=on_cuda) if isinstance(part, torch.Tensor) else part)
     return type(batch)(*moved)
 
 
-def pinned(batch: BatchT) -> BatchT:
+def pinned(batch: PartsT) -> PartsT:
     """A batch with its tensors in memory that a GPU can fetch from by itself."""
     parts = []
     for part in batch:
@@ -74,6 +75,7 @@ def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = N
     """
     per_row, begin, pairs, T, padded = what
     R = n_rows or len(per_row)
+    # What no piece overwrites below stays as padding.
     inputs = np.full((R, T), pad_id, dtype=np.int64)
     targets = np.full((R, T), IGNORE, dtype=np.int64)
     documents = np.full((R, T), -1, dtype=np.int64)
@@ -90,6 +92,7 @@ def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = N
     # Where each piece begins in the flat batch: behind the pieces before it in its row.
     place = row * T + pairs_before - pairs_before_row[row]
 
+    # The two index arrays: `source` into the tokens, `to` into the batch.
     run = np.arange(n_pairs)
     source = run + np.repeat(begin - pairs_before, pairs)
     to = run + np.repeat(place - pairs_before, pairs)
@@ -129,6 +132,16 @@ class UpdateSchedule(NamedTuple):
     `start_row`, which is the end of an update, perhaps of one with another G. The last update of the epoch takes what
     is left, in as few micro-batches as hold it; a rank may have a short or an empty slice there. Updates are numbered
     within the epoch, those before start_row included.
+
+    Rows are dealt like cards, batch_size at a time, first round the ranks and then to the next micro-batch. So the ranks
+    get rows of about the same number at the end of an epoch too. 11 rows with batch_size 2, accumulation_steps 2 and
+    world_size 2:
+
+        update 0   micro-batch 0   rank 0: rows 0 1   rank 1: rows 2 3
+                   micro-batch 1   rank 0: rows 4 5   rank 1: rows 6 7
+        update 1   micro-batch 0   rank 0: rows 8 9   rank 1: row 10
+
+    Which rows an update has depends on G alone. So another number of ranks with the same G trains the same updates.
     """
 
     n_rows: int
@@ -156,6 +169,7 @@ class UpdateSchedule(NamedTuple):
     @property
     def n_steps(self) -> int:
         """Micro-batches (of one rank) of the epoch, those before start_row included."""
+        # From start_row on: full updates, and the rows of a last one, which may have fewer micro-batches.
         full, rest = divmod(self.n_rows - self.start_row, self.rows_per_update)
         in_the_last = ceil_div(rest, self.batch_size * self.world_size)
         return (self.first_update + full) * self.accumulation_steps + in_the_last
@@ -185,7 +199,12 @@ class UpdateSchedule(NamedTuple):
 
 
 class Assembler:
-    """Turns recipes into batches, in worker processes too. Holds the store alone: no plan is copied to the workers."""
+    """Turns recipes into batches, in worker processes too.
+
+    It holds the store alone. A plan takes some bytes for each document and is another one in each epoch; the recipe that
+    goes to a worker has the few numbers of it that one batch needs. A store is a mapped file, which every process opens by
+    itself.
+    """
 
     def __init__(self, store: HasTokens, pad_id: int = 0) -> None:
         self.store = store
@@ -195,16 +214,22 @@ class Assembler:
         return gather(self.store.tokens, what, self.pad_id)
 
 
-class HasRecipes(Protocol):
+class HasRecipes(Protocol[RecipeT_co]):
     """A plan, as far as a loader asks: what goes to the process that makes a batch."""
 
-    def recipe(self, rows: range) -> Any: ...
+    def recipe(self, rows: range) -> RecipeT_co: ...
 
 
-class Loader:
+class Loader(Generic[RecipeT, BatchT]):
     """Gives one rank its batches, epoch after epoch. Its worker processes live from the first epoch until `close`."""
 
-    def __init__(self, assembler: Any, rank: int = 0, num_workers: int = 0, pin_memory: bool = False) -> None:
+    def __init__(
+        self,
+        assembler: MakesBatches[RecipeT, BatchT],
+        rank: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
         """assembler[plan.recipe(rows)] is the batch of some rows of a plan, made here or in a worker process.
 
         The batches do not depend on num_workers, and torch's global random numbers are left alone.
@@ -213,11 +238,11 @@ class Loader:
         self.rank = rank
         self.num_workers = num_workers
         self.pin_memory = pin_memory
-        # Why the batches end too early, as soon as that is known.
+        # Why the batches end too early, as soon as that is known; the trainer asks with every update.
         self.failure: LoaderError | None = None
-        self._pool: WorkerPool | None = None
+        self._pool: WorkerPool[RecipeT, BatchT] | None = None
 
-    def updates(self, plan: HasRecipes, schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
+    def updates(self, plan: HasRecipes[RecipeT], schedule: UpdateSchedule) -> Iterator[tuple[int, list[BatchT | None]]]:
         """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
 
         An update begins when all of its batches are here, so that an error never leaves one half done: LoaderError
@@ -226,7 +251,9 @@ class Loader:
         """
         updates_ahead = UPDATES_AHEAD if schedule.world_size > 1 else 0
         coming = self._whole_updates(plan, schedule)
-        ready: deque[tuple[int, list[Any]]] = deque()
+        # Updates whose batches are here, the next one first. One is taken only while `updates_ahead` more lie behind it. So
+        # after a failure this rank can still do as many as the other ranks begin before they hear of it.
+        ready: deque[tuple[int, list[BatchT | None]]] = deque()
         while True:
             while len(ready) <= updates_ahead and self.failure is None:
                 try:
@@ -243,16 +270,19 @@ class Loader:
         if self.failure is not None:
             raise self.failure
 
-    def _whole_updates(self, plan: HasRecipes, schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
+    def _whole_updates(
+        self, plan: HasRecipes[RecipeT], schedule: UpdateSchedule
+    ) -> Iterator[tuple[int, list[BatchT | None]]]:
         """(number, batches) of one update after the other."""
         batches = self._batches(_recipes(plan, schedule, self.rank), schedule.accumulation_steps)
         for update in range(schedule.first_update, schedule.n_updates):
-            of_update = []
+            of_update: list[BatchT | None] = []
             for lo, hi in schedule.slices(update, self.rank):
+                # The recipes leave the empty slices out too, so the next batch is the one of this slice.
                 of_update.append(next(batches) if lo < hi else None)
             yield update, of_update
 
-    def _batches(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
+    def _batches(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[BatchT]:
         """The batches of the recipes, made here or by the workers."""
         if self.num_workers:
             if self._pool is None:
@@ -270,7 +300,7 @@ class Loader:
             self._pool = None
 
 
-def _recipes(plan: HasRecipes, schedule: UpdateSchedule, rank: int) -> Iterator[Any]:
+def _recipes(plan: HasRecipes[RecipeT], schedule: UpdateSchedule, rank: int) -> Iterator[RecipeT]:
     """The recipes of the non-empty micro-batches in order, made when they are asked for."""
     for _, _, lo, hi in schedule.steps(rank):
         if lo < hi:
@@ -278,13 +308,13 @@ def _recipes(plan: HasRecipes, schedule: UpdateSchedule, rank: int) -> Iterator[
 
 
 def make_loader(
-    assembler: Any,
-    plan: HasRecipes,
+    assembler: MakesBatches[RecipeT, BatchT],
+    plan: HasRecipes[RecipeT],
     schedule: UpdateSchedule,
     rank: int = 0,
     num_workers: int = 0,
     pin_memory: bool = False,
-) -> Iterator[tuple[int, int, Any]]:
+) -> Iterator[tuple[int, int, BatchT | None]]:
     """Yields (update, micro-batch within it, batch) of one epoch. Worker processes end with the iterator."""
     loader = Loader(assembler, rank, num_workers, pin_memory)
     try:

@@ -21,10 +21,10 @@ import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,31 @@ from common.processes import end_with, id_for_children
 BATCHES_AHEAD = 4
 # A worker that gives no batch for so long is taken for stopped.
 SILENCE_S = 300
+
+
+class Loadable(Protocol):
+    """What is sent from a worker: a NamedTuple of CPU tensors and numbers."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def pin_memory(self) -> Self:
+        """The same with its tensors in memory that a GPU can fetch from by itself."""
+
+
+RecipeT = TypeVar("RecipeT")
+BatchT = TypeVar("BatchT", bound=Loadable)
+RecipeT_contra = TypeVar("RecipeT_contra", contravariant=True)
+BatchT_co = TypeVar("BatchT_co", bound=Loadable, covariant=True)
+
+
+class MakesBatches(Protocol[RecipeT_contra, BatchT_co]):
+    """An assembler: makes the batch of a recipe. It is pickled to each worker where these are not forked."""
+
+    def __getitem__(self, recipe: RecipeT_contra, /) -> BatchT_co: ...
+
+
+# A batch on its way through a pipe: what puts it together again, and its parts.
+Packed = tuple[Callable[..., BatchT], list[np.ndarray | int]]
 
 
 class LoaderError(RuntimeError):
@@ -50,7 +75,7 @@ class LoaderError(RuntimeError):
         return LoaderError, (str(self), self.is_fault_of_data)
 
 
-def assemble_or_explain(assembler: Any, recipe: Any) -> Any:
+def assemble_or_explain(assembler: MakesBatches[RecipeT, BatchT], recipe: RecipeT) -> BatchT:
     """assembler[recipe]; whatever goes wrong in there becomes a LoaderError."""
     try:
         return assembler[recipe]
@@ -68,10 +93,10 @@ def assemble_or_explain(assembler: Any, recipe: Any) -> Any:
         ) from error
 
 
-class WorkerPool:
+class WorkerPool(Generic[RecipeT, BatchT]):
     """Processes that live until `close`, from epoch to epoch. `batches` gives what they make."""
 
-    def __init__(self, assembler: Any, num_workers: int, pin_memory: bool = False) -> None:
+    def __init__(self, assembler: MakesBatches[RecipeT, BatchT], num_workers: int, pin_memory: bool = False) -> None:
         """pin_memory: put the batches into memory that a GPU can fetch from by itself.
 
         Errors: LoaderError where the machine starts no more processes.
@@ -79,7 +104,7 @@ class WorkerPool:
         # Shared with the thread, under `_changed`: {number of a task: its answer}, what happened to a worker itself, and
         # the first task whose answer is still of use.
         self._changed = threading.Condition()
-        self._arrived: dict[int, Any] = {}
+        self._arrived: dict[int, BatchT | LoaderError] = {}
         self._failure: LoaderError | None = None
         self._oldest_wanted = 0
         self._next_task = 0
@@ -99,7 +124,7 @@ class WorkerPool:
                 f"no process can be started for the loader ({error}): raise the machine's limit, or --num_workers 0"
             ) from error
 
-    def _start_worker(self, assembler: Any) -> None:
+    def _start_worker(self, assembler: MakesBatches[RecipeT, BatchT]) -> None:
         own_end, worker_end = multiprocessing.Pipe()
         self._connections.append(own_end)
         # Once this process has closed its copy, the pipe ends with the worker.
@@ -110,12 +135,15 @@ class WorkerPool:
             process.start()
             self._processes.append(process)
 
-    def batches(self, recipes: Iterable[Any], at_once: int = 0) -> Iterator[Any]:
+    def batches(self, recipes: Iterable[RecipeT], at_once: int = 0) -> Iterator[BatchT]:
         """The batches of the recipes in their order. Errors: LoaderError after those that were made before it.
 
         at_once: how many the caller takes before it works for a while; as many are made meanwhile.
         """
         recipes = iter(recipes)
+        # Recipes are sent before their batches are taken, up to this many. Fewer, and the workers would wait while the
+        # trainer computes; without a bound, whole epochs of batches would lie in memory. The caller takes `at_once` of
+        # them in one go and then computes for a while: so many come on top, or the workers would not keep up with that.
         ahead = at_once + BATCHES_AHEAD * len(self._processes)
         first = self._next_task
         # What an epoch that was broken off has asked for is thrown away.
@@ -137,7 +165,7 @@ class WorkerPool:
             yield self._take(taken)
             taken += 1
 
-    def _send(self, recipe: Any) -> None:
+    def _send(self, recipe: RecipeT) -> None:
         """Hand the next task to the worker whose turn it is."""
         connection = self._connections[self._next_task % len(self._connections)]
         # If the worker is gone, `_take` says so when its turn comes.
@@ -145,7 +173,7 @@ class WorkerPool:
             connection.send_bytes(pickle.dumps((self._next_task, recipe), protocol=5))
         self._next_task += 1
 
-    def _take(self, task: int) -> Any:
+    def _take(self, task: int) -> BatchT:
         """Wait for the batch of a task. Errors: LoaderError, its own or that of a worker that is gone."""
         silent_s = 0
         with self._changed:
@@ -172,6 +200,8 @@ class WorkerPool:
             if self._device_index is not None:
                 # A thread begins with the first GPU, whatever the rank's is.
                 torch.cuda.set_device(self._device_index)
+            # Those that are still there. The pipe of one that is gone ends, and `wait` names it as ready: `recv_bytes` then
+            # raises EOFError.
             process_of = dict(zip(self._connections, self._processes, strict=True))
             while process_of:
                 for ready in wait(list(process_of)):
@@ -187,16 +217,19 @@ class WorkerPool:
             # Whatever it is, the trainer must not wait for this thread.
             self._fail(LoaderError(f"the loader's batches cannot be received ({type(error).__name__}: {error})"))
 
-    def _keep(self, task: int, answer: Any) -> None:
+    def _keep(self, task: int, answer: Packed[BatchT] | LoaderError) -> None:
         """Make the answer to a task ready, and let the trainer have it."""
-        if not isinstance(answer, LoaderError):
-            answer = _unpack(answer)
-            if self._device_index is not None:
-                answer = answer.pin_memory()
+        kept = answer if isinstance(answer, LoaderError) else self._batch_of(answer)
         with self._changed:
+            # A worker may still be busy with an epoch that was broken off.
             if task >= self._oldest_wanted:
-                self._arrived[task] = answer
+                self._arrived[task] = kept
             self._changed.notify_all()
+
+    def _batch_of(self, answer: Packed[BatchT]) -> BatchT:
+        """The batch that a worker packed. It is pinned here, since pinned memory belongs to one process."""
+        batch = _unpack(answer)
+        return batch if self._device_index is None else batch.pin_memory()
 
     def _fail(self, error: LoaderError) -> None:
         """Let the trainer know. The first error counts: the others follow from it."""
@@ -207,8 +240,10 @@ class WorkerPool:
     def close(self) -> None:
         """End the workers at once: they hold nothing that would be lost."""
         atexit.unregister(self.close)
+        # Killed, not asked to end: the workers ignore SIGTERM.
         for process in self._processes:
             process.kill()
+        # The thread ends when the last pipe does. It reads from the connections, so these are closed after it.
         if self._receiver.is_alive() and self._receiver is not threading.current_thread():
             self._receiver.join()
         for process in self._processes:
@@ -235,10 +270,11 @@ def _end_of(process: multiprocessing.process.BaseProcess) -> LoaderError:
 # ------------------------------------------------------------------------------------------ in the worker
 
 
-def _work(connection: Connection, assembler: Any, parent: int) -> None:
+def _work(connection: Connection, assembler: MakesBatches[RecipeT, BatchT], parent: int) -> None:
     """The worker's life: it ends with the trainer's process."""
     _ignore_stop_signals()
     end_with(parent)
+    # The workers share the cores with the trainer, and a batch is made by numpy.
     torch.set_num_threads(1)
     trainer = multiprocessing.parent_process()
     assert trainer is not None
@@ -247,7 +283,7 @@ def _work(connection: Connection, assembler: Any, parent: int) -> None:
         try:
             # Unpickling could run code, but this comes from the trainer over a private pipe.
             task, recipe = pickle.loads(connection.recv_bytes())
-            answer: Any
+            answer: Packed[BatchT] | LoaderError
             try:
                 answer = _pack(assemble_or_explain(assembler, recipe))
             except LoaderError as error:
@@ -265,18 +301,18 @@ def _ignore_stop_signals() -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
-def _pack(batch: Any) -> tuple[type, list[Any]]:
+def _pack(batch: BatchT) -> Packed[BatchT]:
     """A batch (a NamedTuple of CPU tensors and numbers) without tensors, which pickle would put into shared memory."""
-    parts = []
+    parts: list[np.ndarray | int] = []
     for part in batch:
         parts.append(part.numpy() if isinstance(part, torch.Tensor) else part)
     return type(batch), parts
 
 
-def _unpack(packed: tuple[type, list[Any]]) -> Any:
+def _unpack(packed: Packed[BatchT]) -> BatchT:
     """The batch that `_pack` was given."""
     kind, packed_parts = packed
-    parts = []
+    parts: list[torch.Tensor | int] = []
     for part in packed_parts:
         parts.append(torch.from_numpy(part) if isinstance(part, np.ndarray) else part)
     return kind(*parts)
