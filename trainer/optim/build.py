@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -59,13 +59,17 @@ def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.
     A group's `lr_scale` is what the schedule's rate is multiplied with: Muon's own rate follows the same schedule.
     """
     matrices = hidden_matrices(model)
+    # By identity: two parameters may hold equal numbers, and `==` compares numbers.
     hidden = {id(p) for p in matrices}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in hidden]
+    # The engine multiplies it with the schedule's rate, which has --learning_rate in it already.
     scale = options.muon_lr / options.learning_rate
     own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
     muon = Muon([own_group], lr=options.muon_lr)
-    return Together([build_adamw(groups, options.learning_rate, **options.adam), muon])
+    adamw = build_adamw(groups, options.learning_rate, **options.adam)
+    # It has all that the engine and GradScaler.unscale_ ask of an optimiser, and not the rest of that class.
+    return cast(torch.optim.Optimizer, Together([adamw, muon]))
 
 
 # The values of --optimizer; trainer/optim/settings.py lists their names, since it is read before torch is there.

@@ -1,24 +1,40 @@
-"""Muon for the matrices of the hidden layers, with AdamW for the rest, behind the interface of one optimiser."""
+"""Muon for the matrices of the hidden layers, with AdamW for the rest, behind the interface of one optimiser.
+
+Momentum and gradients of a matrix M = U S V^T are usually ruled by few directions: a few singular values in S are large
+and the others small. Muon takes U V^T in its place, so that all directions of the matrix learn at the same pace.
+
+A singular value decomposition would be slow. A Newton-Schulz iteration needs matrix products alone:
+
+    X <- a X + b (X X^T) X + c (X X^T)^2 X
+
+It leaves U and V as they are, and makes a s + b s^3 + c s^5 of each singular value s. With the coefficients below, small
+values grow as fast as they can. They do not settle at 1: after five rounds they lie between about 0.7 and 1.2, which
+trains as well and saves rounds. Source: https://kellerjordan.github.io/posts/muon/
+"""
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-# Of the quintic iteration, https://kellerjordan.github.io/posts/muon/.
+# Of the quintic iteration above: a, b, c.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrices, steps=5):
+def orthogonalise(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     """[n, rows, columns] -> the same in bf16 with singular values near 1, by Newton-Schulz iterations on all n at once."""
     a, b, c = COEFFICIENTS
+    # X X^T is smallest where X is wider than it is high; a high matrix is turned over.
     wide = matrices.shape[1] <= matrices.shape[2]
     x = (matrices if wide else matrices.mT).bfloat16()
-    # The iteration converges for singular values up to 1.
+    # The iteration converges for singular values up to 1, and none is larger than this norm.
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x if wide else x.mT
 
 
@@ -29,70 +45,94 @@ class Muon(torch.optim.Optimizer):
     where that tensor is 1, parameters and momentum stay as they are and the host need not know.
     """
 
-    def __init__(self, params, lr=0.02, momentum=0.95, weight_decay=0.0) -> None:
+    def __init__(
+        self,
+        params: Sequence[torch.nn.Parameter] | Sequence[dict[str, Any]],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self.found_inf = None
+        self.found_inf: torch.Tensor | None = None
 
+    # The base class takes a closure that computes the loss again. The engine has none.
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            by_shape = defaultdict(list)
+            # A product of a whole batch takes less time than one matrix after the other.
+            by_shape: defaultdict[torch.Size, list[torch.Tensor]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is not None:
                     by_shape[p.shape].append(p)
             for shape, parameters in by_shape.items():
                 self._step(parameters, shape, group)
 
-    def _step(self, parameters, shape, group) -> None:
-        for p in parameters:
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers = [self.state[p]["momentum_buffer"] for p in parameters]
-        gradients = torch.stack([p.grad for p in parameters])  # [n, rows, columns]
+    def _step(self, parameters: list[torch.Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
+        """Update matrices of one shape (rows, columns)."""
+        buffers = self._momentum_buffers(parameters)
+        gradients = torch.stack([p.grad for p in parameters if p.grad is not None])  # [n, rows, columns]
+        # 1, or 0 for an update that is to change nothing. It stays a tensor on the device, so that nobody waits for it.
         applied = torch.ones((), device=gradients.device)
         if self.found_inf is not None:
             applied = 1 - self.found_inf.view(())
+            # NaN times 0 is NaN, so a gradient that is not used must go.
             gradients = torch.where(applied > 0, gradients, 0.0)
-        momentum, lr = group["momentum"], group["lr"]
+        momentum = group["momentum"]
+        lr = group["lr"]
         averaged = torch.lerp(torch.stack(buffers), gradients, (1 - momentum) * applied)
         torch._foreach_copy_(buffers, list(averaged.unbind()))
-        # Nesterov.
+        # Nesterov's momentum: the gradient is mixed in once more.
         update = orthogonalise(gradients.lerp_(averaged, momentum))
-        update = update.float() * (-lr * math.sqrt(max(1.0, shape[0] / shape[1])) * applied)
+        # So the entries of each matrix have a root mean square of 1 / sqrt(columns), however high it is.
+        rate = -lr * math.sqrt(max(1.0, shape[0] / shape[1]))
+        update = update.float() * (rate * applied)
         torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"] * applied)
         torch._foreach_add_(parameters, list(update.unbind()))
+
+    def _momentum_buffers(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The momentum of each; zeros before the first update."""
+        buffers = []
+        for p in parameters:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers.append(self.state[p]["momentum_buffer"])
+        return buffers
 
 
 class Together:
     """Several optimisers of disjoint parameters as one, as far as engine.py and GradScaler.unscale_ ask."""
 
-    def __init__(self, optimizers) -> None:
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = optimizers
 
     @property
-    def param_groups(self):
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+    def param_groups(self) -> list[dict[str, Any]]:
+        found = []
+        for optimizer in self.optimizers:
+            found.extend(optimizer.param_groups)
+        return found
 
     @property
-    def found_inf(self):
-        return self.optimizers[0].found_inf
+    def found_inf(self) -> torch.Tensor | None:
+        # The engine and torch's own GradScaler set it on an optimiser; the base class does not declare it.
+        return self.optimizers[0].found_inf  # type: ignore[attr-defined]
 
     @found_inf.setter
-    def found_inf(self, value) -> None:
+    def found_inf(self, value: torch.Tensor | None) -> None:
         for optimizer in self.optimizers:
-            optimizer.found_inf = value
+            optimizer.found_inf = value  # type: ignore[attr-defined]
 
     def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
 
-    def zero_grad(self, set_to_none=True) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, list[dict[str, Any]]]:
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
-    def load_state_dict(self, state) -> None:
+    def load_state_dict(self, state: dict[str, list[dict[str, Any]]]) -> None:
         for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(own)

@@ -47,6 +47,7 @@ def learning_rate(progress: float, warmup_progress: float, lr: float, schedule: 
     Progress is counted in rows rather than micro-batches, so that the same global batch gets the same rate however it
     is cut into micro-batches and ranks.
     """
+    # The order of the factors decides the last bit of the rate.
     return lr * SCHEDULES[schedule](progress) * min(1.0, warmup_progress)
 
 
@@ -55,6 +56,7 @@ def learning_rate(progress: float, warmup_progress: float, lr: float, schedule: 
 
 def original_linear(t: int, T: int, w: int) -> float:
     """A linear decay over the whole run, times a linear warm-up: ELECTRA's original code."""
+    # The decay goes on during the warm-up, so the rate never reaches 1.
     warmup = min(1, t / w) if w else 1
     return (1 - t / T) * warmup
 
@@ -78,6 +80,7 @@ def adjusted_one_cycle(t: int, T: int, w: int) -> float:
 
 def _two_cosines(t: int, T: int, peak_at: float, start: float) -> float:
     """A cosine from `start` up to 1 at update `peak_at`, then one down to 1e-5 at T."""
+    # share: how far this update is away from the peak, towards the beginning or towards the end.
     if t < peak_at:
         low = start
         share = 1 - t / max(peak_at, 1)
