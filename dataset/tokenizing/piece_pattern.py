@@ -17,6 +17,7 @@ ways, are refused with UnknownPattern.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+# In characters. The patterns of published tokenizers have a few hundred.
 LONGEST_PATTERN = 4000
 # Escapes of a class of characters, and of one character.
 CLASS_ESCAPES = frozenset("sSdDwW")
@@ -40,16 +41,28 @@ class Atom:
 
     @property
     def pattern(self) -> str:
+        """The atom as a pattern of its own, with the case setting of its place."""
         return f"(?i:{self.source})" if self.ignores_case else self.source
 
 
 @dataclass
 class Part:
-    """A part of the pattern: the atoms that it can begin and end with, and whether it can match nothing."""
+    """A part of the pattern: the atoms that it can begin and end with, and whether it can match nothing.
+
+    These three are all that Glushkov's construction has to know of a part to join it to its neighbours. Atoms are
+    numbered in the order in which they stand in the pattern. `Part()` is the empty part.
+    """
 
     nullable: bool = True
     first: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
+
+    def followed_by(self, other: "Part") -> "Part":
+        """This part and then the other one."""
+        # What can match nothing lets its neighbour begin or end in its place.
+        first = self.first | other.first if self.nullable else self.first
+        last = self.last | other.last if other.nullable else other.last
+        return Part(self.nullable and other.nullable, first, last)
 
 
 @dataclass
@@ -57,8 +70,8 @@ class PiecePattern:
     """The automaton of a pattern.
 
     `same_everywhere` is False where engines disagree on the meaning: `{1,3}+` is possessive in one and a repetition of
-    a repetition in another. `alternatives` are the sources of the top level; `simple` those of them without lookahead
-    and without possessive or atomic parts.
+    a repetition in another. `simple` holds alternatives of the top level without lookahead and without lazy, possessive
+    or atomic parts; an optional part that has one of these is left out. Errors: UnknownPattern.
     """
 
     source: str
@@ -79,6 +92,8 @@ class PiecePattern:
 
     def refuse_folds(self, matches: Callable[[Atom, str], bool]) -> None:
         """Raises UnknownPattern where one character could match two atoms at once because case is ignored."""
+        # An engine that ignores case may match "ß" against the two atoms of "ss". It then sees over two atoms in one
+        # character, and `follow`, which takes a character for one atom, would not tell what it sees next.
         for before, after in self.follow:
             left = self.atoms[before]
             right = self.atoms[after]
@@ -90,25 +105,36 @@ class PiecePattern:
 
 
 class _Reader:
-    """Reads a pattern from left to right and fills in its automaton."""
+    """Reads a pattern from left to right and fills in its automaton.
+
+    It is a parser by recursive descent: a method for each rule of the grammar, which reads from `at` on and returns
+    the Part that it read. Glushkov's construction needs nothing else: each method gives the atoms numbers as it meets
+    them, and connects the last atoms of what stands before with the first ones of what stands behind.
+    """
 
     def __init__(self, pattern: PiecePattern) -> None:
         self.pattern = pattern
         self.source = pattern.source
+        # The place of the next character to read.
         self.at = 0
+        # Whether the place is within a (?i:...).
         self.ignores_case = False
+        # Set by what keeps an alternative from being simple: lookahead, atomic groups, lazy and possessive repetition.
         self.not_simple = False
 
     def read(self) -> Part:
+        """Read the whole pattern."""
         whole = self._alternatives(top=True)
         if self.at < len(self.source):
             raise UnknownPattern(f"a bracket closes nothing at character {self.at + 1}")
         return whole
 
     def _peek(self, length: int = 1) -> str:
+        """The next characters, fewer at the end; nothing is taken."""
         return self.source[self.at : self.at + length]
 
     def _alternatives(self, top: bool) -> Part:
+        """What stands between two brackets, or the whole pattern: sequences with | between them."""
         nullable = False
         first: frozenset[int] = frozenset()
         last: frozenset[int] = frozenset()
@@ -123,45 +149,50 @@ class _Reader:
 
     def _sequence(self, top: bool) -> Part:
         """One alternative; `top`: of the whole pattern, so that its core is kept."""
+        # The core of an alternative tells what it matches whatever text follows. An item with a lookahead in it depends
+        # on what follows. If the item is optional, the alternative succeeds without it too, so the core leaves it out,
+        # as in `[^\s\p{L}]+(?:\n(?=\n))?`; if it is not, the alternative has no core. Possessive and atomic parts give
+        # nothing back, so with more text they may take what the rest needs: no core either. Lazy ones count as these,
+        # for the sake of fewer cases.
         whole = Part()
         core: list[str] = []
         is_simple = True
         while self._peek() not in ("", "|", ")"):
             begin = self.at
-            outside = self.not_simple
+            seen_before = self.not_simple
             self.not_simple = False
             item = self._item()
-            inside = self.not_simple
-            optional = self._peek() in ("?", "*")
+            within_item = self.not_simple
+            is_optional = self._peek() in ("?", "*")
             self.not_simple = False
             item = self._repeated(item)
-            possessive = self.not_simple
-            if possessive or (inside and not optional):
+            in_repetition = self.not_simple
+            self.not_simple = seen_before or within_item or in_repetition
+            if in_repetition or (within_item and not is_optional):
                 is_simple = False
-            elif not inside:
+            elif not within_item:
                 core.append(self.source[begin : self.at])
-            self.not_simple = outside or inside or possessive
             self._connect(whole.last, item.first)
-            first = whole.first | item.first if whole.nullable else whole.first
-            last = whole.last | item.last if item.nullable else item.last
-            whole = Part(whole.nullable and item.nullable, first, last)
+            whole = whole.followed_by(item)
         if top and is_simple and core:
             self.pattern.simple.append("".join(core))
         return whole
 
     def _connect(self, before: frozenset[int], after: frozenset[int]) -> None:
+        """Note that each of the atoms `after` can be tested right after each of those `before` has matched."""
         for left in before:
             for right in after:
                 self.pattern.follow.add((left, right))
 
     def _item(self) -> Part:
+        """A group or an atom, without the repetition that may stand behind it."""
         character = self._peek()
         if character == "(":
             return self._group()
         if character == "[":
             return self._atom(self._class_source())
         if character == "\\":
-            return self._atom(self._escape_source(in_class=False))
+            return self._atom(self._escape_source())
         if character == ".":
             self.at += 1
             return self._atom(character)
@@ -171,11 +202,13 @@ class _Reader:
         return self._atom(character)
 
     def _atom(self, source: str) -> Part:
+        """The part of a single new atom."""
         self.pattern.atoms.append(Atom(source, self.ignores_case))
         number = frozenset([len(self.pattern.atoms) - 1])
         return Part(False, number, number)
 
     def _group(self) -> Part:
+        """A group in its brackets, of the kinds that only look at what is to come."""
         ignored_case_outside = self.ignores_case
         lookahead = False
         if self._peek(3) == "(?:":
@@ -199,8 +232,10 @@ class _Reader:
             raise UnknownPattern("a bracket is not closed")
         self.at += 1
         self.ignores_case = ignored_case_outside
-        # A lookahead takes nothing, so nothing follows the last atom in it.
-        return Part(True, inside.first, frozenset()) if lookahead else inside
+        if lookahead:
+            # It takes nothing, so nothing follows the last atom in it, and what stands before it meets what is behind.
+            return Part(nullable=True, first=inside.first, last=frozenset())
+        return inside
 
     def _repeated(self, item: Part) -> Part:
         """The item with the repetition that stands behind it, if one does."""
@@ -220,6 +255,8 @@ class _Reader:
             self.at += 1
             self.not_simple = True
             if interval:
+                # `{2}?` is lazy in one engine and optional in another, `{1,3}+` possessive or repeated once more. The
+                # automaton allows all of these.
                 self.pattern.same_everywhere = False
                 least = 0
                 loops = True
@@ -232,15 +269,17 @@ class _Reader:
     def _interval(self) -> tuple[int, bool]:
         """(the least number of times, whether more than once is possible) of `{2}`, `{2,}` or `{2,4}`."""
         end = self.source.find("}", self.at)
-        least, comma, most = self.source[self.at + 1 : max(end, self.at + 1)].partition(",")
-        numbers = (least, most) if comma and most else (least,)
-        if end < 0 or not all(number.isascii() and number.isdigit() and len(number) < 6 for number in numbers):
+        # An end of -1, where no brace closes, makes this empty, which is no number.
+        inside = self.source[self.at + 1 : max(end, self.at + 1)]
+        least, comma, most = inside.partition(",")
+        if not _is_count(least) or (most and not _is_count(most)):
             raise UnknownPattern(f"the brace at character {self.at + 1} is not analysed")
         self.at = end + 1
         loops = bool(comma) or int(least) > 1
         return int(least), loops
 
-    def _escape_source(self, in_class: bool) -> str:
+    def _escape_source(self) -> str:
+        """Take an escape, such as `\\n`, `\\s` or `\\p{L}`, and return its source."""
         letter = self.source[self.at + 1 : self.at + 2]
         if letter in ("p", "P"):
             end = self.source.find("}", self.at)
@@ -248,7 +287,7 @@ class _Reader:
             if self._peek(3)[2:] != "{" or end < 0 or not name.replace("_", "").isalpha():
                 raise UnknownPattern(f"the property at character {self.at + 1} is not analysed")
             source = self.source[self.at : end + 1]
-        elif letter in CLASS_ESCAPES | CONTROL_ESCAPES or (letter.isascii() and letter and not letter.isalnum()):
+        elif letter in CLASS_ESCAPES | CONTROL_ESCAPES or _is_ascii_sign(letter):
             source = self.source[self.at : self.at + 2]
         else:
             raise UnknownPattern(f"the escape at character {self.at + 1} is not analysed")
@@ -256,6 +295,7 @@ class _Reader:
         return source
 
     def _class_source(self) -> str:
+        """Take a class in its brackets and return its source. What it matches is asked of the engines, not read here."""
         begin = self.at
         self.at += 1
         if self._peek() == "^":
@@ -267,8 +307,18 @@ class _Reader:
             if self._peek() in ("", "[") or self._peek(2) in ("&&", "--", "~~"):
                 raise UnknownPattern(f"the class at character {begin + 1} is not analysed")
             if self._peek() == "\\":
-                self._escape_source(in_class=True)
+                self._escape_source()
             else:
                 self.at += 1
         self.at += 1
         return self.source[begin : self.at]
+
+
+def _is_count(text: str) -> bool:
+    """Whether it is a number that a brace may hold, of five digits at most."""
+    return text.isascii() and text.isdigit() and len(text) < 6
+
+
+def _is_ascii_sign(text: str) -> bool:
+    """Whether it is one ASCII character that a backslash makes a literal; empty text, at the pattern's end, is none."""
+    return text != "" and text.isascii() and not text.isalnum()

@@ -8,6 +8,7 @@ between them. What is known of each step is in docs/data.md; a step that is not 
 import json
 import unicodedata
 from functools import lru_cache
+from typing import Any, Protocol
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -24,14 +25,25 @@ PUNCTUATION_APART = r"[!-/:-@\[-`\{-~\p{P}]"
 PUNCTUATION_TOGETHER = PUNCTUATION_APART + "+"
 
 Pair = tuple[str, str]
+# A step as the JSON of tokenizer.json has it: its "type", and fields that depend on the type.
+Step = dict[str, Any]
 
 
 class Unprovable(ValueError):
     """The tokenizer has a step that is not known."""
 
 
+class Rule(Protocol):
+    """What is known of one step of a pre-tokenizer; the module's docstring says what the two methods answer."""
+
+    def apply(self, pair: Pair) -> Pair | None: ...
+
+    def splits(self, pair: Pair) -> bool: ...
+
+
 @lru_cache(maxsize=4096)
 def _splitter(pattern: str) -> pre_tokenizers.Split:
+    """What leaves of a text only that which the pattern does not match."""
     return pre_tokenizers.Split(Regex(pattern), "removed")
 
 
@@ -42,7 +54,19 @@ def matches_wholly(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _atom_matches(atom: Atom, character: str) -> bool:
+    """Asked of the engine, whose Unicode tables decide what a class holds; ours may be of another year."""
     return matches_wholly(atom.pattern, character)
+
+
+# Why a text may be cut between x and y where no pair of atoms in `follow` has one that matches x and one that
+# matches y. The engine tries to match at one place after the other, from left to right, and goes on behind each match.
+# - An attempt that begins at x or before it comes to y only by testing an atom on y right after another one took x. No
+#   such test succeeds, just as none succeeds at the end of a text that stops after x. So the attempt goes the same way.
+# - Hence no match crosses from x to y. The engine attempts one that begins with y, as it does at the start of the
+#   second part; and the pattern cannot look back, so that attempt and all later ones go as they do in this part alone.
+# The matches of the whole text are thus those of the first part and then those of the second. What stands between
+# matches is a piece too. If x and y both lie outside of matches, that piece goes on over the cut, and cutting would make
+# two of it. So `splits` asks for more: that a match certainly ends after x or certainly begins with y.
 
 
 class PatternRule:
@@ -58,6 +82,7 @@ class PatternRule:
         self.atoms_of = lru_cache(maxsize=1 << 14)(self._atoms_of)
 
     def apply(self, pair: Pair) -> Pair | None:
+        """The pair as it is, unless one attempt could see both."""
         left = self.atoms_of(pair[0])
         right = self.atoms_of(pair[1])
         for before, after in self.pattern.follow:
@@ -66,6 +91,7 @@ class PatternRule:
         return pair
 
     def splits(self, pair: Pair) -> bool:
+        """Whether a match ends or begins between the two for certain; of pairs that `apply` lets pass."""
         # Where x stands before y, a match of x alone succeeds, since it cannot see y. So a match ends after x.
         if matches_wholly(self.source, pair[0]):
             return True
@@ -73,6 +99,7 @@ class PatternRule:
         return any(matches_wholly(alternative, pair[1]) for alternative in self.pattern.simple)
 
     def _atoms_of(self, character: str) -> frozenset[int]:
+        """The numbers of the atoms that match the character."""
         return frozenset(i for i, atom in enumerate(self.pattern.atoms) if _atom_matches(atom, character))
 
 
@@ -80,43 +107,54 @@ class SpacePrefixRule:
     """A step that puts a space before a text that begins without one: the second part has to begin with one."""
 
     def apply(self, pair: Pair) -> Pair | None:
+        """The pair where the second part gets no space that the whole text has not."""
         return pair if pair[1] == " " else None
 
     def splits(self, pair: Pair) -> bool:
+        """The step cuts nothing."""
         return False
 
 
 class MetaspaceRule:
     """Spaces become `replacement`, and a piece begins at each of them."""
 
-    def __init__(self, step: dict) -> None:
+    def __init__(self, step: Step) -> None:
         self.replacement = step["replacement"]
+        # Left out, both fields mean what older files mean by it.
         self.begins_pieces = step.get("split", True)
         self.prefixes = step.get("prepend_scheme", "always") != "never"
 
     def apply(self, pair: Pair) -> Pair | None:
+        """The pair with y replaced; a second part that begins with the replacement gets no prefix."""
         x, y = pair
         if y == " ":
             return x, self.replacement
+        # A prefix would stand before the second part that the whole text has not. And a replacement that stands in the
+        # text already begins a piece as a replaced space does, which `splits` does not consider.
         if self.prefixes or self.replacement in pair:
             return None
         return pair
 
     def splits(self, pair: Pair) -> bool:
+        """Whether a piece begins with the space."""
         return self.begins_pieces and pair[1] == " "
 
 
 class NormalizerRule:
     """A normalizer, asked for what it makes of each neighbour.
 
-    Those that are known work character by character, but for marks and jamo that join what stands before them (not
-    among `steady`), and for white space at the ends of a text, which they make nothing of here too.
+    Those that are known work character by character, with two exceptions. Marks and jamo join what stands before them;
+    `_steady` and `_begins_anew` leave such neighbours out. And Strip takes white space away at the ends of a text, which
+    it would do at a cut as well: a neighbour of which nothing is left is refused.
     """
 
-    def __init__(self, step: dict) -> None:
-        self.normalizer = _with_model_of_nothing(normalizer=step).normalizer
+    def __init__(self, step: Step) -> None:
+        normalizer = _with_model_of_nothing(normalizer=step).normalizer
+        assert normalizer is not None
+        self.normalizer = normalizer
 
     def apply(self, pair: Pair) -> Pair | None:
+        """What becomes of the neighbours: the last character that x turns into, the first one that y turns into."""
         x, y = pair
         if not _steady(x) or not _begins_anew(y):
             return None
@@ -126,38 +164,40 @@ class NormalizerRule:
             return None
         return before[-1], after[0]
 
-    def splits(self, pair: Pair) -> bool:
-        return False
-
 
 class ReplaceRule(NormalizerRule):
     """One character replaced; or a longer text or a pattern, which neither neighbour may have part in."""
 
-    def __init__(self, step: dict) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__(step)
+        # {"String": text} or {"Regex": pattern}
         kind, source = next(iter(step["pattern"].items()))
-        self.single = kind == "String" and len(source) == 1
-        self.rule = None if self.single else PatternRule(source if kind == "Regex" else _literal(source))
+        self.rule: PatternRule | None = None
+        if kind == "Regex":
+            self.rule = PatternRule(source)
+        elif kind != "String" or len(source) != 1:
+            self.rule = PatternRule(_literal(source))
 
     def apply(self, pair: Pair) -> Pair | None:
-        if self.rule is not None:
-            for character in pair:
-                if self.rule.atoms_of(character):
-                    return None
-            return pair
-        return super().apply(pair)
+        """As a normalizer for one character; else the pair where neither neighbour can be part of a match."""
+        if self.rule is None:
+            return super().apply(pair)
+        for character in pair:
+            if self.rule.atoms_of(character):
+                return None
+        return pair
 
 
 KNOWN_NORMALIZERS = frozenset(["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "BertNormalizer"])
 
 
-def normalizer_rules(step: dict | None) -> list[NormalizerRule]:
+def normalizer_rules(step: Step | None) -> list[NormalizerRule]:
     """The rules of tokenizer.json's `normalizer`; errors: Unprovable."""
     if step is None:
         return []
     kind = step["type"]
     if kind == "Sequence":
-        rules = []
+        rules: list[NormalizerRule] = []
         for part in step["normalizers"]:
             rules.extend(normalizer_rules(part))
         return rules
@@ -168,21 +208,23 @@ def normalizer_rules(step: dict | None) -> list[NormalizerRule]:
     return [NormalizerRule(step)]
 
 
-def splitter_rules(step: dict | None) -> list[PatternRule | SpacePrefixRule | MetaspaceRule]:
+def splitter_rules(step: Step | None) -> list[Rule]:
     """The rules of tokenizer.json's `pre_tokenizer`; errors: Unprovable."""
     if step is None:
         return []
+    rules: list[Rule] = []
     kind = step["type"]
     if kind == "Sequence":
         parts = step["pretokenizers"]
-        if any(part["type"] in ("ByteLevel", "Sequence") for part in parts[:-1]):
-            raise Unprovable("a pre-tokenizer behind ByteLevel or behind a sequence")
-        rules = []
+        # Behind ByteLevel a step would get stand-ins for bytes, not the characters that the rules are about. A sequence
+        # may end with ByteLevel.
+        for part in parts[:-1]:
+            if part["type"] in ("ByteLevel", "Sequence"):
+                raise Unprovable("a pre-tokenizer behind ByteLevel or behind a sequence")
         for part in parts:
             rules.extend(splitter_rules(part))
         return rules
     if kind == "ByteLevel":
-        rules = []
         if step["add_prefix_space"]:
             rules.append(SpacePrefixRule())
         if step.get("use_regex", True):
@@ -195,7 +237,7 @@ def splitter_rules(step: dict | None) -> list[PatternRule | SpacePrefixRule | Me
     return [PatternRule(_pattern_of(step))]
 
 
-def _pattern_of(step: dict) -> str:
+def _pattern_of(step: Step) -> str:
     """The pattern that cuts where the pre-tokenizer does."""
     kind = step["type"]
     if kind == "Split" and step["behavior"] in ("Isolated", "Removed"):
@@ -216,10 +258,15 @@ def _pattern_of(step: dict) -> str:
 
 def _literal(text: str) -> str:
     """A pattern for the text itself."""
-    return "".join(f"\\{c}" if c.isascii() and not c.isalnum() and not c.isspace() else c for c in text)
+    source = ""
+    for character in text:
+        is_sign = character.isascii() and not character.isalnum() and not character.isspace()
+        source += f"\\{character}" if is_sign else character
+    return source
 
 
-def _with_model_of_nothing(**steps: dict) -> Tokenizer:
+def _with_model_of_nothing(**steps: Step) -> Tokenizer:
+    """A tokenizer with these steps and an empty vocabulary: the library makes a step from its JSON only as a part of one."""
     spec = json.loads(Tokenizer(models.BPE()).to_str())
     return Tokenizer.from_str(json.dumps(spec | steps))
 
@@ -227,6 +274,7 @@ def _with_model_of_nothing(**steps: dict) -> Tokenizer:
 @lru_cache(maxsize=1 << 14)
 def _steady(character: str) -> bool:
     """Whether no normalizer changes it by what stands before it."""
+    # Hangul jamo are letters without a decomposition, and NFC joins them to syllables all the same.
     if "\u1100" <= character <= "\u11ff":
         return False
     letter_or_digit = unicodedata.category(character)[0] in "LN"
@@ -236,6 +284,7 @@ def _steady(character: str) -> bool:
 @lru_cache(maxsize=1 << 14)
 def _begins_anew(character: str) -> bool:
     """Whether no normalizer joins it to what stands before it."""
+    # What joins is a mark, or a letter outside of ASCII.
     return character.isascii() or unicodedata.category(character)[0] == "P"
 
 
