@@ -18,6 +18,7 @@ from dataset.store.check import TokenCheck
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
+from trainer.reporting.charts import COMMON, Chart
 
 UNLIMITED = float("inf")
 
@@ -143,6 +144,7 @@ class Job(ABC, Generic[BatchT]):
     max_updates: float = UNLIMITED  # the run ends there, though it be in the middle of an epoch
     save_at: Container[int] = frozenset()  # updates after which it is saved, beside those of --save_interval
     shown: Sequence[str] = ("grad_norm",)  # fields of a log line beside loss and rate
+    charts: Sequence[Chart] = COMMON  # what the report draws, in this order
     may_change: Sequence[str] = ()  # flags that a resume may change, and then says so
     only_at_start: Sequence[str] = ()  # flags that a resume does not read, and says so where they differ
     replaced: Sequence[Path] = ()  # what else an earlier run may have left; a fresh one moves it away

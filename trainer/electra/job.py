@@ -33,6 +33,7 @@ from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.saving.places import check_kinds
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
@@ -59,6 +60,15 @@ class ElectraJob(Job[Batch]):
     )
 
     only_at_start = ("model_path", "init_std")
+
+    charts = (
+        LOSS,
+        Chart("Losses of generator (nats per token) and discriminator", ("mlm_loss", "disc_loss"), logarithmic=True),
+        Chart("Accuracy of generator and discriminator", ("gen_acc", "disc_acc")),
+        Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc")),
+        *SPEED,
+        SKIPPED,
+    )
 
     def __init__(self, settings: ElectraSettings, surroundings: Surroundings) -> None:
         self.settings = settings

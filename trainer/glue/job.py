@@ -43,6 +43,7 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.reporting.charts import COMMON
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
 
@@ -73,6 +74,7 @@ class GlueJob(Job[Batch]):
 
     n_sums = 4
     shown = ("train_acc", "grad_norm", "updates_per_second")
+    charts = COMMON
     may_change = (
         "epochs",
         "learning_rate",

@@ -37,6 +37,7 @@ from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.notices import notices
 from trainer.pretrain.settings import ModelSettings, PretrainSettings
+from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 
@@ -66,6 +67,16 @@ class PretrainJob(Job[Batch]):
     )
 
     only_at_start = ("from_weight", "init_scheme")
+
+    charts = (
+        LOSS,
+        Chart("Validation: bits per byte", ("bits_per_byte",)),
+        *SPEED,
+        Chart("Auxiliary loss", ("aux_loss",), unless_zero=True),
+        Chart("Expert load: largest share in a layer", ("expert_load_max",)),
+        SKIPPED,
+        Chart("Expert load: mean over the layers", ("expert_load/*",)),
+    )
 
     def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
         self.settings = settings

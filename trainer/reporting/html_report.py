@@ -4,18 +4,23 @@ import io
 import math
 import re
 import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
-from trainer.reporting.records import FIGURES, RunRecords, is_number
+from trainer.reporting.charts import EACH, LOSS, Chart, charts_of_runs
+from trainer.reporting.records import FIGURES, Curve, RunRecords, is_number
 
 # Evaluations with samples.
 EARLIER = 20
@@ -24,24 +29,17 @@ BUCKETS = 300
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
 # Stand for the page's own colours in a drawing.
 INK, GRID = "#010203", "#040506"
-# Title, fields, logarithmic scale, draw only where it is not 0.
-CHARTS = (
-    ("Loss", ("loss", "val_loss"), True, False),
-    ("Losses of generator (nats per token) and discriminator", ("mlm_loss", "disc_loss"), True, False),
-    ("Accuracy of generator and discriminator", ("gen_acc", "disc_acc"), False, False),
-    ("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc"), False, False),
-    ("Validation: bits per byte", ("bits_per_byte",), False, False),
-    ("Learning rate", ("lr",), False, False),
-    ("Gradient norm, before clipping", ("grad_norm",), True, False),
-    ("Tokens per second", ("tokens_per_second",), False, False),
-    ("Share of the best matrix-product rate", ("flops_utilisation",), False, False),
-    ("Auxiliary loss", ("aux_loss",), False, True),
-    ("Expert load: largest share in a layer", ("expert_load_max",), False, False),
-    ("Updates not applied", ("skipped_updates",), False, True),
-)
+# What fields are called in a legend, where that is not the end of their name.
+LABELS = {"loss": "training", "val_loss": "validation"}
+# Fields whose curve of many points is drawn faintly, behind its means.
+NOISY = ("loss", "grad_norm", "tokens_per_second")
+
+Value = TypeVar("Value")
+# Of the page's tables: label, the text of each run, whether they differ.
+Row = tuple[str, list[str], bool]
 
 
-def write_report(metrics_paths, page, png=None) -> None:
+def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str | Path | None = None) -> None:
     """Write the HTML page (and the loss curves as a picture) about the runs of `metrics_paths`.
 
     Errors: UserError for a file without metrics.
@@ -49,102 +47,154 @@ def write_report(metrics_paths, page, png=None) -> None:
     runs = [RunRecords(path) for path in metrics_paths]
     names = distinct_names(runs)
     with atomic_file(page) as file:
-        # a file name that is not UTF-8 holds lone surrogates, which are shown as \\udcff
+        # A file name that is not UTF-8 holds lone surrogates, which are shown as \udcff.
         file.write(html_page(runs, names).encode(errors="backslashreplace"))
     if png:
-        figure = draw(runs, names, *CHARTS[0][1:3], ink="#222222", grid="#dddddd", size=(8, 4.5))
+        figure = draw(runs, names, LOSS.fields, LOSS.logarithmic, ink="#222222", grid="#dddddd", size=(8, 4.5))
         # A title of the figure would be drawn over the legend of several runs.
-        figure.axes[0].set_title(CHARTS[0][0], loc="left", fontsize=12)
+        figure.axes[0].set_title(LOSS.title, loc="left", fontsize=12)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=120, facecolor="white", metadata={"Software": None})
         with atomic_file(png) as file:
             file.write(picture.getvalue())
 
 
-def distinct_names(runs):
+def distinct_names(runs: Sequence[RunRecords]) -> list[str]:
     """A name for each run: its file's, with as many folders before it as tell it from the others."""
     paths = [run.path.resolve().with_name(run.name) for run in runs]
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(set(paths)):
             break
-    # matplotlib draws no lone surrogates, of which a name that is not UTF-8 has some
-    return [printable(name).encode(errors="backslashreplace").decode() for name in names]
+    return [drawable(name) for name in names]
+
+
+def drawable(text: str) -> str:
+    """The text as matplotlib can draw it: without the lone surrogates that a name has which is not UTF-8."""
+    return printable(text).encode(errors="backslashreplace").decode()
 
 
 # ------------------------------------------------------------------------------------------------ curves
 
 
-def thin(x, y, buckets=BUCKETS):
+def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> Curve:
     """At most 2 * buckets + 2 points of a curve: the smallest and largest of each bucket, the first and the last."""
     if len(x) <= 2 * buckets + 2:
         return x, y
     edges = np.linspace(0, len(x), buckets + 1).astype(int)
     kept = {0, len(x) - 1}
     for lo, hi in zip(edges[:-1], edges[1:], strict=True):
-        kept |= {lo + int(np.argmin(y[lo:hi])), lo + int(np.argmax(y[lo:hi]))}
-    kept = np.array(sorted(kept))
-    return x[kept], y[kept]
+        kept.add(lo + int(np.argmin(y[lo:hi])))
+        kept.add(lo + int(np.argmax(y[lo:hi])))
+    indices = np.array(sorted(kept))
+    return x[indices], y[indices]
 
 
-def smooth(x, y, buckets=BUCKETS // 3):
+def smooth(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS // 3) -> Curve:
     """Means over buckets of equal numbers of points."""
     edges = np.linspace(0, len(x), min(buckets, len(x)) + 1).astype(int)
     sizes = np.diff(edges)
     return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes
 
 
-def draw(runs, names, fields, logarithmic, ink=INK, grid=GRID, size=(4.6, 2.9)):
-    """A matplotlib Figure with a curve for each run and field; x: tokens trained."""
+def draw(
+    runs: Sequence[RunRecords],
+    names: Sequence[str],
+    fields: Sequence[str],
+    logarithmic: bool,
+    ink: str = INK,
+    grid: str = GRID,
+    size: tuple[float, float] = (4.6, 2.9),
+) -> Figure:
+    """A matplotlib Figure with a curve for each run and field; x: tokens trained. size: in inches."""
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
-    lowest, highest, handles = math.inf, 0.0, []
+    lowest = math.inf
+    highest = 0.0
+    handles: list[Line2D] = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         for j, field in enumerate(fields):
-            colour = COLOURS[(i if len(runs) > 1 else j) % len(COLOURS)]
             if field not in run.curves:
                 continue
             x, y = run.curves[field]
-            lowest, highest = min(lowest, y.min()), max(highest, y.max())
-            label = " ".join([name] * (len(runs) > 1) + [LABELS.get(field, field.split("/")[-1])] * (len(fields) > 1))
-            style = {"linestyle": "--", "marker": "o", "markersize": 3} if field == "val_loss" else {}
-            if len(x) == 1:
-                style["marker"] = "o"
-            noisy = field in ("loss", "grad_norm", "tokens_per_second") and len(x) > 100
-            if noisy:
-                axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
-                x, y = smooth(x, y)
-            handles += axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
+            lowest = min(lowest, y.min())
+            highest = max(highest, y.max())
+            # A colour is a run's where there are several, and a field's otherwise.
+            colour = COLOURS[(i if len(runs) > 1 else j) % len(COLOURS)]
+            label_parts = []
+            if len(runs) > 1:
+                label_parts.append(name)
+            if len(fields) > 1:
+                label_parts.append(LABELS.get(field, drawable(field.split("/")[-1])))
+            handles += draw_curve(axes, field, x, y, colour, " ".join(label_parts))
+    scale(axes, lowest, highest, logarithmic)
+    dress(figure, axes, ink, grid)
+    if len(handles) > 1:
+        add_legend(figure, handles, ink, size[0])
+    return figure
+
+
+def draw_curve(axes: Axes, field: str, x: np.ndarray, y: np.ndarray, colour: str, label: str) -> list[Line2D]:
+    """Add the curve of a field; returns what a legend points to."""
+    style: dict[str, Any] = {}
+    # Evaluations are few points, far from each other.
+    if field == "val_loss":
+        style = {"linestyle": "--", "marker": "o", "markersize": 3}
+    # A line through one point would not be seen.
+    if len(x) == 1:
+        style["marker"] = "o"
+    if field in NOISY and len(x) > 100:
+        axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
+        x, y = smooth(x, y)
+    return axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
+
+
+def scale(axes: Axes, lowest: float, highest: float, logarithmic: bool) -> None:
+    """Choose the scale of the values and how they are written; the curves are drawn already."""
     if logarithmic and lowest > 0 and highest / lowest > 3:
         axes.set_yscale("log")
         # Hardly a power of ten to mark.
         if highest / lowest < 30:
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else (lambda value, _: f"{value:.4g}"))
+    axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else four_digits)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6))
+
+
+def four_digits(value: float, position: float) -> str:
+    """How a tick of small values is written; matplotlib asks with its position too."""
+    return f"{value:.4g}"
+
+
+def dress(figure: Figure, axes: Axes, ink: str, grid: str) -> None:
+    """Colours, grid and label; the page's own background shows through."""
     axes.set_xlabel("tokens trained", color=ink, fontsize=10)
     axes.tick_params(colors=ink, labelsize=10, length=0)
     axes.grid(color=grid, linewidth=0.6)
     axes.spines[:].set_visible(False)
     figure.patch.set_alpha(0)
     axes.patch.set_alpha(0)
-    if len(handles) > 1:
-        columns = max(1, int(11 * size[0] // max(len(handle.get_label()) + 4 for handle in handles)))
-        place = {"loc": "outside upper left", "ncols": columns, "frameon": False}
-        legend = figure.legend(handles=handles, fontsize=10, labelcolor=ink, **place)
-        # A name with two $ is no formula.
-        for text in legend.get_texts():
-            text.set_parse_math(False)
-    return figure
 
 
-LABELS = {"loss": "training", "val_loss": "validation"}
+def add_legend(figure: Figure, handles: Sequence[Line2D], ink: str, width: float) -> None:
+    """Above the axes, in as many columns as a width in inches holds: about 11 characters to the inch."""
+    longest = max(len(str(handle.get_label())) + 4 for handle in handles)
+    legend = figure.legend(
+        handles=handles,
+        fontsize=10,
+        labelcolor=ink,
+        loc="outside upper left",
+        ncols=max(1, int(11 * width // longest)),
+        frameon=False,
+    )
+    # A name with two $ is no formula.
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
-def svg(figure, salt):
-    """A figure as inline SVG in the page's own colours."""
+def svg(figure: Figure, salt: str) -> Markup:
+    """A figure as inline SVG in the page's own colours. salt: makes its ids its own among the drawings of the page."""
     drawing = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
         figure.savefig(drawing, format="svg", metadata={"Date": None})
@@ -156,18 +206,22 @@ def svg(figure, salt):
 # ------------------------------------------------------------------------------------------------ page
 
 
-def html_page(runs, names):
+def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
     """The page as text, from report.html."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=shown)
+    sections = []
+    for name, run in zip(names, runs, strict=True):
+        sections.append((name, summary(run), samples(run), go_on(run)))
+    figures = [(label, [run.last(field) for run in runs], write) for label, field, write in FIGURES]
     return environment.get_template("report.html").render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
-        runs=[(name, summary(run), samples(run), go_on(run)) for name, run in zip(names, runs, strict=True)],
+        runs=sections,
         names=names,
-        figures=table((label, [run.last(field) for run in runs], write) for label, field, write in FIGURES),
-        charts=charts(runs, names),
-        settings=table((flag, values, str) for flag, values in gathered(run.settings for run in runs)),
-        machine=table((what, values, str) for what, values in gathered(map(machine, runs))),
+        figures=table(figures),
+        charts=draw_charts(runs, names),
+        settings=table(gathered([run.settings for run in runs])),
+        machine=table(gathered([machine(run) for run in runs])),
     )
 
 
@@ -178,52 +232,84 @@ def shown(value: object) -> object:
     return value
 
 
-def charts(runs, names):
-    """[(caption, SVG)]"""
-    specs = [*CHARTS]
-    experts = [field for field in runs[0].curves if field.startswith("expert_load/")]
-    if len(runs) == 1 and experts:
-        specs.append(("Expert load: mean over the layers", experts, False, False))
+def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[str, Markup]]:
+    """[(caption, SVG)] of the charts that the runs' jobs have declared and that there is something to draw of."""
     drawn = []
-    for number, (caption, fields, logarithmic, unless_zero) in enumerate(specs):
+    for number, chart in enumerate(charts_of_runs([run.charts for run in runs])):
+        if chart.of_one_run and len(runs) > 1:
+            continue
+        fields = fields_of(chart, runs[0])
         values = [run.curves[field][1] for run in runs for field in fields if field in run.curves]
-        if values and not (unless_zero and not any(of_run.any() for of_run in values)):
-            drawn.append((caption, svg(draw(runs, names, fields, logarithmic), f"chart{number}")))
+        is_zero = not any(of_run.any() for of_run in values)
+        if not values or (chart.unless_zero and is_zero):
+            continue
+        figure = draw(runs, names, fields, chart.logarithmic)
+        drawn.append((chart.title, svg(figure, f"chart{number}")))
     return drawn
 
 
-def table(rows):
-    """[(label, texts, whether they differ)] of the rows (label, values, how they are written) that any run has."""
-    return [
-        (label, ["–" if value is None else write(value) for value in values], any(v != values[0] for v in values))
-        for label, values, write in rows
-        if any(value is not None for value in values)
-    ]
+def fields_of(chart: Chart, run: RunRecords) -> list[str]:
+    """The fields of a chart, with the numbers of a list for its name."""
+    fields: list[str] = []
+    for field in chart.fields:
+        if field.endswith(EACH):
+            of_list = field.removesuffix("*")
+            fields += [name for name in run.curves if name.startswith(of_list)]
+        else:
+            fields.append(field)
+    return fields
 
 
-def samples(run):
+def table(rows: Iterable[tuple[str, Sequence[Value | None], Callable[[Value], str]]]) -> list[Row]:
+    """The rows (label, value of each run, how a value is written) that any run has a value of, as texts."""
+    texts = []
+    for label, values, write in rows:
+        if all(value is None for value in values):
+            continue
+        written = ["–" if value is None else write(value) for value in values]
+        differ = any(value != values[0] for value in values)
+        texts.append((label, written, differ))
+    return texts
+
+
+def samples(run: RunRecords) -> list[tuple[int, str, str]]:
     """[(update, prompt, continuation)], latest first: of the last evaluation and of EARLIER before it, evenly chosen."""
     updates = sorted({sample["update"] for sample in run.samples})
-    chosen = {updates[i] for i in np.linspace(0, len(updates) - 1, min(len(updates), EARLIER + 1)).astype(int)}
-    return [
-        (sample["update"], sample["prompt"], sample["text"].removeprefix(sample["prompt"]))
-        for sample in sorted(run.samples, key=lambda sample: -sample["update"])
-        if sample["update"] in chosen
-    ]
+    places = np.linspace(0, len(updates) - 1, min(len(updates), EARLIER + 1)).astype(int)
+    chosen = {updates[place] for place in places}
+    found = []
+    for sample in sorted(run.samples, key=update_of, reverse=True):
+        if sample["update"] in chosen:
+            found.append((sample["update"], sample["prompt"], sample["text"].removeprefix(sample["prompt"])))
+    return found
 
 
-def gathered(dicts):
-    """[(name, its value in each dict, as text)], in order of appearance; None where one does not have it."""
-    dicts = list(dicts)
-    names = dict.fromkeys(name for of_run in dicts for name in of_run)
-    return [(name, [str(of_run[name]) if name in of_run else None for of_run in dicts]) for name in names]
+def update_of(sample: Mapping[str, Any]) -> int:
+    return sample["update"]
 
 
-def machine(run):
-    return {**run.starts[-1]["machine"], **run.starts[-1]["versions"]} if run.starts else {}
+def gathered(dicts: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str | None], Callable[[str], str]]]:
+    """Rows for `table`: each name, in order of appearance, with its value in each dict; None where one lacks it."""
+    names: dict[str, None] = {}
+    for of_run in dicts:
+        names |= dict.fromkeys(of_run)
+    rows: list[tuple[str, list[str | None], Callable[[str], str]]] = []
+    for name in names:
+        values = [str(of_run[name]) if name in of_run else None for of_run in dicts]
+        rows.append((name, values, str))
+    return rows
 
 
-def summary(run):
+def machine(run: RunRecords) -> dict[str, Any]:
+    """What the last start notes of machine and versions."""
+    if not run.starts:
+        return {}
+    last = run.starts[-1]
+    return {**last["machine"], **last["versions"]}
+
+
+def summary(run: RunRecords) -> str:
+    """The line below the title: model, data and starts."""
     if not run.starts:
         return f"from {run.path.name}"
     first, last = run.starts[0], run.starts[-1]
@@ -242,7 +328,7 @@ def go_on(run: RunRecords) -> list[tuple[str, str]]:
     """Commands for what comes next: [(what for, command)]. They work in the folder in which the run was started."""
     stem = run.path.with_name(run.name)
     started = run.starts[-1]["command"] if run.starts else ""
-    # The path of the repository, where the run was started elsewhere
+    # The path of the repository, where the run was started elsewhere.
     found = re.search(r"(\S*?)trainer/train_\w+\.py", started)
     top = found[1] if found else ""
     if "train_electra.py" in started:
@@ -255,18 +341,14 @@ def go_on(run: RunRecords) -> list[tuple[str, str]]:
         tokenizer = ""
         if "--tokenizer_path" in started and "tokenizer_path" in run.settings:
             tokenizer = f" --tokenizer_path {shlex.quote(str(run.settings['tokenizer_path']))}"
+        weight = f"--weight {stem}.pth{tokenizer}"
         commands = [
-            ("continue texts, chat", f"python {top}scripts/generate.py --weight {stem}.pth{tokenizer}"),
-            (
-                "measure",
-                f"python {top}scripts/evaluate.py perplexity --weight {stem}.pth{tokenizer} --data_path my.txt",
-            ),
-            (
-                "export to Hugging Face",
-                f"python {top}scripts/export_hf.py --weight {stem}.pth{tokenizer} --out_dir {stem}_hf",
-            ),
+            ("continue texts, chat", f"python {top}scripts/generate.py {weight}"),
+            ("measure", f"python {top}scripts/evaluate.py perplexity {weight} --data_path my.txt"),
+            ("export to Hugging Face", f"python {top}scripts/export_hf.py {weight} --out_dir {stem}_hf"),
         ]
     if started:
+        # The flag may stand there with a value, with `=`, or alone.
         command = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
         commands.insert(0, ("train on, after a stop or with more epochs", f"{command} --from_resume 1"))
     return commands

@@ -101,5 +101,6 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
             "data": {"documents": outlook.n_documents, "rows": rows.n_rows, "fill": rows.fill},
             "machine": {**describe_machine(trainer.device, world_size), "dtype": str(dtype)},
             "versions": versions(),
+            "charts": [chart.as_record() for chart in trainer.job.charts],
         }
     )

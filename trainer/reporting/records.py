@@ -4,14 +4,26 @@ import json
 import math
 import sys
 from array import array
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from common.errors import UserError
+from trainer.reporting.charts import Chart, charts_of_record
+from trainer.reporting.older_records import CHARTS_BEFORE
+
+# How a figure is written.
+Write = Callable[[float], str]
+
+
+def gigabytes(value: float) -> str:
+    return f"{value / 1e9:.2f} GB"
+
 
 # That sum a run up: label, field, how it is written.
-FIGURES = (
+FIGURES: tuple[tuple[str, str, Write], ...] = (
     ("updates", "update", "{:,.0f}".format),
     ("tokens", "tokens", "{:,.0f}".format),
     ("training loss", "loss", "{:.4f}".format),
@@ -20,7 +32,7 @@ FIGURES = (
     ("bits per byte", "bits_per_byte", "{:.4f}".format),
     ("tokens per second", "tokens_per_second", "{:,.0f}".format),
     ("share of the best matrix-product rate", "flops_utilisation", "{:.1%}".format),
-    ("peak memory", "memory", lambda value: f"{value / 1e9:.2f} GB"),
+    ("peak memory", "memory", gigabytes),
 )
 
 
@@ -30,24 +42,33 @@ START_FIELDS = {
 }  # fmt: skip
 SAMPLE_FIELDS = {"update": int, "prompt": str, "text": str}
 
+# {field: (tokens, values)} while a file is read: a Python number takes four times the memory of an array's.
+Columns = dict[str, tuple[array, array]]
+Curve = tuple[np.ndarray, np.ndarray]
+
 
 def is_number(value: object) -> bool:
     """Whether it is one that can be drawn; JSON's integers know no bound."""
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
-def has_fields(record: dict, fields: dict[str, type]) -> bool:
+def has_fields(record: Mapping[str, object], fields: Mapping[str, type]) -> bool:
     """Whether the record has each of the fields, and of its kind."""
     return all(isinstance(record.get(name), kind) for name, kind in fields.items())
 
 
 class RunRecords:
-    """What a metrics file holds. curves: {field: (tokens, values)}; samples and starts: lists of dicts."""
+    """What a metrics file holds. curves: {field: (tokens, values)}; samples and starts: lists of dicts.
 
-    def __init__(self, path) -> None:
+    Errors: UserError for a file that cannot be read, or that has no figures.
+    """
+
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.name = self.path.name.removesuffix(".metrics.jsonl")
-        self.samples, self.starts, columns = [], [], {}
+        self.samples: list[dict[str, Any]] = []
+        self.starts: list[dict[str, Any]] = []
+        columns: Columns = {}
         try:
             with open(self.path, encoding="utf-8") as file:
                 for line in file:
@@ -57,21 +78,18 @@ class RunRecords:
             raise UserError(
                 f"{self.path}: no metrics can be read from there ({reason}); name a run's .metrics.jsonl"
             ) from error
-        self.curves = {field: (np.array(x), np.array(y)) for field, (x, y) in columns.items()}
+        self.curves: dict[str, Curve] = {}
+        for field, (tokens, values) in columns.items():
+            self.curves[field] = (np.array(tokens), np.array(values))
         if not self.curves:
             raise UserError(f"{self.path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
 
-    def _read(self, line, columns) -> None:
+    def _read(self, line: str, columns: Columns) -> None:
+        """Take over one line. One that a crash cut off, or that is none of ours, is passed over."""
         try:
             record = json.loads(line)
             tokens = float(record["tokens"])
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            OverflowError,
-            RecursionError,
-        ):  # a line that a crash cut off, or none of ours
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
         if not math.isfinite(tokens):
             return
@@ -90,30 +108,45 @@ class RunRecords:
                     self._add(columns, field, tokens, value)
 
     @staticmethod
-    def _add(columns, field, tokens, value) -> None:
+    def _add(columns: Columns, field: str, tokens: float, value: Any) -> None:
         # Not the null of a loss that was not finite.
-        if is_number(value):
-            if field not in columns:
-                columns[field] = array("d"), array("d")
-            columns[field][0].append(tokens)
-            columns[field][1].append(value)
+        if not is_number(value):
+            return
+        if field not in columns:
+            columns[field] = (array("d"), array("d"))
+        x, y = columns[field]
+        x.append(tokens)
+        y.append(value)
 
-    def last(self, field):
+    def last(self, field: str) -> float | None:
         return self.curves[field][1][-1] if field in self.curves else None
 
     @property
-    def settings(self):
+    def settings(self) -> dict[str, Any]:
+        """Those of the last start."""
         return self.starts[-1]["settings"] if self.starts else {}
 
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """Those that its job declared at the last start."""
+        declared = charts_of_record(self.starts[-1].get("charts")) if self.starts else None
+        return CHARTS_BEFORE if declared is None else declared
 
-def find_metrics(paths):
-    """The metrics files that are named, or lie beside a named .pth or stem, or in a named folder."""
-    found = []
+
+def find_metrics(paths: Iterable[str | Path]) -> list[Path]:
+    """The metrics files that are named, or lie beside a named .pth or stem, or in a named folder.
+
+    Errors: UserError for a folder without any.
+    """
+    found: list[Path] = []
     for path in map(Path, paths):
-        candidates = sorted(path.glob("*.metrics.jsonl")) if path.is_dir() else [path]
-        if path.suffix != ".jsonl" and not path.is_dir():
-            candidates = [path.with_name(path.name.removesuffix(".pth") + ".metrics.jsonl")]
-        if not candidates:
-            raise UserError(f"{path}: no *.metrics.jsonl in this folder")
-        found += candidates
+        if path.is_dir():
+            in_folder = sorted(path.glob("*.metrics.jsonl"))
+            if not in_folder:
+                raise UserError(f"{path}: no *.metrics.jsonl in this folder")
+            found += in_folder
+        elif path.suffix == ".jsonl":
+            found.append(path)
+        else:
+            found.append(path.with_name(path.name.removesuffix(".pth") + ".metrics.jsonl"))
     return found

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from scripts import report
 from tests.helpers import records, train
+from trainer.electra.job import ElectraJob
+from trainer.glue.job import GlueJob
+from trainer.pretrain.job import PretrainJob
+from trainer.reporting.charts import COMMON, Chart, charts_of_runs
 from trainer.reporting.html_report import BUCKETS, EARLIER, thin, write_report
+from trainer.reporting.older_records import CHARTS_BEFORE
 from trainer.reporting.records import RunRecords
 
 START = {
@@ -66,6 +71,77 @@ def test_the_page_of_a_run(data, tmp_path):
     assert page.count("<svg") >= 7 and "Expert load" in page and "--from_resume 1" in page
     assert not re.search(r"(src|href|url)\s*=?\s*[\"'(]+\s*(https?:)?//", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
     assert (tmp_path / "pretrain_16_moe.loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def captions(page):
+    """The captions of a page's charts, in order."""
+    return re.findall(r"<figcaption>(.*?)</figcaption>", page)
+
+
+def with_charts(path, charts):
+    """The metrics file, whose start says what to draw."""
+    first, rest = path.read_text(encoding="utf-8").split("\n", 1)
+    path.write_text(json.dumps({**json.loads(first), "charts": charts}) + "\n" + rest, encoding="utf-8")
+    return path
+
+
+def test_a_run_records_the_charts_of_its_job(data, tmp_path):
+    run = train(data_path=data, out_dir=tmp_path, use_moe=1)
+    (start,) = records(run, "settings")
+    assert start["charts"] == [chart.as_record() for chart in PretrainJob.charts]
+    path = f"{run.job.stem}.metrics.jsonl"
+    assert RunRecords(path).charts == PretrainJob.charts
+
+
+def test_the_page_draws_what_the_start_declares(tmp_path):
+    """A chart that no code of the report knows, in the order of the declaration."""
+    charts = [Chart("Speed", ("tokens_per_second",)), Chart("Two <b> halves", ("expert_load/*",)), COMMON[0]]
+    path = with_charts(metrics_file(tmp_path / "a.metrics.jsonl"), [chart.as_record() for chart in charts])
+    write_report([path], tmp_path / "a.html", tmp_path / "a.png")
+    assert captions((tmp_path / "a.html").read_text(encoding="utf-8")) == ["Speed", "Two &lt;b&gt; halves", "Loss"]
+
+
+def test_a_start_without_charts_is_drawn_as_before(tmp_path):
+    """Reference: the captions of the page that the version without declared charts made of this file."""
+    write_report([metrics_file(tmp_path / "a.metrics.jsonl")], tmp_path / "a.html")
+    assert captions((tmp_path / "a.html").read_text(encoding="utf-8")) == [
+        "Loss",
+        "Validation: bits per byte",
+        "Learning rate",
+        "Gradient norm, before clipping",
+        "Tokens per second",
+        "Expert load: mean over the layers",
+    ]
+
+
+def test_every_job_declares_what_was_drawn_of_it_before():
+    """Side by side they give the order of before; a job alone has a part of it, and no chart twice."""
+    jobs = [PretrainJob.charts, ElectraJob.charts, GlueJob.charts]
+    assert charts_of_runs(jobs) == list(CHARTS_BEFORE)
+    for charts in jobs:
+        assert list(charts) == [chart for chart in CHARTS_BEFORE if chart in charts]
+
+
+@pytest.mark.parametrize(
+    "charts",
+    [7, None, "Loss", [], [7], [{"title": "Loss"}], [{**COMMON[0].as_record(), "fields": ["loss", 1]}],
+     [{**COMMON[0].as_record(), "logarithmic": "yes"}]],
+    ids=range(8),
+)  # fmt: skip
+def test_charts_that_no_run_wrote_are_those_of_before(tmp_path, charts):
+    path = with_charts(metrics_file(tmp_path / "a.metrics.jsonl"), charts)
+    assert RunRecords(path).charts == CHARTS_BEFORE
+    write_report([path], tmp_path / "a.html", tmp_path / "a.png")
+
+
+def test_a_field_that_cannot_be_drawn_as_text_is_spelled_out(tmp_path):
+    name = "\udcff$\\frac{$"
+    charts = [Chart(name, ("lr", name)).as_record()]
+    path = with_charts(metrics_file(tmp_path / "a.metrics.jsonl"), charts)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 1, "tokens": 5, name: 1.0}) + "\n")
+    write_report([path], tmp_path / "a.html")
+    assert "\\udcff$" in (tmp_path / "a.html").read_text(encoding="utf-8")
 
 
 def test_text_is_never_markup(tmp_path):
