@@ -11,14 +11,21 @@ from typing import Any
 from common.errors import DataError
 from common.packages import optional_package
 from dataset.reading import limits
+from dataset.reading.faults import Item
 
-Item = tuple[int, str | tuple[str, str]]
-
-# A pyarrow.Array. The package is optional, so its types cannot be named here.
+# pyarrow's Array, DataType, Schema, Scalar and FileMetaData. The package is optional and has no types of its own, so
+# that these names only tell the reader which of its classes is meant.
 ArrowArray = Any
+ArrowType = Any
+ArrowSchema = Any
+ArrowScalar = Any
+ParquetMetadata = Any
 
+# A batch of a parquet file has at most so many rows, and fewer where these would take more than a few megabytes.
 MOST_ROWS = 1024
 BATCH_BYTES = 4 << 20
+
+# A file with a table of contents at its end begins with this; a stream has neither.
 ARROW_FILE_MAGIC = b"ARROW1"
 
 
@@ -41,6 +48,7 @@ class TableReader:
         batches = self._parquet_columns() if self.kind == ".parquet" else self._ipc_columns()
         row = 0
         if self.row_group is not None:
+            # A fault names the row of the file, whichever row groups other processes read.
             row = sum(rows for rows, _ in self.row_groups()[: self.row_group])
         with self._told():
             for column in batches:
@@ -73,6 +81,7 @@ class TableReader:
     def _parquet_columns(self) -> Iterator[ArrowArray]:
         """The text column, an array of some rows at a time."""
         parquet = optional_package("pyarrow.parquet", "to read .parquet")
+        # Opened twice: the second opening names the column, and one that is not there would be a KeyError of pyarrow.
         with parquet.ParquetFile(self.path) as file:
             self._check_schema(file.schema_arrow)
         # With a dictionary, equal texts are held once; a buffer, so that a row group is not read whole.
@@ -109,7 +118,7 @@ class TableReader:
                 self.done = source.tell() / size
                 yield batch.column(self.text_field)
 
-    def _check_schema(self, schema: Any) -> None:
+    def _check_schema(self, schema: ArrowSchema) -> None:
         """Errors: DataError where there is no text column of the name, or two."""
         names = schema.names
         if names.count(self.text_field) != 1:
@@ -125,7 +134,7 @@ class TableReader:
                 "(--text_field names another one)"
             )
 
-    def _is_text(self, kind: Any) -> bool:
+    def _is_text(self, kind: ArrowType) -> bool:
         """Whether a column of this type holds texts; a dictionary of texts does."""
         types = self.arrow.types
         if types.is_dictionary(kind):
@@ -133,6 +142,11 @@ class TableReader:
         tests = [types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null]
         return any(test(kind) for test in tests)
 
+    # Two things make a text column dangerous. A dictionary of one long text and a million indices stands for a million
+    # times the memory of the file, so a text is made for one row at a time and never for a whole column. And pyarrow
+    # believes the offsets and indices that a file gives: a wrong one would be followed out of the memory of the file,
+    # which ends the process or reads what is not its own. So both are checked before any value is looked at. UTF-8 is
+    # left out of that check (texts are viewed as bytes), for it would refuse the whole file where one row is bad.
     def _values(self, column: ArrowArray) -> Iterator[str | tuple[str, str]]:
         """The text or fault of each row of an array."""
         if self.arrow.types.is_dictionary(column.type):
@@ -140,6 +154,7 @@ class TableReader:
             entries = self._as_bytes(column.dictionary)
             indices = column.indices
             indices.validate(full=True)
+            # Indices are small: they may be held as Python's numbers, which the texts may not.
             for index in indices.to_pylist():
                 if index is not None and not 0 <= index < len(entries):
                     raise self.arrow.ArrowInvalid(f"index {index} into a dictionary of {len(entries)} entries")
@@ -159,10 +174,11 @@ class TableReader:
         array.validate(full=True)
         return array
 
-    def _text(self, scalar: Any) -> str | tuple[str, str]:
+    def _text(self, scalar: ArrowScalar | None) -> str | tuple[str, str]:
         """The text of one row, or (kind, reason) of its fault; None: a null."""
         if scalar is None or not scalar.is_valid:
             return "text is null", f"{self.text_field!r} is a null, not a string"
+        # A buffer points into the batch. The bytes are copied only once their number is known to be bounded.
         buffer = scalar.as_buffer()
         if buffer.size > limits.MAX_DOCUMENT_BYTES:
             return limits.too_long("value")
@@ -173,8 +189,9 @@ class TableReader:
             return "bad UTF-8", f"{self.text_field!r} is not UTF-8: byte 0x{raw[error.start]:02x} at {error.start + 1}"
 
 
-def _batch_rows(metadata: Any) -> int:
+def _batch_rows(metadata: ParquetMetadata) -> int:
     """How many rows of a parquet file are read at a time, so that they take few megabytes by what the file says."""
+    # Bytes of a row, as the mean of the row group where it is largest; all columns count, though one is read.
     largest = 1
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)

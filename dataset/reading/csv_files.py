@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import limits
-from dataset.reading.faults import BadLine
+from dataset.reading.faults import BadLine, Item
 from dataset.reading.line_reader import LineReader, Stream
-
-Item = tuple[int, str | tuple[str, str]]
 
 
 def read_csv(stream: Stream, path: str, delimiter: str, text_field: str) -> Iterator[Item]:
@@ -41,10 +39,12 @@ def _header(rows: "_Rows", path: str, text_field: str) -> tuple[int, int]:
         raise DataError(f"{path}:{rows.first_line}: {bad.args[1]}") from None
     if names is None:
         return 0, 0
+    # A byte-order mark is no part of the first column's name.
     names[0] = names[0].removeprefix("\ufeff")
     if names.count(text_field) != 1:
         what = "no column" if text_field not in names else "more than one column"
         shown = ", ".join(name[:40] for name in names[:8])
+        # Bytes that are not UTF-8 stand in the names as halves of surrogate pairs, which no terminal prints.
         shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
         raise DataError(
             f"{path}:{rows.first_line}: {what} {text_field!r} in the header (its columns: {shown}; "
@@ -54,6 +54,8 @@ def _header(rows: "_Rows", path: str, text_field: str) -> tuple[int, int]:
 
 
 def _text_of_row(row: list[str], columns: int, column: int) -> str:
+    """The text of a row. Errors: BadLine for a row that does not fit the header, and for bytes that are not UTF-8."""
+    # A comma in a text that is not quoted gives one field more: the text would be cut off without a word.
     if len(row) != columns:
         raise BadLine("wrong number of fields", f"{len(row)} fields where the header has {columns}")
     text = row[column]
@@ -66,6 +68,15 @@ def _text_of_row(row: list[str], columns: int, column: int) -> str:
     return text
 
 
+# Who pulls whom: `next` asks the csv module for a row, and the module asks `_row_lines` for as many lines as the row
+# has, since a quoted field may hold line breaks. So the module decides where a row ends, and this class knows the rest:
+#
+# 1. The number of a row's first line. Before a row is asked for, the LineReader has read all lines of the row before it
+#    and no more, so the next row begins on the line after. A file of a hundred rows may well have a thousand lines.
+# 2. The bound. A quote that is never closed would make the rest of the file one field, held in memory. `row_bytes`
+#    counts what one row has taken, and `_row_lines` raises BadLine in the middle of the module's own loop.
+# 3. How to go on after a fault. A generator that has raised is finished, and the module keeps half a row. Both are made
+#    anew; the LineReader stays, so the next row begins after the last line that was read.
 class _Rows:
     """The rows of a stream. first_line: where the row that was asked for last begins."""
 
@@ -90,7 +101,9 @@ class _Rows:
             self.row_bytes += len(line)
             if self.row_bytes > limits.MAX_CSV_ROW_BYTES:
                 raise BadLine(*limits.too_long("row", limits.MAX_CSV_ROW_BYTES))
+            # A column that is not the text's may hold any bytes: only the text is checked, once its row is known.
             yield line.decode("utf-8", "surrogateescape")
+        # None is a line that is too long by itself, b"" the end.
         if line is None:
             raise BadLine(*limits.too_long("row", limits.MAX_CSV_ROW_BYTES))
         self.ended = True
@@ -115,5 +128,6 @@ class _Rows:
                 ) from None
             if row:
                 return row
+            # The module gives a blank line as an empty row; a long run of them is passed by the buffer.
             self.lines.skip_blank_lines()
         return None

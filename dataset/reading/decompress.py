@@ -20,7 +20,18 @@ from dataset.reading.line_reader import BUFFER_BYTES, Stream
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
+# A few kilobytes can stand for gigabytes, and the file may be anybody's. So memory must be bounded by what is asked for,
+# never by what the input stands for:
+#
+# 1. A reader asks for some bytes, and the decoder is given that number as `max_length`. It stops there, keeps what it
+#    has not yet decompressed, and says by `needs_input` that it wants none of the file yet.
+# 2. The decoder's own memory is a window, whose size the file claims. That of gzip and bzip2 is small and fixed, that of
+#    xz is refused above a limit of ours and that of zstd above one of its own.
+# 3. zstd's decoder has no `max_length`. It is fed in pieces so small that all that one may stand for can be held.
+#
+# Whoever reads the stream must do so with bounds of its own (LineReader, limits.py): a line of a gigabyte is still one.
 READ_BYTES = 1 << 17
+
 # `xz -9` asks for 65 MB; a file may claim gigabytes.
 XZ_MEMORY_BYTES = 256 << 20
 # One compressed byte of zstd may stand for 32 kB, and its decoder gives all that its input stands for: 16 MB at most.
@@ -54,7 +65,7 @@ def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO
             raise DataError(f"{path}: the compressed file is damaged or cut off ({error}); fetch it again") from None
 
 
-def _decompressed(file: BinaryIO, compression: str) -> Any:
+def _decompressed(file: BinaryIO, compression: str) -> "gzip.GzipFile | _Members":
     """A raw stream of the decompressed bytes. Python's own reader serves for gzip alone: those of bzip2 and xz have no
     bound for the memory that one read takes."""
     if compression == ".gz":
@@ -76,6 +87,9 @@ class _Members(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """As io.RawIOBase has it: fills the start of the buffer, 0 at the end. Errors: EOFError for a cut file."""
+        # Round after round until there is something to give: a member may be empty, and a decoder takes some input
+        # before it gives anything. To return 0 before the end would end the file for the reader.
         while True:
             if self.decoder is None:
                 self.decoder = self._next_member()
@@ -88,6 +102,7 @@ class _Members(io.RawIOBase):
             ready = self.decoder.decompress(self.compressed, len(buffer))
             self.compressed = b""
             if self.decoder.eof:
+                # The last input may hold the beginning of the next member.
                 self.compressed = self.decoder.unused_data
                 self.decoder = None
             if ready:
@@ -126,6 +141,7 @@ class _ZstdDecoder:
 
     @property
     def eof(self) -> bool:
+        # The frame has ended, and all of it was given.
         return bool(self.frame.eof and not self.ready)
 
     @property
@@ -134,6 +150,7 @@ class _ZstdDecoder:
 
     @property
     def unused_data(self) -> bytes:
+        # What the frame did not take of its last piece, then the pieces that it was not fed.
         unused: bytes = self.frame.unused_data
         return unused + self.compressed[self.fed :]
 
@@ -142,6 +159,7 @@ class _ZstdDecoder:
             assert self.fed == len(self.compressed), "data is given only where needs_input asks for it"
             self.compressed = data
             self.fed = 0
+        # Fed only while nothing is ready, so that what is held is never more than what one piece stands for.
         while not self.ready and not self.frame.eof and self.fed < len(self.compressed):
             piece = self.compressed[self.fed : self.fed + ZSTD_INPUT_BYTES]
             self.fed += len(piece)

@@ -18,18 +18,17 @@ from dataset.reading import limits
 from dataset.reading.arrow_files import TableReader
 from dataset.reading.csv_files import read_csv
 from dataset.reading.decompress import open_stream
-from dataset.reading.faults import BadLine, BadLines, Fault
+from dataset.reading.faults import BadLine, BadLines, Fault, Item
 from dataset.reading.file_kinds import find_files, kind_of
 from dataset.reading.json_files import read_json
 from dataset.reading.json_lines import BOM, parse_line, text_of_line
 from dataset.reading.line_reader import BUFFER_BYTES, LineReader, Stream
 
+# A block is held in memory by the process that reads it and by the one that encodes it.
 BLOCK_BYTES = 4 << 20
 BLOCK_ROWS = 1024
 
-# (line or row from 1, text or (kind, reason) of a fault)
-Item = tuple[int, str | tuple[str, str]]
-
+# A newline, then a line of nothing but blanks: where a text is split into paragraphs.
 BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 
 __all__ = ["BOM", "BadLines", "DataError", "Fault", "find_files", "parse_line", "read_documents"]
@@ -51,6 +50,15 @@ def read_documents(
             bad_lines.add(fault)
 
 
+# Files are cut into blocks, so that several processes can encode one file, and a store comes out the same whatever their
+# number. So where a block ends follows from the file and the size of a block alone, never from who is free.
+#
+# A plain .jsonl is cut without looking inside, at every multiple of block_bytes, which costs nothing for a file of any
+# size. A cut falls into some line, and one rule decides whose it is: *a line belongs to the block in which it begins*.
+# The block before reads on beyond its end to finish the line, and the block after passes what is left of it. A line
+# that begins exactly at a cut is the later block's; to see that, it starts one byte early, at the newline before.
+#
+# What is compressed, and tables, can be read in order only. There one process reads, and hands on whole lines or items.
 @dataclass
 class Block:
     """Some documents of a file, small enough to be held and handed to another process. It is one of these:
@@ -64,10 +72,14 @@ class Block:
     end: int = 0
     raw: bytes | None = None
     items: list[Item] | None = None
-    last_fault: Item | None = None  # of what follows `raw` and was too long to be held
-    paragraphs: bool = False  # a blank line in `raw` ends a document
-    lines_before: int | None = None  # None: not known, see LineCounter
-    source_bytes: int = 0  # its share of the file, for progress
+    # Of what follows `raw` and was too long to be held.
+    last_fault: Item | None = None
+    # A blank line in `raw` ends a document.
+    paragraphs: bool = False
+    # None: not known, see LineCounter.
+    lines_before: int | None = None
+    # Its share of the file, for progress.
+    source_bytes: int = 0
 
     def documents(self, text_field: str) -> Iterator[Item]:
         """Yields (line from 1 in the block, text or (kind, reason) of a fault); not blank lines and empty texts."""
@@ -187,6 +199,8 @@ def split_into_blocks(
     if not kind.compression and kind.is_text and not split_text:
         yield Block(path, lines_before=0, source_bytes=size)
         return
+    # From here on the file is read in order. `stream` gives the decompressed bytes; `file` is what lies on the disk, and
+    # how far it was read says how much is done.
     with open_stream(path, kind.compression) as (stream, file):
         if kind.is_text and split_text:
             yield from _text_blocks(path, stream, file, block_bytes or BLOCK_BYTES)
@@ -247,6 +261,7 @@ class LineCounter:
                 chunk = file.read(min(BLOCK_BYTES, block.start - 1 - self.position))
                 self.newlines += chunk.count(b"\n")
                 self.position += len(chunk)
+        # Counted up to start - 1 only, since a line that begins exactly at `start` is the block's own.
         # The newline at start - 1 or later is the one after which the block's first line begins.
         return self.newlines + 1
 
@@ -260,6 +275,7 @@ def _item_blocks(
     done = 0
     for item in items:
         block.append(item)
+        # The length of a text. A fault is a pair and counts as 2.
         characters += len(item[1])
         if characters >= (block_bytes or BLOCK_BYTES) or len(block) >= BLOCK_ROWS:
             yield Block(path, items=block, lines_before=0, source_bytes=position() - done)
@@ -275,13 +291,15 @@ def _line_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -
     lines = 0
     done = 0
     while raw := stream.read(block_bytes):
-        # Bytes of a line that the block has begun and the next bytes of the stream go on with.
+        # Bytes of a line that the block has begun and the next bytes of the stream go on with. Both parts together may
+        # be as long as a document.
         begun = len(raw) - (raw.rfind(b"\n") + 1)
         rest = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - begun)
         fault = None
         if begun + len(rest) <= limits.MAX_DOCUMENT_BYTES:
             raw += rest
         else:
+            # The lines before it are good; the long one is told in the place where it stands, after them.
             raw = raw[: len(raw) - begun]
             fault = (raw.count(b"\n") + 1, limits.too_long("line"))
             if not rest.endswith(b"\n"):
@@ -301,6 +319,7 @@ def _text_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -
         lines_of_block = raw.count(b"\n") + lines_of_rest
         fault = None
         if rest is None:
+            # The block keeps the paragraphs that ended within it, and lets go of the one that is too long.
             ends = [found.end() for found in BLANK_LINE.finditer(raw)]
             raw = raw[: ends[-1]] if ends else b""
             fault = (raw.count(b"\n") + 1, limits.too_long("text between blank lines"))
@@ -324,6 +343,7 @@ def _rest_of_paragraph(stream: Stream) -> tuple[bytes | None, int]:
         if not line.strip():
             whole = b"".join(rest)
             return whole, whole.count(b"\n")
+    # Too long. What was read is let go before the rest is passed, line by line, up to the blank one.
     newlines = sum(line.count(b"\n") for line in rest)
     ended = rest[-1].endswith(b"\n")
     rest.clear()

@@ -8,6 +8,10 @@ from typing import Any
 from common.errors import DataError
 from common.wording import counted
 
+# (line or row from 1, text of a document or (kind, reason) of a fault): what every reader gives, one after the other.
+# A fault goes the way of a document, so that whoever asks for documents decides whether it ends the run or is counted.
+Item = tuple[int, str | tuple[str, str]]
+
 
 class BadLine(Exception):
     """What a reader raises on a line that is no document. Arguments: kind, reason."""
@@ -18,7 +22,8 @@ class Fault:
     """Why a line is no document."""
 
     path: str
-    line: int  # 1-based (a row of a parquet file likewise)
+    # From 1; a row of a parquet or Arrow file likewise.
+    line: int
     kind: str
     reason: str
 
@@ -27,6 +32,13 @@ class Fault:
         return DataError(f"{self.path}:{self.line}: {self.reason}; mend the line, or pass --skip_bad_lines", self.kind)
 
 
+# What a run may keep of its faults is small whatever the data: a count for each of about twenty kinds and three places
+# for each. A corpus of a billion lines of which half are bad costs as much as one with ten bad lines.
+#
+# Blocks are read by several processes, and each has a collector of its own, whose lines count from the block's first.
+# Those of one file are merged in the order of its blocks, moved on by the lines before; then the first three places
+# that are kept are the first three of the file, however many processes there were. Parts of a store that are made on
+# several machines deal the blocks out in turn: `in_document_order` sorts their places once more.
 class BadLines:
     """Counts faults by kind and keeps the first few places of each; those of several blocks merge in order."""
 
@@ -47,6 +59,7 @@ class BadLines:
 
     def _add(self, kind: str, count: int, faults: list[Fault]) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + count
+        # All that is known of the earlier lines has been added before: the first ones are kept, later ones dropped.
         kept = self.places.setdefault(kind, [])
         kept.extend(faults[: self.keep - len(kept)])
 
@@ -83,9 +96,11 @@ class BadLines:
         if not self.total:
             return []
         lines = [f"skipped {counted(self.total, 'bad line')}:"]
-        # The most frequent ones first; of equally frequent ones in the order of their names.
-        kinds = sorted(self.counts, key=lambda kind: (-self.counts[kind], kind))
-        for kind in kinds:
+
+        def most_frequent_first(kind: str) -> tuple[int, str]:
+            return -self.counts[kind], kind
+
+        for kind in sorted(self.counts, key=most_frequent_first):
             count = self.counts[kind]
             lines.append(f"  {kind}: {count:,}")
             lines += [f"    {fault.path}:{fault.line}: {fault.reason}" for fault in self.places[kind]]
@@ -109,6 +124,7 @@ class BadLines:
             return False
         fields = set(Fault.__dataclass_fields__)
         for kind, count in counts.items():
+            # isinstance would take true and false for numbers.
             if type(count) is not int or not isinstance(places[kind], list):
                 return False
             for place in places[kind]:

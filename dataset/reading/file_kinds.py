@@ -52,6 +52,7 @@ class FileKind:
 
 def kind_of(path: Path) -> FileKind:
     """What the name of a file says. A suffix that is not known stands for plain text: the user named it as such."""
+    # Two suffixes at most: `a.jsonl.gz` is jsonl, and in `a.gz.txt` the .gz means nothing.
     name = path.name.lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
     stem = name.removesuffix(compression)
@@ -63,6 +64,8 @@ def identity_suffix(path: Path) -> str:
 
     For the kinds that have always been read it is the last suffix alone, so that their stores stay.
     """
+    # A store is found again by the digest of its data and this suffix: another answer here would tokenise everything
+    # once more.
     kind = kind_of(path)
     if not kind.compression or (kind.suffix == ".jsonl" and kind.compression in (".gz", ".zst")):
         return path.suffix.lower()
@@ -116,6 +119,7 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> li
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     refuse_address(data_path)
     path = expanded(data_path)
+    # A file that was named is read whatever lies beside it; the choice below is for folders and patterns.
     if _is(Path.is_file, path):
         if not _is_readable(path, text_suffixes):
             raise DataError(f"{path}: unknown kind of file; {READABLE}")
@@ -157,6 +161,7 @@ def _files_below(folder: Path) -> list[Path]:
 
     A folder that is met twice, by a link to itself or to one above, is read once.
     """
+    # os.walk follows links, as rglob does not: a corpus is often a folder of links to other disks.
     found = []
     seen = set()
     for place, folders, names in os.walk(folder, followlinks=True):
@@ -165,6 +170,7 @@ def _files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
+        # In place: os.walk goes on with what is left in the list.
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place, name) for name in names if not name.startswith(".")]
     return found
@@ -174,6 +180,7 @@ def is_own_output(file: Path) -> bool:
     """Whether a run, a token store or a model has left the file where data lies too."""
     if file.name.endswith((".metrics.jsonl", ".report.html", ".settings.yaml")) or file.name == "hashes.json":
         return True
+    # The settings of a model stand beside its weights.
     if file.suffix == ".json" and file.with_suffix(".pth").exists():
         return True
     if any(re.search(r"_resume(_old\d+)?$", folder.name) for folder in file.parents):
@@ -207,6 +214,8 @@ def _is_readable(path: Path, text_suffixes: Sequence[str] | None) -> bool:
 
 def _wanted(files: list[Path], text_suffixes: Sequence[str] | None) -> list[Path]:
     """Those of a folder's readable files that are its corpus."""
+    # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
+    # the tables are the data and the texts describe them, or the texts are source code and the tables its settings.
     kinds = {file: kind_of(file) for file in files}
     asked = [file for file in files if kinds[file].suffix in (".txt", *tuple(text_suffixes or ()))]
     corpora = [file for file in files if kinds[file].suffix in CORPORA]

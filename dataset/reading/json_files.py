@@ -8,17 +8,20 @@ import re
 from collections.abc import Iterator
 
 from dataset.reading import limits
-from dataset.reading.faults import BadLine
+from dataset.reading.faults import BadLine, Item
 from dataset.reading.json_lines import BOM, text_of_line
 from dataset.reading.line_reader import Stream
 
 CHUNK_BYTES = 1 << 18
 NOT_BLANK = re.compile(rb"[^ \t\r\n\v\f]")
+
+# What the scan must look at: outside of strings brackets and the beginning of a string, within one its end and the
+# backslash that takes the next byte's meaning away. All are ASCII, and no byte of a longer UTF-8 character is.
 STRUCTURE = re.compile(rb'["\[\]{}]')
 IN_STRING = re.compile(rb'["\\]')
-END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
 
-Item = tuple[int, str | tuple[str, str]]
+# A number, true, false, null, or a word that is none of these.
+END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
 
 
 def read_json(stream: Stream, text_field: str) -> Iterator[Item]:
@@ -37,6 +40,16 @@ def read_json(stream: Stream, text_field: str) -> Iterator[Item]:
                 yield line, text
 
 
+# How an array of any length is read in bounded memory. The walk holds one chunk of the file, and of the value that it
+# stands in the parts that lie in earlier chunks:
+#
+#     ... {"text": "one"}, {"text": "tw | o"}, {"text": "three"}, ...         | a chunk ends
+#                          ^ at, parts = []   parts = [b'{"text": "tw'], the scan goes on at b'o"}'
+#
+# `_value` cuts a value out at its closing bracket and knows nothing of what is inside; json decodes it afterwards. So a
+# fault inside a value (a bad number, a missing colon) leaves the walk where it should be, and the next value is read as
+# if nothing had been. Brackets that do not match within a value may move its end. The walk never stands still: a value
+# takes at least one byte. What grows beyond the limit for a document is let go part by part, and told as one fault.
 class _Values:
     """Walks over a stream. data[at:] is what was read and not yet used, line the line of data[at]."""
 
@@ -53,6 +66,7 @@ class _Values:
         if self._next_byte() == b"[":
             self.at += 1
             yield from self._array()
+        # Objects one after the other, or whatever follows an array.
         while self._next_byte():
             yield self._value()
 
@@ -81,6 +95,7 @@ class _Values:
         while True:
             found = NOT_BLANK.search(self.data, self.at)
             end = found.start() if found else len(self.data)
+            # Newlines are counted once, here and where a value is taken: `line` is always that of data[at].
             self.line += self.data.count(b"\n", self.at, end)
             self.at = end
             if found:
@@ -106,6 +121,7 @@ class _Values:
             self.line += part.count(b"\n")
             size += len(part)
             if size > limits.MAX_DOCUMENT_BYTES:
+                # The end must still be found, but nothing of the value is held.
                 parts.clear()
             else:
                 parts.append(part)
@@ -124,6 +140,7 @@ class _EndScan:
 
     def __init__(self) -> None:
         self.started = False
+        self.scalar = False
         self.depth = 0
         self.in_string = False
         # The last chunk ended with a backslash within a string.
@@ -133,21 +150,21 @@ class _EndScan:
         """Where in `data` the value ends, None if not within it. The value, or its next part, begins at `at`."""
         if not self.started:
             self.started = True
-            if data[at : at + 1] not in (b"{", b"[", b'"'):
-                self.scalar = True
+            self.scalar = data[at : at + 1] not in (b"{", b"[", b'"')
+            if self.scalar:
                 # At least one byte is taken, so that a stray bracket does not stop the walk.
                 at += 1
-            else:
-                self.scalar = False
         if self.scalar:
             found = END_OF_SCALAR.search(data, at)
             return found.start() if found else None
         if self.escaped:
+            # The backslash stood at the very end of the chunk before; what it escapes is the first byte of this one.
             at += 1
             self.escaped = False
         return self._end_of_nested(data, at)
 
     def _end_of_nested(self, data: bytes, at: int) -> int | None:
+        """Where an object, array or string ends that goes on at `at`, None if not within `data`."""
         while True:
             found = (IN_STRING if self.in_string else STRUCTURE).search(data, at)
             if found is None:
@@ -163,5 +180,6 @@ class _EndScan:
                 self.depth += 1
             else:
                 self.depth -= 1
+            # A string by itself ends with its quote, at depth 0.
             if self.depth <= 0 and not self.in_string:
                 return at

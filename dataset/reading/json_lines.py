@@ -24,6 +24,7 @@ def parse_line(raw: bytes, place: str, text_field: str = "text") -> str | None:
 
 def text_of_line(raw: bytes, text_field: str) -> str | None:
     """The text of a jsonl line, None for a blank one. Errors: BadLine."""
+    # A mark may stand before any line, where files were joined.
     raw = raw.removeprefix(BOM).strip(WHITE_SPACE)
     if not raw:
         return None
@@ -45,10 +46,12 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
 
 def record_of_line(raw: bytes) -> object:
     """The JSON value of a line without its byte-order mark. Errors: BadLine."""
+    # Before json sees it: what it builds cannot be stopped half way.
     _check_number_of_values(raw)
     try:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
+        # The bytes at the end begin a character that is not there: the writer was stopped, the encoding is right.
         if error.reason == "unexpected end of data":
             raise BadLine("cut line", "the line ends in the middle of a character") from None
         hint = " (the file looks like UTF-16)" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
@@ -73,6 +76,7 @@ def _check_number_of_values(raw: bytes) -> None:
 
 def _explain(error: json.JSONDecodeError, raw: bytes) -> BadLine:
     """The kind and words for a line that is not JSON."""
+    # The order matters: NULs where a disk was full also look like a control character, or like a line that is cut.
     at = f"at column {error.pos + 1}"
     if error.msg.startswith("Extra data"):
         return BadLine("two values on a line", f"something follows the object {at}; one object a line")
@@ -86,6 +90,7 @@ def _explain(error: json.JSONDecodeError, raw: bytes) -> BadLine:
 
 
 def _check_surrogates(text: str) -> None:
+    """Errors: BadLine for a text that no UTF-8 can spell, such as "\\ud83d" alone; the tokenizer would fail on it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -95,5 +100,6 @@ def _check_surrogates(text: str) -> None:
 
 
 def json_type(value: object) -> str:
+    """What JSON calls a value of this type."""
     names = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
     return names.get(type(value), "number")

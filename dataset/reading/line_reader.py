@@ -13,6 +13,12 @@ SKIP_BYTES = 1 << 20
 WHITE_SPACE = b" \t\r\n\v\f"
 
 
+# `for line in file` holds a line whole, however long it is, and a compressed megabyte can be a line of a gigabyte. Here
+# `readline` always has a bound. Of a line that reaches it the rest is passed in pieces, and the caller is told by None
+# that there was a line: it still counts, so that the numbers of later lines are right.
+#
+# Blank lines cost as little: a run of them has no bound, and to give them out one by one would take minutes for a file
+# of nothing else. After two in a row the buffer is searched for the end of the run instead.
 class LineReader:
     """Reads lines from a BufferedReader.
 
@@ -64,6 +70,7 @@ class LineReader:
         while end is None or self.position < end:
             buffered = self.stream.peek()
             blanks = len(buffered) - len(buffered.lstrip(WHITE_SPACE))
+            # Up to the last newline among the blanks: those after it may begin a line with a text.
             whole_lines = buffered.rfind(b"\n", 0, blanks) + 1
             if not whole_lines:
                 return
