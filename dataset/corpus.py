@@ -27,6 +27,7 @@ EVAL_ROWS = 16
 
 def split_weight(argument: str) -> tuple[str, float | None]:
     """("a.jsonl", 0.7) of "a.jsonl:0.7"; (argument, None) where no share is given or a file has that very name."""
+    # From the right: a path may hold colons itself.
     path, colon, weight = argument.rpartition(":")
     if not colon or is_there(argument):
         return argument, None
@@ -71,6 +72,7 @@ def name_of(paths: list[str]) -> str:
 
 def repeated_sources(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
     """A line for each file that two paths name, by itself or within a folder: its documents would be trained twice."""
+    # By what a path leads to: a file and a link to it are one.
     times: Counter[str] = Counter()
     for path in paths:
         times.update(str(file.resolve()) for file in find_files(path, text_suffixes))
@@ -85,6 +87,8 @@ def repeated_sources(paths: list[str], text_suffixes: Sequence[str] | None = Non
 
 def count_shared(training: Documents, validation: Documents) -> int:
     """How many documents of `validation` have the text of a training document, by the stored hashes of the texts."""
+    # The training data may have millions of documents, so its hashes are looked up, piece by piece, among those of the
+    # few validation documents, which are sorted for that.
     wanted = np.unique(np.asarray(validation.doc_hash[:]))
     found = np.zeros(len(wanted), dtype=bool)
     for lo, hi in chunks(len(training)):
@@ -146,27 +150,39 @@ class Corpus:
         self.val_store: Documents | None = None
         if val_path:
             val_store = open_or_build(val_path, encoder, **store_options)
-            self.val_store = val_store
-            self.val_documents = np.arange(len(val_store), dtype=np.uint32)
-            self.max_token_id = max(self.max_token_id, val_store.max_token_id)
+            self._evaluate_on(val_store)
             self._look_for_overlap(val_store, val_path, allow_val_overlap)
         elif val_fraction:
-            self.val_store = self.store
-            self.documents, self.val_documents = split_by_hash(self.store, val_fraction)
-            if not len(self.val_documents):
-                raise DataError(
-                    f"--val_fraction {val_fraction} holds out none of {counted(len(self.store), 'document')}: raise it"
-                )
+            self._hold_out(val_fraction)
 
-        self.mixture: Mixture | None = None
+        # After the split: what is held out belongs to no source's share.
         shares = [share for _, share in groups if share is not None]
-        if shares:
-            joined = ConcatStore(stores)
-            cut_off = not pack or long_documents == "truncate"
-            max_targets = max_seq_len - 1 if cut_off else None
-            self.mixture = Mixture(joined, shares, seed, self.documents, max_targets=max_targets)
+        self.mixture = self._mix(shares) if shares else None
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
         self._last_plan: tuple[int, EpochPlan] | None = None
+
+    def _evaluate_on(self, val_store: TokenStore) -> None:
+        """Take all documents of a store of their own for validation."""
+        self.val_store = val_store
+        self.val_documents = np.arange(len(val_store), dtype=np.uint32)
+        self.max_token_id = max(self.max_token_id, val_store.max_token_id)
+
+    def _hold_out(self, fraction: float) -> None:
+        """Take a share of the documents from training and keep them for validation."""
+        self.val_store = self.store
+        self.documents, self.val_documents = split_by_hash(self.store, fraction)
+        if not len(self.val_documents):
+            raise DataError(
+                f"--val_fraction {fraction} holds out none of {counted(len(self.store), 'document')}: raise it"
+            )
+
+    def _mix(self, shares: list[float]) -> Mixture:
+        """What draws each epoch's documents from the sources."""
+        # A share counts trained tokens, so of a document that is cut only the part that is trained.
+        is_cut = not self.pack or self.long_documents == "truncate"
+        max_targets = self.max_seq_len - 1 if is_cut else None
+        # One source with a share is not a ConcatStore yet.
+        return Mixture(ConcatStore(self.stores), shares, self.seed, self.documents, max_targets=max_targets)
 
     def _look_for_overlap(self, val_store: TokenStore, val_path: str, allowed: bool) -> None:
         """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
@@ -206,9 +222,9 @@ class Corpus:
             stores.append(self.val_store)
         return TokenCheck(stores)
 
-    def layout(self) -> dict[str, Any]:
+    def layout(self) -> dict[str, object]:
         """What decides, beside the data, which document stands in which row: a resume must not change it."""
-        layout: dict[str, Any] = {
+        layout: dict[str, object] = {
             "max_seq_len": self.max_seq_len,
             "seed": self.seed,
             "pack": self.pack,

@@ -9,14 +9,15 @@ import ast
 import importlib.util
 import inspect
 import json
-import os
 import re
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from filelock import FileLock
+
+from common.files import atomic_file
 
 # Parts of paths: tests, what is gone in newer Pythons or is there on some systems only, jokes, and other people's code.
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "distutils", "encodings", "pydoc_data", "antigravity"}
@@ -45,27 +46,22 @@ def build_embedded_corpus(path: str | Path) -> Path:
 
 
 def _write(path: Path) -> None:
-    handle, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            for text in documents():
-                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temp, 0o644)
-        os.replace(temp, path)
-    finally:
-        Path(temp).unlink(missing_ok=True)
+    with atomic_file(path) as file:
+        for text in documents():
+            line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
+            file.write(line.encode())
 
 
 def documents() -> Iterator[str]:
     """The texts, in a fixed order and without exact duplicates."""
     library = Path(sysconfig.get_path("stdlib"))
+    # Found, not imported: the corpus comes from the text of the source files alone.
     found = importlib.util.find_spec("numpy")
     assert found is not None and found.origin is not None
     numpy = Path(found.origin).parent
-    seen = set()
-    for text in [*_topics(library / "pydoc_data" / "topics.py"), *_packages(library, ""), *_packages(numpy, "numpy")]:
+    topics = _topics(library / "pydoc_data" / "topics.py")
+    seen: set[str] = set()
+    for text in chain(topics, _packages(library, ""), _packages(numpy, "numpy")):
         if text not in seen:
             seen.add(text)
             yield text
@@ -79,17 +75,21 @@ def _topics(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Dict):
             topics = ast.literal_eval(node)
-            yield from (_clean(topics[name]) for name in sorted(topics))
+            for name in sorted(topics):
+                yield _clean(topics[name])
+            # The file holds this one dictionary.
             return
 
 
 def _packages(root: Path, package: str) -> Iterator[str]:
     """The documents of all modules under `root`, in the order of their files."""
     seen: set[str] = set()
+    # Sorted: a folder lists its files in another order on every machine.
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if SKIPPED.isdisjoint(parts):
-            yield from _group(_new_entries(_module(file, _public_name(package, parts)), seen))
+            entries = _module(file, _public_name(package, parts))
+            yield from _group(_new_entries(entries, seen))
 
 
 def _public_name(package: str, parts: tuple[str, ...]) -> str:
@@ -102,6 +102,7 @@ def _public_name(package: str, parts: tuple[str, ...]) -> str:
 def _new_entries(entries: Iterator[str], seen: set[str]) -> Iterator[str]:
     """Those whose text has not come before: aliases and overrides repeat a docstring under another name."""
     for entry in entries:
+        # The first line is the name with its signature.
         _, _, body = entry.partition("\n")
         if body not in seen:
             seen.add(body)
@@ -170,6 +171,7 @@ def _added_doc(call: ast.expr) -> str | None:
     if isinstance(doc, tuple):
         method, doc = doc
         name = f"{name}.{method}"
+    # Users know these functions by the package that hands them on.
     module = module.replace("._core.multiarray", "").replace("._core.umath", "")
     return f"{module}.{name}\n\n{_indent(_clean(inspect.cleandoc(doc)))}"
 

@@ -7,6 +7,7 @@ dataset. It keeps the places of the lines, not their text.
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +16,9 @@ from dataset.reading import limits
 from dataset.reading.documents import BOM, DataError, parse_line
 from dataset.tokenizing.encoder import DocumentEncoder
 
+# Bytes of the file that are looked at together.
 SCAN_BYTES = 16 << 20
+# What JSON lets stand around a value, and \v and \f, which bytes.strip() takes for blanks as well.
 BLANK = b" \t\r\n\v\f"
 
 
@@ -71,18 +74,28 @@ class PretrainDataset(Dataset):
         return text
 
 
-def _find_lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(start, end, line number from 1), each int64 [lines], of all lines that are not blank."""
+Places = npt.NDArray[np.int64]
+
+
+def _find_lines(path: Path) -> tuple[Places, Places, Places]:
+    """(start, end, line number from 1), each int64 [lines], of all lines that are not blank.
+
+    The test has the same as a loop over the lines.
+    """
     size = path.stat().st_size
     if not size:
-        return (np.empty(0, np.int64),) * 3
+        # An empty file cannot be mapped.
+        nothing = np.empty(0, np.int64)
+        return nothing, nothing, nothing
     data = np.memmap(path, np.uint8, "r")
     found = []
+    # Where the line begins that the next piece goes on with, and its number.
     start = 0
     line = 1
     # Piece by piece, so that of a run of empty lines nothing is kept.
     for at in range(0, size, SCAN_BYTES):
         ends = np.flatnonzero(data[at : at + SCAN_BYTES] == ord("\n")) + at
+        # The end of the file ends a line, too. After a line break that line is empty, and is left out below.
         if at + SCAN_BYTES >= size:
             ends = np.append(ends, size)
         if not len(ends):
@@ -101,8 +114,9 @@ def _find_lines(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return starts[filled], ends[filled], numbers[filled]
 
 
-def _is_blank(line: np.ndarray) -> bool:
+def _is_blank(line: npt.NDArray[np.uint8]) -> bool:
     """Whether a line, uint8 [bytes], holds blanks alone, after a byte-order mark perhaps."""
     if line[: len(BOM)].tobytes() == BOM:
         line = line[len(BOM) :]
+    # Piece by piece: a line may be as long as the file.
     return all(not line[at : at + SCAN_BYTES].tobytes().strip(BLANK) for at in range(0, len(line), SCAN_BYTES))

@@ -23,6 +23,7 @@ and the last to finish puts the store together, byte for byte that of a single r
 
 
 def shard(value: str) -> tuple[int, int]:
+    """(3, 16) of "3/16": part 3, counted from 1, of 16. Errors: ArgumentTypeError, for the command line."""
     k, slash, n = value.partition("/")
     if not (slash and k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n)):
         raise argparse.ArgumentTypeError(f"{value!r} is not k/n with k from 1 to n, such as 3/16")
@@ -33,6 +34,7 @@ def shard(value: str) -> tuple[int, int]:
 class CorpusSettings(TextSettings):
     """data"""
 
+    # MISSING: no default, so the flag must be given.
     data_path: list[str] = setting(
         MISSING,
         several=True,
