@@ -145,6 +145,7 @@ class Job(ABC, Generic[BatchT]):
     save_at: Container[int] = frozenset()  # updates after which it is saved, beside those of --save_interval
     shown: Sequence[str] = ("grad_norm",)  # fields of a log line beside loss and rate
     charts: Sequence[Chart] = COMMON  # what the report draws, in this order
+    mended_by: Mapping[str, str] = {}  # {entry of `identity`: the flags that may mend it where it differs}
     may_change: Sequence[str] = ()  # flags that a resume may change, and then says so
     only_at_start: Sequence[str] = ()  # flags that a resume does not read, and says so where they differ
     replaced: Sequence[Path] = ()  # what else an earlier run may have left; a fresh one moves it away

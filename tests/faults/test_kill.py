@@ -71,7 +71,7 @@ def saving(lab, name):
 
 
 def test_kill_9_at_random_points(lab, whole):
-    kill_often(lab, whole, 10, 3, seeded_random("row 1"))
+    kill_often(lab, whole, 10, 3, seeded_random("kills"))
 
 
 @pytest.mark.slow

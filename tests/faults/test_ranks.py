@@ -1,4 +1,4 @@
-"""Rows 4 to 6, 13, 14, 20 and 21: other worker counts, world sizes and launches, lost ranks, compiled models."""
+"""Other worker counts, world sizes and launches, lost ranks, compiled models."""
 
 import math
 import os

@@ -49,7 +49,7 @@ def check_saved(lab, name, process):
 @pytest.mark.parametrize("name", STOP)
 def test_stop_signals_at_any_moment(lab, whole, name):
     """Seven random moments in each of three runs, one after the other, with two loader workers; then on to the end."""
-    generator = seeded_random(f"row 12 {name}")
+    generator = seeded_random(f"signals {name}")
     options = {"hooks": {"slow_updates": {"seconds": 0.03}}, "num_workers": 2}
     for _ in range(7):
         begun = logged(lab, "run")
@@ -68,7 +68,7 @@ def test_stop_signals_at_any_moment(lab, whole, name):
 @pytest.mark.parametrize("name", STOP)
 def test_a_stop_signal_during_start_up(lab, whole, name):
     """Before the loop runs there is nothing to save: out at once, and the next start is a fresh one that says so."""
-    generator = seeded_random(f"row 12 start-up {name}")
+    generator = seeded_random(f"signals at start-up {name}")
     process = lab.start("run")
     time.sleep(generator.uniform(0.01, 0.05))
     process.kill(getattr(signal, name))

@@ -70,6 +70,11 @@ class ElectraJob(Job[Batch]):
         SKIPPED,
     )
 
+    mended_by = {
+        "data": "--data_path, --text_field, --skip_bad_lines",
+        "tokenizer": "--tokenizer_path, --vocab_path or --model_path",
+    }
+
     def __init__(self, settings: ElectraSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.ranks = surroundings.ranks

@@ -87,6 +87,11 @@ class GlueJob(Job[Batch]):
         "warmup_share",
     )
 
+    mended_by = {
+        "data": "--data_path, --text_field, --skip_bad_lines",
+        "tokenizer": "--tokenizer_path, --vocab_path or --model_path",
+    }
+
     def __init__(
         self, command: Command, settings: GlueSettings, data: Data, folder: Path, trained: Path | None = None
     ) -> None:

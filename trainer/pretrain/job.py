@@ -78,6 +78,11 @@ class PretrainJob(Job[Batch]):
         Chart("Expert load: mean over the layers", ("expert_load/*",)),
     )
 
+    mended_by = {
+        "data": "--data_path, --text_field, --skip_bad_lines",
+        "tokenizer": "--tokenizer_path, --vocab_path or --model_path",
+    }
+
     def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.ranks = surroundings.ranks

@@ -11,8 +11,12 @@ import torch
 
 from common.errors import UserError
 from common.files import HashingWriter, atomic_file
+from trainer.electra.job import ElectraJob
+from trainer.glue.job import GlueJob
+from trainer.pretrain.job import PretrainJob
 from trainer.saving import checkpoint
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, verified
+from trainer.saving.resume import difference
 from trainer.saving.weights import save_weights, write_tensors
 
 
@@ -145,6 +149,17 @@ def test_none_none_good_and_good(tmp_path):
     (tmp_path / "resume" / "update_00000001.pt.sha256").unlink()
     with pytest.raises(UserError, match="none of its 1 checkpoints is intact"):
         checkpoints.newest(lambda text: None)
+
+
+@pytest.mark.parametrize("job", [PretrainJob, ElectraJob, GlueJob])
+def test_a_resume_names_the_flags_that_may_mend_a_difference(job):
+    told = [difference(what, "a", "b", job.mended_by.get(what, "")) for what in ("data", "tokenizer", "optimizer")]
+    end = ": a there, b in this run; use the same one, or start without --from_resume"
+    assert told == [
+        f"made with another data (--data_path, --text_field, --skip_bad_lines){end}",
+        f"made with another tokenizer (--tokenizer_path, --vocab_path or --model_path){end}",
+        f"made with another optimizer{end}",
+    ]
 
 
 def test_weights_are_half_precision_tied_and_atomic(tmp_path):
