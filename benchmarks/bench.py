@@ -14,8 +14,8 @@
 Every side is a process of its own, so that its peak memory is its own, and trains only while it is its turn: rounds of
 short slices, in which bf16 matrix products are measured too. A ratio is the median over the rounds, with its range.
 Of `electra` (the small networks, see benchmarks/electra_sides.py) there are only plain and ours.
-All sides train on the same documents: Wikipedia texts of ../shared/corpora (or the embedded corpus) cut to 325 tokens
-on average. "text" counts trained targets and leaves padding out.
+All sides train on the same documents: English and Chinese Wikipedia (docs/corpora.md), or the embedded corpus where
+MINIMIND_REFERENCE leads to none, cut to 325 tokens on average. "text" counts trained targets and leaves padding out.
 """
 
 import sys
@@ -44,6 +44,7 @@ from statistics import median
 import torch
 
 from benchmarks.arguments import SIDES, SIZES, bench_parser
+from benchmarks.reference import CORPORA
 from benchmarks.sides import train_side
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -51,8 +52,6 @@ from model.model_minimind import MiniMindConfig
 from trainer.machine.measure import product_rate
 from trainer.pretrain.flops import flops_per_token
 
-# Reference material beside the checkout; optional.
-CORPORA = ROOT.parent / "shared" / "corpora"
 # Tokens of a document, BOS and EOS included: drawn from this range, then cut.
 LENGTHS, LONGEST = (64, 600), 512
 
@@ -61,7 +60,7 @@ LENGTHS, LONGEST = (64, 600), 512
 
 
 def corpus_files():
-    """English and Chinese, or the embedded corpus where ../shared is absent."""
+    """English and Chinese, or the embedded corpus where there is no reference material."""
     files = [CORPORA / f"{name}.train.jsonl" for name in ("en_wiki", "zh_wiki")]
     if not all(file.is_file() for file in files):
         files = [build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")]

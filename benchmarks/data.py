@@ -4,8 +4,9 @@
     python benchmarks/data.py --only start,loader      # of: tokenise, start, packing, planning, loader, mixture
     python benchmarks/data.py --huge 5 --work huge    # a 5 GB jsonl: disk for 8 GB, about 10 minutes on two cores
 
-The text is ../shared/corpora where that is there, otherwise the documentation inside the installed Python. Prints a
-markdown table. Rates come from alternating runs and are medians, so that other processes disturb them less.
+The text is English and Chinese Wikipedia (docs/corpora.md), or the documentation inside the installed Python where
+MINIMIND_REFERENCE leads to none. Prints a markdown table. Rates come from alternating runs and are medians, so that
+other processes disturb them less.
 """
 
 import sys
@@ -36,7 +37,8 @@ import numpy as np
 import torch
 
 from benchmarks.arguments import DATA_SECTIONS, data_parser
-from benchmarks.bench import CORPORA, corpus_files
+from benchmarks.bench import corpus_files
+from benchmarks.reference import CORPORA
 from dataset.corpus import Corpus
 from dataset.loader import Assembler, UpdateSchedule, make_loader
 from dataset.packing import EpochPlan
@@ -73,7 +75,7 @@ print(imported - began, opened - imported, time.perf_counter() - opened)
 
 
 def sources():
-    """(English, Chinese) files; without ../shared both are the embedded corpus."""
+    """(English, Chinese) files; without reference material both are the embedded corpus."""
     return [str(file) for file in (corpus_files() * 2)[:2]]
 
 

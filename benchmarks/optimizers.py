@@ -4,10 +4,10 @@
     python benchmarks/optimizers.py --hidden_size 512 --shares 0.6     # the 26 M model: about 4 hours
     python benchmarks/optimizers.py --tokens 100000 --seeds 1 --rates 2e-3     # to see it work
 
-AdamW trains `--tokens` tokens of en_wiki and zh_wiki (the embedded corpus where ../shared/corpora is absent) with each
-of `--rates`, the best of them with every seed. Muon trains `--shares` of the tokens with every seed. Both sides are
-trained by the trainer itself, in the same model, initialisation, batch and linear schedule, which ends with the run.
-Finished runs are kept in `--work`: the same command goes on where it was stopped.
+AdamW trains `--tokens` tokens of en_wiki and zh_wiki with each of `--rates`, and with every seed at the best of them.
+Muon trains `--shares` of the tokens with every seed. Where MINIMIND_REFERENCE leads to no corpora, the embedded corpus
+is the text. Both sides are trained by the trainer itself, in the same model, initialisation, batch and linear schedule,
+which ends with the run. Finished runs are kept in `--work`: the same command goes on where it was stopped.
 """
 
 import sys

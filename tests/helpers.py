@@ -17,9 +17,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.reference import REFERENCE
+
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared"  # reference material beside the checkout; optional
-needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="reference material (../shared) is not here")
+# Golden files, public tokenizers and corpora, which the repository does not hold; docs/corpora.md tells what they are.
+SHARED = REFERENCE
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=f"no reference material at {SHARED} (MINIMIND_REFERENCE)")
 
 
 # ---------------------------------------------------------------------------------- tiny models and data

@@ -1,4 +1,4 @@
-"""The model against the outputs of the public implementations (../shared/golden)."""
+"""The model against the outputs of the public implementations (docs/corpora.md)."""
 
 import pytest
 import torch
