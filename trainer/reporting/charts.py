@@ -46,6 +46,7 @@ def charts_of_record(record: object) -> tuple[Chart, ...] | None:
     """The Charts of the entry `charts` of a start record; None where there is none, or one that no run wrote."""
     if not isinstance(record, list) or not record:
         return None
+    # One entry that cannot be read makes all of them doubtful: then the page shows what it always has.
     charts = []
     for entry in record:
         chart = chart_of_record(entry)
@@ -74,6 +75,7 @@ def chart_of_record(entry: object) -> Chart | None:
 
 def charts_of_runs(charts_of_each: Sequence[Sequence[Chart]]) -> list[Chart]:
     """The charts of several runs, each once: what a run adds comes behind the chart before it in that run's own order."""
+    # Nearly always all runs are of one job, and the first one's charts are the result.
     merged: list[Chart] = []
     for charts in charts_of_each:
         place = 0

@@ -81,6 +81,7 @@ def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> Curve:
     """At most 2 * buckets + 2 points of a curve: the smallest and largest of each bucket, the first and the last."""
     if len(x) <= 2 * buckets + 2:
         return x, y
+    # Every n-th point would lose the spikes, which are what one looks for in a long run.
     edges = np.linspace(0, len(x), buckets + 1).astype(int)
     kept = {0, len(x) - 1}
     for lo, hi in zip(edges[:-1], edges[1:], strict=True):
@@ -93,6 +94,7 @@ def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> Curve:
 def smooth(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS // 3) -> Curve:
     """Means over buckets of equal numbers of points."""
     edges = np.linspace(0, len(x), min(buckets, len(x)) + 1).astype(int)
+    # Of tokens and values alike, so that a mean stands in the middle of what it is of.
     sizes = np.diff(edges)
     return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes
 
@@ -107,6 +109,7 @@ def draw(
     size: tuple[float, float] = (4.6, 2.9),
 ) -> Figure:
     """A matplotlib Figure with a curve for each run and field; x: tokens trained. size: in inches."""
+    # Not by pyplot, which keeps every figure until it is closed and looks for a screen.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     lowest = math.inf
@@ -117,6 +120,7 @@ def draw(
             if field not in run.curves:
                 continue
             x, y = run.curves[field]
+            # Of all curves, before any is thinned: they decide the scale.
             lowest = min(lowest, y.min())
             highest = max(highest, y.max())
             # A colour is a run's where there are several, and a field's otherwise.
@@ -140,7 +144,7 @@ def draw_curve(axes: Axes, field: str, x: np.ndarray, y: np.ndarray, colour: str
     # Evaluations are few points, far from each other.
     if field == "val_loss":
         style = {"linestyle": "--", "marker": "o", "markersize": 3}
-    # A line through one point would not be seen.
+    # A line through one point would not show.
     if len(x) == 1:
         style["marker"] = "o"
     if field in NOISY and len(x) > 100:
@@ -199,6 +203,7 @@ def svg(figure: Figure, salt: str) -> Markup:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
         figure.savefig(drawing, format="svg", metadata={"Date": None})
     text = drawing.getvalue()
+    # A browser takes no XML declaration within a page, and the page alone knows whether it is dark or light.
     text = text[text.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")
     return Markup(text)
 
@@ -208,6 +213,7 @@ def svg(figure: Figure, salt: str) -> Markup:
 
 def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
     """The page as text, from report.html."""
+    # Texts of a run are escaped: a sample that holds markup is shown as it was written.
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=shown)
     sections = []
@@ -235,6 +241,7 @@ def shown(value: object) -> object:
 def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[str, Markup]]:
     """[(caption, SVG)] of the charts that the runs' jobs have declared and that there is something to draw of."""
     drawn = []
+    # The number is that among all charts, drawn or not: a chart's ids are then the same on every page of a job.
     for number, chart in enumerate(charts_of_runs([run.charts for run in runs])):
         if chart.of_one_run and len(runs) > 1:
             continue
@@ -262,7 +269,7 @@ def fields_of(chart: Chart, run: RunRecords) -> list[str]:
 
 def table(rows: Iterable[tuple[str, Sequence[Value | None], Callable[[Value], str]]]) -> list[Row]:
     """The rows (label, value of each run, how a value is written) that any run has a value of, as texts."""
-    texts = []
+    texts: list[Row] = []
     for label, values, write in rows:
         if all(value is None for value in values):
             continue
@@ -275,6 +282,7 @@ def table(rows: Iterable[tuple[str, Sequence[Value | None], Callable[[Value], st
 def samples(run: RunRecords) -> list[tuple[int, str, str]]:
     """[(update, prompt, continuation)], latest first: of the last evaluation and of EARLIER before it, evenly chosen."""
     updates = sorted({sample["update"] for sample in run.samples})
+    # The last one is always among them, since the ends of the range are.
     places = np.linspace(0, len(updates) - 1, min(len(updates), EARLIER + 1)).astype(int)
     chosen = {updates[place] for place in places}
     found = []
@@ -290,6 +298,7 @@ def update_of(sample: Mapping[str, Any]) -> int:
 
 def gathered(dicts: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str | None], Callable[[str], str]]]:
     """Rows for `table`: each name, in order of appearance, with its value in each dict; None where one lacks it."""
+    # A dict without values is a set that keeps its order.
     names: dict[str, None] = {}
     for of_run in dicts:
         names |= dict.fromkeys(of_run)
@@ -315,7 +324,9 @@ def summary(run: RunRecords) -> str:
     first, last = run.starts[0], run.starts[-1]
     model = last["model"]
     data = last["data"]
-    if not all(map(is_number, (model.get("parameters"), data.get("documents"), data.get("fill")))):
+    sizes = (model.get("parameters"), data.get("documents"), data.get("fill"))
+    # The line may have been written by anything.
+    if not all(map(is_number, sizes)):
         return f"from {run.path.name}; started {first['started']}"
     resumed = f", resumed {counted(len(run.starts) - 1, 'time')}" if len(run.starts) > 1 else ""
     return (
@@ -338,6 +349,7 @@ def go_on(run: RunRecords) -> list[tuple[str, str]]:
     elif "train_glue.py" in started:
         commands = []
     else:
+        # The scripts take the repository's own tokenizer unless they are told of another.
         tokenizer = ""
         if "--tokenizer_path" in started and "tokenizer_path" in run.settings:
             tokenizer = f" --tokenizer_path {shlex.quote(str(run.settings['tokenizer_path']))}"

@@ -1,7 +1,7 @@
 """The lines of a run: what it is before it starts, how it goes on, and the records of the same for the metrics file."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.wording import counted
@@ -31,6 +31,7 @@ def log_record(
     metrics, tokens = trainer.job.metrics(sums)
     tokens_per_second = tokens / trainer.watch.lap()
     step_seconds = trainer.watch.seconds_per_step(step)
+    # Of the whole run; epoch_Time, as in the public trainer, is of this epoch alone.
     steps_left = (trainer.all_updates - progress.update) * accumulation_steps
     record = {
         **position(progress),
@@ -45,30 +46,40 @@ def log_record(
         "epoch_Time": step_seconds * (steps - step - 1) / 60,
         "eta": step_seconds * steps_left / 60,
     }
+    # Short runs do not wait for a measurement of the machine.
     if trainer.product_rate:
         best_rate = trainer.product_rate * trainer.ranks.world_size
         record["flops_utilisation"] = tokens_per_second * trainer.flops_per_token / best_rate
     return record
 
 
-# What fields are called in a log line, where that is not their name in the metrics
+# What fields are called in a log line, where that is not their name in the metrics.
 LOG_NAMES = {"updates_per_second": "updates/s"}
 
 
-def log_line(record: dict, head: str, shown: Sequence[str] = ()) -> str:
+def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) -> str:
     """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
     line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
-    more = {LOG_NAMES.get(name, name): f"{record[name]:.4g}" for name in shown if record.get(name) is not None}
+    more = {}
+    for name in shown:
+        # A gradient norm that is not known yet is None; an accuracy of 0 is a finding.
+        if record.get(name) is not None:
+            more[LOG_NAMES.get(name, name)] = f"{record[name]:.4g}"
     more["tokens/s"] = f"{record['tokens_per_second']:,.0f}"
     if record["skipped_updates"]:
         more["skipped_updates"] = str(record["skipped_updates"])
     return line + "".join(f" {name}:{value}" for name, value in more.items())
 
 
-def bar_line(record: dict[str, Any]) -> str:
+def bar_line(record: Mapping[str, Any]) -> str:
     """What stands behind the bar: the figures of the last log line."""
-    parts = [f"{record['tokens'] / 1e6:,.2f}M tokens", f"{record['tokens_per_second']:,.0f}/s"]
-    parts += [f"loss {record['loss']:.3f}", f"lr {record['lr']:.2g}", f"{record['memory'] / 1e9:.1f} GB"]
+    parts = [
+        f"{record['tokens'] / 1e6:,.2f}M tokens",
+        f"{record['tokens_per_second']:,.0f}/s",
+        f"loss {record['loss']:.3f}",
+        f"lr {record['lr']:.2g}",
+        f"{record['memory'] / 1e9:.1f} GB",
+    ]
     if record["skipped_updates"]:
         parts.append(f"{record['skipped_updates']} skipped")
     return ", ".join(parts)
@@ -80,7 +91,8 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
     rows = outlook.rows
     world_size = trainer.ranks.world_size
     schedule = UpdateSchedule(rows.n_rows, settings.batch_size, settings.accumulation_steps, world_size)
-    updates = min(schedule.n_updates * trainer.epochs, trainer.max_updates)
+    # Unlimited updates are an infinite float, which is never the smaller one.
+    updates = int(min(schedule.n_updates * trainer.epochs, trainer.max_updates))
     micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
     dtype = trainer.job.dtype
     line = (

@@ -25,7 +25,7 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
     # The tracker comes first: if it refuses, nothing has been moved.
     if settings.tracker != "none":
         run_id = trainer.tracker_ids.get(settings.tracker)
-        trainer.reporter.tracker = open_tracker(
+        tracker = open_tracker(
             settings.tracker,
             settings.wandb_project,
             stem.name,
@@ -34,7 +34,8 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
             run_id,
             trainer.progress.step,
         )
-        trainer.tracker_ids[settings.tracker] = trainer.reporter.tracker.id
+        trainer.reporter.tracker = tracker
+        trainer.tracker_ids[settings.tracker] = tracker.id
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
     if resumed:
@@ -53,7 +54,7 @@ def is_past(trainer: "Trainer") -> Callable[[dict[str, Any]], bool]:
     Lines after it are of a run that was killed later than its last checkpoint; without them each stands there once.
     """
     step = trainer.progress.step
-    # An evaluation that is to be done again, and its samples
+    # An evaluation that is to be done again, and its samples.
     again = {"val_loss", "text"} if trainer.progress.evaluation_due else set()
 
     def before_the_resume(record: dict[str, Any]) -> bool:
@@ -66,15 +67,19 @@ def is_past(trainer: "Trainer") -> Callable[[dict[str, Any]], bool]:
 
 def never_saved(metrics: Path) -> bool:
     """Whether a metrics file is of a run that ended before its first save, or of none: nobody can go on from that."""
-    starts, last_step, updates_left = [], -1, True
+    save_intervals = []
+    last_step = -1
+    updates_left = True
     try:
         for line in metrics.read_bytes().splitlines():
             record = json.loads(line)
             if "settings" in record:
-                starts.append(record["settings"]["save_interval"])
+                save_intervals.append(record["settings"]["save_interval"])
             elif "eta" in record:
-                last_step, updates_left = record["step"], record["eta"] > 0
-        return len(starts) <= 1 and updates_left and last_step + 1 < min(starts, default=1)
+                last_step = record["step"]
+                updates_left = record["eta"] > 0
+        # More than one start means a resume, which needs a checkpoint; the end of a run is saved too.
+        return len(save_intervals) <= 1 and updates_left and last_step + 1 < min(save_intervals, default=1)
     except FileNotFoundError:
         return True
     except (OSError, ValueError, TypeError, KeyError):

@@ -66,6 +66,7 @@ class RunRecords:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.name = self.path.name.removesuffix(".metrics.jsonl")
+        # A metrics file grows with the run, so it is read line by line.
         self.samples: list[dict[str, Any]] = []
         self.starts: list[dict[str, Any]] = []
         columns: Columns = {}
@@ -102,6 +103,7 @@ class RunRecords:
         else:
             for field, value in record.items():
                 if isinstance(value, list):
+                    # A curve for each number, as the trackers have it.
                     for i, item in enumerate(value):
                         self._add(columns, f"{field}/{i}", tokens, item)
                 else:
@@ -129,6 +131,7 @@ class RunRecords:
     @property
     def charts(self) -> tuple[Chart, ...]:
         """Those that its job declared at the last start."""
+        # The last start's: a resume by a newer version declares them although the first start did not.
         declared = charts_of_record(self.starts[-1].get("charts")) if self.starts else None
         return CHARTS_BEFORE if declared is None else declared
 

@@ -2,16 +2,38 @@
 
 import importlib
 import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
 
 from common.errors import UserError
 
 TRACKERS = ("wandb", "swanlab", "trackio", "tensorboard")
 
 
-def open_tracker(kind, project, name, settings, folder, run_id=None, step=-1):
+class Experiment(Protocol):
+    """A run in a tracker. `id` finds it again after a resume; None where the files alone do."""
+
+    id: str | None
+
+    def log(self, numbers: Mapping[str, float], step: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def open_tracker(
+    kind: str,
+    project: str,
+    name: str,
+    settings: Mapping[str, Any],
+    folder: str | Path,
+    run_id: str | None = None,
+    step: int = -1,
+) -> Experiment:
     """Begin the run `name` in a tracker, or continue the one of `run_id` after `step`.
 
-    folder: where TensorBoard's files go. Returns an object with `id` (for the checkpoint), log(numbers, step) and finish().
+    folder: where TensorBoard's files go.
     Errors: UserError where the package is not installed or refuses.
     """
     try:
@@ -21,7 +43,7 @@ def open_tracker(kind, project, name, settings, folder, run_id=None, step=-1):
     except ImportError as error:
         raise UserError(f"--tracker {kind} needs a package that is not here: pip install {kind}") from error
     except Exception as error:
-        # Each package raises its own kinds.
+        # Each package raises its own kinds of errors.
         hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
         raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
 
@@ -29,9 +51,13 @@ def open_tracker(kind, project, name, settings, folder, run_id=None, step=-1):
 class Tracker:
     """W&B and the two that took over its interface."""
 
-    def __init__(self, module, kind, project, name, settings, run_id) -> None:
+    id: str | None
+
+    def __init__(
+        self, module: ModuleType, kind: str, project: str, name: str, settings: Mapping[str, Any], run_id: str | None
+    ) -> None:
         self.module = module
-        # It knows a run by its name alone.
+        # Trackio knows a run by its name alone, so the name is made unique and serves as the id.
         if kind == "trackio":
             self.id = run_id or f"{name}-{secrets.token_hex(4)}"
             module.init(project=project, name=self.id, resume="allow", config=settings)
@@ -39,7 +65,7 @@ class Tracker:
             run = module.init(project=project, name=name, id=run_id, resume="allow", config=settings)
             self.id = run.id
 
-    def log(self, numbers, step) -> None:
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
         self.module.log(numbers, step=step)
 
     def finish(self) -> None:
@@ -49,18 +75,17 @@ class Tracker:
 class TensorBoard:
     """Event files; `tensorboard --logdir out` shows them."""
 
-    id = None
+    id: str | None = None
 
-    def __init__(self, folder, settings, step) -> None:
-        from torch.utils.tensorboard import (
-            SummaryWriter,  # its package is not needed by anybody who does not ask for it
-        )
+    def __init__(self, folder: str, settings: Mapping[str, Any], step: int) -> None:
+        # Its package is not needed by anybody who does not ask for it.
+        from torch.utils.tensorboard import SummaryWriter
 
-        # A killed run has logged beyond its last checkpoint.
+        # A killed run has logged beyond its last checkpoint: a resume takes those points away.
         self.writer = SummaryWriter(folder, purge_step=step + 1)
         self.writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in settings.items()), 0)
 
-    def log(self, numbers, step) -> None:
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
 
