@@ -19,8 +19,10 @@ def what_the_machine_lacks(error: Exception) -> str | None:
     said = " ".join(str(error).split())
     smaller = "try a smaller --batch_size, --max_seq_len or model, or raise the limit (ulimit -v)"
     if isinstance(error, OSError):
-        reason = EXHAUSTED.get(error.errno)
-        return reason and f"{error.filename}: {reason}" if error.filename else reason
+        reason = EXHAUSTED.get(error.errno or 0)
+        if reason and error.filename:
+            return f"{error.filename}: {reason}"
+        return reason
     if isinstance(error, torch.OutOfMemoryError):
         return f"no memory is left on the GPU ({said.split('. ')[0]}); {smaller}"
     if isinstance(error, MemoryError) or "can't allocate memory" in said or "bad_alloc" in said:

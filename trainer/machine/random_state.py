@@ -1,21 +1,23 @@
 """Every generator of random numbers of this process: seeding, saving and restoring them."""
 
 import random
+from typing import Any
 
 import numpy as np
 import torch
 
 
-def seed_everything(seed, rank=0) -> None:
+def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed Python, NumPy and torch. The data order has a generator of its own, so ranks may differ here (dropout)."""
     random.seed(seed + rank)
     np.random.seed((seed + rank) % 2**32)
     torch.manual_seed(seed + rank)
 
 
-def rng_state(device):
+def rng_state(device: torch.device) -> dict[str, Any]:
     """Every random state of this process, as tensors and plain containers (loadable with weights_only=True)."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state: Any = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, gauss = state
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
@@ -25,7 +27,7 @@ def rng_state(device):
     }
 
 
-def set_rng_state(state, device) -> None:
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     """Inverse of rng_state; a state saved on another kind of device sets what both have."""
     torch.set_rng_state(state["torch"].cpu())
     if device.type == "cuda" and state["cuda"] is not None:

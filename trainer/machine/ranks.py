@@ -1,8 +1,10 @@
 """The processes of a run: where this one stands among them, how they join, and work that one of them does for all."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -12,26 +14,29 @@ from common.notices import announce
 from common.processes import watch_parent
 from trainer.machine.devices import pick_device
 
+ResultT = TypeVar("ResultT")
 
-def on_main(ranks, work):
+
+def on_main(ranks: "Ranks", work: Callable[[], ResultT]) -> ResultT:
     """The result of `work()`, which rank 0 alone does while the others wait; small, since all ranks get it.
 
     Errors: what a user can mend ends all ranks; only rank 0 prints its line.
     """
-    # The result, whether it failed.
-    answer = [None, False]
-    error = None
+    # (the result, whether it failed): what rank 0 tells the others.
+    answer: list[Any] = [None, False]
+    error: UserError | DataError | None = None
     if ranks.is_main:
         try:
             with user_errors():
                 answer[0] = work()
         except (UserError, DataError) as caught:
-            answer[1], error = True, caught
+            answer[1] = True
+            error = caught
     if ranks.world_size > 1:
         dist.broadcast_object_list(answer, src=0)
     if answer[1]:
         raise error or UserError("")
-    return answer[0]
+    return cast(ResultT, answer[0])
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,14 @@ class Ranks:
     world_size: int = 1
 
     @property
-    def is_main(self):
+    def is_main(self) -> bool:
+        """Whether this process prints and writes for all."""
         return self.rank == 0
 
 
-def init_distributed_mode(device=None, timeout_s=600, ddp=False):
+def init_distributed_mode(
+    device: str | None = None, timeout_s: float = 600, ddp: bool = False
+) -> tuple[Ranks, torch.device]:
     """Join the process group that torchrun describes in the environment; returns (Ranks, torch.device).
 
     device: the user's choice ("cuda:0", "mps", "cpu") or None for the best there is. Under torchrun a CUDA rank takes
@@ -57,14 +65,17 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
     if launched is None:
         if ddp:
             raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
-        device = pick_device(device)
-        if device.type == "cuda":
-            # Events and streams are of the current one.
-            torch.cuda.set_device(device)
-        return Ranks(), device
+        own_device = pick_device(device)
+        if own_device.type == "cuda":
+            # Events and streams are of the current device.
+            torch.cuda.set_device(own_device)
+        return Ranks(), own_device
     end_with_launcher()
-    ranks = launched
-    device = pick_device(device)
+    return launched, _join(launched, pick_device(device), timeout_s)
+
+
+def _join(ranks: Ranks, device: torch.device, timeout_s: float) -> torch.device:
+    """Meet the other ranks. Returns the device of this one."""
     if device.type == "cuda":
         if ranks.local_rank >= torch.cuda.device_count():
             raise UserError(
@@ -84,7 +95,7 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
-    return ranks, device
+    return device
 
 
 def ranks_of_launcher() -> Ranks | None:
@@ -116,7 +127,7 @@ def ranks_of_launcher() -> Ranks | None:
     return ranks
 
 
-def pick_backend(device, ranks: Ranks) -> str:
+def pick_backend(device: torch.device, ranks: Ranks) -> str:
     """The library that carries tensors between ranks: NCCL between GPUs where this PyTorch has it, Gloo elsewhere."""
     if device.type != "cuda":
         return "gloo"
@@ -143,12 +154,14 @@ def end_with_launcher() -> None:
     watch_parent(os.getppid(), leave)
 
 
-def rendezvous_store(timeout):
+def rendezvous_store(timeout: timedelta) -> dist.Store:
     """The key-value store in which the ranks find each other.
 
     torchrun keeps one store over its restarts, so a restarted rank could read the address of a peer that is dead, and
     wait for it. Each restart gets names of its own. (Of several nodes each counts its own restarts, so not there.)
     """
     store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
+    attempt = "0"
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"attempt_{attempt}", store)

@@ -1,8 +1,17 @@
-"""Stop signals: a run that gets one saves and ends."""
+"""Stop signals: a run that gets one saves and ends.
+
+A handler may run between any two instructions of the main thread, within a save too. So the handlers here only note that
+a signal came. The training loop looks at the note after each update, when everything is in order, and acts.
+"""
 
 import os
 import signal
 import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], None]
 
 
 class StopSignals:
@@ -19,34 +28,43 @@ class StopSignals:
     def __init__(self) -> None:
         # The stop signal that came, 0: none.
         self.signum = 0
-        self._save_requested = self._armed = False
+        self._save_requested = False
+        self._armed = False
+        # When the first stop signal came.
         self._first = 0.0
-        self._before = {}
+        # {name of a signal: the handler that was there before}
+        self._before: dict[str, Any] = {}
 
-    def __enter__(self):
-        for name, handler in [*((name, self._stop) for name in self.STOP), ("SIGUSR1", self._save)]:
+    def __enter__(self) -> "StopSignals":
+        handlers: dict[str, Handler] = dict.fromkeys(self.STOP, self._stop)
+        handlers["SIGUSR1"] = self._save
+        for name, handler in handlers.items():
             # Windows has no SIGHUP and no SIGUSR1.
             if hasattr(signal, name):
                 self._before[name] = signal.signal(getattr(signal, name), handler)
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         for name, handler in self._before.items():
             signal.signal(getattr(signal, name), handler)
 
     def arm(self) -> None:
+        """From now on there is something to save: a stop signal is noted, and does not end the process."""
         self._armed = True
 
-    def take_save_request(self):
-        requested, self._save_requested = self._save_requested, False
+    def take_save_request(self) -> bool:
+        """Whether a save was asked for since the last call."""
+        requested = self._save_requested
+        self._save_requested = False
         return requested
 
-    def _stop(self, signum, frame) -> None:
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self._armed or (self.signum and now - self._first > self.SAME_SIGNAL_S):
             os._exit(128 + signum)
         if not self.signum:
-            self.signum, self._first = signum, now
+            self.signum = signum
+            self._first = now
 
-    def _save(self, signum, frame) -> None:
+    def _save(self, signum: int, frame: FrameType | None) -> None:
         self._save_requested = True

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -65,7 +65,9 @@ def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.
     scale = options.muon_lr / options.learning_rate
     own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
     muon = Muon([own_group], lr=options.muon_lr)
-    return Together([build_adamw(groups, options.learning_rate, **options.adam), muon])
+    together = Together([build_adamw(groups, options.learning_rate, **options.adam), muon])
+    # It has all that the engine and GradScaler ask of an optimiser.
+    return cast(torch.optim.Optimizer, together)
 
 
 # The values of --optimizer; trainer/optim/settings.py lists their names, since it is read before torch is there.

@@ -25,7 +25,7 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
     # The tracker comes first: if it refuses, nothing has been moved.
     if settings.tracker != "none":
         run_id = trainer.tracker_ids.get(settings.tracker)
-        trainer.reporter.tracker = open_tracker(
+        tracker = open_tracker(
             settings.tracker,
             settings.wandb_project,
             stem.name,
@@ -34,13 +34,15 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
             run_id,
             trainer.progress.step,
         )
-        trainer.tracker_ids[settings.tracker] = trainer.reporter.tracker.id
+        trainer.reporter.tracker = tracker
+        trainer.tracker_ids[settings.tracker] = tracker.id
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
     if resumed:
         trainer.checkpoints.bring_back()
     else:
-        files = [metrics, settings_file, f"{stem}.report.html", f"{stem}.loss.png", *job.replaced, *job.begun]
+        report = [Path(f"{stem}.report.html"), Path(f"{stem}.loss.png")]
+        files = [metrics, settings_file, *report, *job.replaced, *job.begun]
         unsaved = [metrics, settings_file, *job.begun] if never_saved(metrics) else []
         trainer.checkpoints.set_aside(files, job.outputs.values(), trainer.reporter.say, unsaved)
     write_settings(job.settings_to_keep(), settings_file)
@@ -59,22 +61,28 @@ def is_past(trainer: "Trainer") -> Callable[[dict[str, Any]], bool]:
     def before_the_resume(record: dict[str, Any]) -> bool:
         if record["step"] == step:
             return not again & record.keys()
-        return record["step"] < step
+        return bool(record["step"] < step)
 
     return before_the_resume
 
 
 def never_saved(metrics: Path) -> bool:
     """Whether a metrics file is of a run that ended before its first save, or of none: nobody can go on from that."""
-    starts, last_step, updates_left = [], -1, True
+    # Of each start the save interval; of the last log line the micro-batch, and whether it expected more to come.
+    save_intervals = []
+    last_step = -1
+    updates_left = True
     try:
         for line in metrics.read_bytes().splitlines():
             record = json.loads(line)
             if "settings" in record:
-                starts.append(record["settings"]["save_interval"])
+                save_intervals.append(record["settings"]["save_interval"])
             elif "eta" in record:
-                last_step, updates_left = record["step"], record["eta"] > 0
-        return len(starts) <= 1 and updates_left and last_step + 1 < min(starts, default=1)
+                last_step = record["step"]
+                updates_left = record["eta"] > 0
+        # A second start has gone on from a save.
+        began_once = len(save_intervals) <= 1
+        return bool(began_once and updates_left and last_step + 1 < min(save_intervals, default=1))
     except FileNotFoundError:
         return True
     except (OSError, ValueError, TypeError, KeyError):
