@@ -18,6 +18,7 @@ from dataset.store.check import TokenCheck
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
+from trainer.reporting.charts import DEFAULT_CHARTS, Chart, NextCommand
 
 UNLIMITED = float("inf")
 
@@ -138,6 +139,7 @@ class Job(ABC, Generic[BatchT]):
     assembler: Assembler
     outputs: Mapping[str, Path]  # what `save_weights` leaves at the end: {what: path}
     identity: dict[str, Any]  # what a resumed checkpoint must agree with: {what: value}
+    flags_of_identity: Mapping[str, str] = {}  # for some of them the flags that decide it, as an error names them
 
     epochs: int = 1
     max_updates: float = UNLIMITED  # the run ends there, though it be in the middle of an epoch
@@ -148,6 +150,7 @@ class Job(ABC, Generic[BatchT]):
     replaced: Sequence[Path] = ()  # what else an earlier run may have left; a fresh one moves it away
     begun: Sequence[Path] = ()  # that of it which a run leaves before it has saved anything
     token_check: TokenCheck | None = None  # of the data, on one rank of a machine
+    charts: Sequence[Chart] = DEFAULT_CHARTS  # of the report
     evaluates: bool = False
     has_samples: bool = False
 
@@ -177,6 +180,10 @@ class Job(ABC, Generic[BatchT]):
     @abstractmethod
     def outlook(self, progress: Progress) -> Outlook:
         """What the run will do from here on."""
+
+    def next_commands(self) -> list[NextCommand]:
+        """What a user may want to do with the finished run, for the report."""
+        return []
 
     def settings_to_keep(self) -> RunSettings:
         """What is written beside the weights: settings with which this run can be started again."""

@@ -33,6 +33,7 @@ from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.reporting.charts import LOSS, OF_EVERY_RUN, SKIPPED, Chart, NextCommand
 from trainer.saving.places import check_kinds
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
@@ -59,6 +60,20 @@ class ElectraJob(Job[Batch]):
     )
 
     only_at_start = ("model_path", "init_std")
+
+    flags_of_identity = {
+        "data": "--data_path, --text_field, --skip_bad_lines",
+        "tokenizer": "--vocab_path or --model_path",
+    }
+
+    charts = (
+        LOSS,
+        Chart("Losses of generator (nats per token) and discriminator", ("mlm_loss", "disc_loss"), logarithmic=True),
+        Chart("Accuracy of generator and discriminator", ("gen_acc", "disc_acc")),
+        Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc")),
+        *OF_EVERY_RUN,
+        SKIPPED,
+    )
 
     def __init__(self, settings: ElectraSettings, surroundings: Surroundings) -> None:
         self.settings = settings
@@ -175,6 +190,12 @@ class ElectraJob(Job[Batch]):
                 save_wordpiece(self.tokenizer, temporary)
 
     # ---------------------------------------------------------------------------------------- what is said of it
+
+    def next_commands(self) -> list[NextCommand]:
+        fine_tune = (
+            "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
+        )
+        return [NextCommand("fine-tune the discriminator", fine_tune)]
 
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings

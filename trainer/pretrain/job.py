@@ -1,6 +1,7 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from common.errors import UserError, user_errors
 from common.notices import announce
 from common.paths import ROOT
+from common.settings import default_of
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
@@ -37,6 +39,7 @@ from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.notices import notices
 from trainer.pretrain.settings import ModelSettings, PretrainSettings
+from trainer.reporting.charts import LOSS, OF_EVERY_RUN, SKIPPED, Chart, NextCommand
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 
@@ -66,6 +69,21 @@ class PretrainJob(Job[Batch]):
     )
 
     only_at_start = ("from_weight", "init_scheme")
+
+    flags_of_identity = {
+        "data": "--data_path, --text_field, --skip_bad_lines",
+        "tokenizer": "--tokenizer_path",
+    }
+
+    charts = (
+        LOSS,
+        Chart("Validation: bits per byte", ("bits_per_byte",)),
+        *OF_EVERY_RUN,
+        Chart("Auxiliary loss", ("aux_loss",), unless_zero=True),
+        Chart("Expert load: largest share in a layer", ("expert_load_max",)),
+        SKIPPED,
+        Chart("Expert load: mean over the layers", ("expert_load/*",)),
+    )
 
     def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
         self.settings = settings
@@ -208,6 +226,17 @@ class PretrainJob(Job[Batch]):
             flops_per_token=flops_per_token(config, mean_context(first)),
             flops=flops,
         )
+
+    def next_commands(self) -> list[NextCommand]:
+        weight = "--weight {stem}.pth"
+        if self.settings.tokenizer_path != default_of(PretrainSettings, "tokenizer_path"):
+            weight += f" --tokenizer_path {shlex.quote(self.settings.tokenizer_path)}"
+        measure = f"python {{top}}scripts/evaluate.py perplexity {weight} --data_path my.txt"
+        return [
+            NextCommand("continue texts, chat", f"python {{top}}scripts/generate.py {weight}"),
+            NextCommand("measure", measure),
+            NextCommand("export to Hugging Face", f"python {{top}}scripts/export_hf.py {weight} --out_dir {{stem}}_hf"),
+        ]
 
     def make_fast(self, outlook: Outlook) -> list[str]:
         said: list[str] = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from common.wording import counted
 from dataset.loader import UpdateSchedule
 from trainer.machine.measure import describe_machine, peak_memory, versions
+from trainer.reporting.charts import charts_to_record
 
 if TYPE_CHECKING:
     from trainer.job import Outlook, Progress
@@ -55,7 +56,7 @@ def log_record(
 LOG_NAMES = {"updates_per_second": "updates/s"}
 
 
-def log_line(record: dict, head: str, shown: Sequence[str] = ()) -> str:
+def log_line(record: dict[str, Any], head: str, shown: Sequence[str] = ()) -> str:
     """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
     line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
     more = {LOG_NAMES.get(name, name): f"{record[name]:.4g}" for name in shown if record.get(name) is not None}
@@ -80,7 +81,8 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
     rows = outlook.rows
     world_size = trainer.ranks.world_size
     schedule = UpdateSchedule(rows.n_rows, settings.batch_size, settings.accumulation_steps, world_size)
-    updates = min(schedule.n_updates * trainer.epochs, trainer.max_updates)
+    # Without a limit max_updates is infinite.
+    updates = int(min(schedule.n_updates * trainer.epochs, trainer.max_updates))
     micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
     dtype = trainer.job.dtype
     line = (
@@ -97,6 +99,8 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "command": trainer.command,
             "settings": {name: value for name, value in vars(settings).items() if value is not None},
+            "charts": charts_to_record(trainer.job.charts),
+            "next_commands": [list(command) for command in trainer.job.next_commands()],
             "model": outlook.model_fields,
             "data": {"documents": outlook.n_documents, "rows": rows.n_rows, "fill": rows.fill},
             "machine": {**describe_machine(trainer.device, world_size), "dtype": str(dtype)},

@@ -1,19 +1,22 @@
 """What the user sees: progress bar or log lines, the metrics file, an experiment tracker. Only global rank 0 reports."""
 
 import contextlib
+import io
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from common.files import atomic_file
 from common.wording import printable
 from trainer.reporting.log_lines import bar_line
+from trainer.reporting.trackers import AnyTracker
 
 # Reporter.say, or what takes its place.
 Say = Callable[[str], None]
@@ -22,13 +25,16 @@ Say = Callable[[str], None]
 class Reporter:
     """Prints and records. On the other ranks every method does nothing."""
 
-    def __init__(self, is_main) -> None:
-        self.is_main, self.tracker, self.file, self.bar = is_main, None, None, None
+    def __init__(self, is_main: bool) -> None:
+        self.is_main = is_main
+        self.tracker: AnyTracker | None = None
+        self.file: io.FileIO | None = None
+        self.bar: tqdm[Any] | None = None
         self.has_terminal = is_main and sys.stdout.isatty() and columns(sys.stdout) > 0
         # Lines that a full disk did not take; they are tried again with the next one.
         self._unwritten = b""
 
-    def open(self, metrics_path, is_past=None) -> None:
+    def open(self, metrics_path: str | Path, is_past: Callable[[dict[str, Any]], bool] | None = None) -> None:
         """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
 
         is_past: tells of a line (as a dict) that is there already whether to keep it; default: of none.
@@ -36,35 +42,41 @@ class Reporter:
         if not self.is_main:
             return
         path = Path(metrics_path)
-        lines = path.read_bytes().splitlines(keepends=True) if is_past and path.exists() else []
+        kept = []
+        if is_past is not None and path.exists():
+            lines = path.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if is_past(_record(line))]
         with atomic_file(path) as file:
-            file.writelines(line for line in lines if is_past(_record(line)))
+            file.writelines(kept)
+        # Without a buffer: what is written is in the file when a kill comes.
         self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - close() does it
 
-    def say(self, text) -> None:
-        if self.is_main:
-            # File names and samples may hold what a terminal would obey.
-            text = printable(text)
-            with self._terminal():
-                if self.bar is None:
-                    print(text, flush=True)
-                else:
-                    self.bar.write(text, file=sys.stdout)
+    def say(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if not self.is_main:
+            return
+        # File names and samples may hold what a terminal would obey.
+        text = printable(text)
+        with self._terminal():
+            if self.bar is None:
+                print(text, flush=True)
+            else:
+                self.bar.write(text, file=sys.stdout)
 
-    def advance(self, done, total) -> None:
+    def advance(self, done: int, total: float) -> None:
         """Move the bar, where there is a terminal, to `done` updates of `total`."""
         if not self.has_terminal:
             return
         with self._terminal():
             if self.bar is None:
-                # No thread of its own.
+                # Otherwise tqdm starts a thread that watches its bars.
                 tqdm.monitor_interval = 0
                 layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} updates [{elapsed}<{remaining}]{postfix}"
                 self.bar = tqdm(total=total, initial=done, file=sys.stdout, bar_format=layout, dynamic_ncols=True)
             self.bar.total = total
             self.bar.update(done - self.bar.n)
 
-    def log(self, record, text=None) -> None:
+    def log(self, record: dict[str, Any], text: str | None = None) -> None:
         """Record one dict (`step` and `update` are its axis); print `text`, or show a log line's figures in the bar."""
         if not self.is_main:
             return
@@ -78,12 +90,12 @@ class Reporter:
         del numbers["step"]
         self._to_tracker("log", numbers, record["step"])
 
-    def record(self, record) -> None:
+    def record(self, record: dict[str, Any]) -> None:
         """Put a dict into the metrics file alone."""
         if self.file:
             self._write(_json_line(record))
 
-    def _to_tracker(self, method, *arguments) -> None:
+    def _to_tracker(self, method: str, *arguments: Any) -> None:
         """Call a tracker's method: whatever happens to it (a network, a disk) is no reason to end the run."""
         if self.tracker is None:
             return
@@ -96,7 +108,7 @@ class Reporter:
             )
 
     @contextlib.contextmanager
-    def _terminal(self):
+    def _terminal(self) -> Iterator[None]:
         """Around what writes to stdout: if the terminal was closed or the reader has gone, training goes on without it."""
         try:
             yield
@@ -104,18 +116,24 @@ class Reporter:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
             if self.bar is not None:
                 self.bar.disable = True
-            self.bar, self.has_terminal = None, False
+            self.bar = None
+            self.has_terminal = False
 
-    def _write(self, line) -> None:
+    def _write(self, line: bytes) -> None:
+        """Append a line to the metrics file, behind what is still to be written."""
+        assert self.file is not None
         first = not self._unwritten
         self._unwritten += line
         try:
-            self._unwritten = self._unwritten[self.file.write(self._unwritten) :]
+            # Without a buffer a write may take a part of what it gets.
+            written = self.file.write(self._unwritten)
+            self._unwritten = self._unwritten[written:]
         except OSError as error:
             if first:
                 self.say(f"warning: {self.file.name}: {error.strerror}; the line is kept and tried again")
 
     def close(self) -> None:
+        """End the bar, the metrics file and the tracker's run."""
         with self._terminal():
             if self.bar is not None:
                 self.bar.close()
@@ -127,16 +145,16 @@ class Reporter:
         self._to_tracker("finish")
 
 
-def columns(terminal):
+def columns(terminal: TextIO) -> int:
     """Its width in characters: some pseudo-terminals say 0, and a bar would not show."""
     try:
         return os.get_terminal_size(terminal.fileno()).columns
     except (OSError, ValueError):
-        # It does not tell.
+        # The terminal does not tell.
         return 80
 
 
-def finite(value):
+def finite(value: Any) -> Any:
     """`value` with None for NaN and infinity, which JSON does not have; a skipped update's gradient norm is one."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
@@ -145,21 +163,25 @@ def finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _json_line(record):
+def _json_line(record: dict[str, Any]) -> bytes:
     """A record as a line of the metrics file. A file name that is not UTF-8 holds lone surrogates, which only JSON's
     own escapes can spell."""
     return json.dumps(finite(record), ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
-def flat_numbers(record):
+def flat_numbers(record: dict[str, Any]) -> dict[str, float]:
     """The numbers of a record by name, those of a list as name/0, name/1 ...: what trackers draw."""
-    numbers = {}
+    values: dict[str, Any] = {}
     for name, value in record.items():
-        numbers |= {f"{name}/{i}": item for i, item in enumerate(value)} if isinstance(value, list) else {name: value}
-    return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+        if not isinstance(value, list):
+            values[name] = value
+            continue
+        for i, item in enumerate(value):
+            values[f"{name}/{i}"] = item
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
-def _record(line):
+def _record(line: bytes) -> dict[str, Any]:
     """The dict of a metrics line; for one that a crash left damaged a dict that is never of the past."""
     try:
         return {"step": math.inf, **json.loads(line)}
@@ -170,27 +192,30 @@ def _record(line):
 class Stopwatch:
     """Seconds since the last log line, and an estimate of what is left of an epoch."""
 
-    def __init__(self, first_step=0, seconds_before=0.0) -> None:
+    def __init__(self, first_step: int = 0, seconds_before: float = 0.0) -> None:
         """first_step: of the epoch's micro-batches the one that comes first now. seconds_before: see `elapsed`."""
         self.start = time.perf_counter()
-        self.last, self.first_step = self.start - seconds_before, first_step
+        self.last = self.start - seconds_before
+        self.first_step = first_step
 
-    def elapsed(self):
+    def elapsed(self) -> float:
         """Seconds since the last lap: a resumed run hands them in again, with the sums of that interval."""
         return time.perf_counter() - self.last
 
-    def lap(self):
+    def lap(self) -> float:
+        """Seconds since the last call."""
         now = time.perf_counter()
-        elapsed, self.last = now - self.last, now
+        elapsed = now - self.last
+        self.last = now
         return elapsed
 
     @contextlib.contextmanager
-    def paused(self):
+    def paused(self) -> Iterator[None]:
         """What the block takes does not count for the next lap: evaluations are no training."""
         start = time.perf_counter()
         yield
         self.last += time.perf_counter() - start
 
-    def seconds_per_step(self, step):
+    def seconds_per_step(self, step: int) -> float:
         """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done."""
         return (time.perf_counter() - self.start) / (step - self.first_step + 1)

@@ -2,13 +2,32 @@
 
 import importlib
 import secrets
+from pathlib import Path
+from typing import Any, Protocol
 
 from common.errors import UserError
 
 TRACKERS = ("wandb", "swanlab", "trackio", "tensorboard")
 
 
-def open_tracker(kind, project, name, settings, folder, run_id=None, step=-1):
+class AnyTracker(Protocol):
+    """A run in an experiment tracker. id: goes into the checkpoint, to continue the same run."""
+
+    id: str | None
+
+    def log(self, numbers: dict[str, float], step: int) -> None: ...
+    def finish(self) -> None: ...
+
+
+def open_tracker(
+    kind: str,
+    project: str,
+    name: str,
+    settings: dict[str, Any],
+    folder: str | Path,
+    run_id: str | None = None,
+    step: int = -1,
+) -> AnyTracker:
     """Begin the run `name` in a tracker, or continue the one of `run_id` after `step`.
 
     folder: where TensorBoard's files go. Returns an object with `id` (for the checkpoint), log(numbers, step) and finish().
@@ -29,9 +48,13 @@ def open_tracker(kind, project, name, settings, folder, run_id=None, step=-1):
 class Tracker:
     """W&B and the two that took over its interface."""
 
-    def __init__(self, module, kind, project, name, settings, run_id) -> None:
+    id: str | None
+
+    def __init__(
+        self, module: Any, kind: str, project: str, name: str, settings: dict[str, Any], run_id: str | None
+    ) -> None:
         self.module = module
-        # It knows a run by its name alone.
+        # Trackio knows a run by its name alone.
         if kind == "trackio":
             self.id = run_id or f"{name}-{secrets.token_hex(4)}"
             module.init(project=project, name=self.id, resume="allow", config=settings)
@@ -39,7 +62,7 @@ class Tracker:
             run = module.init(project=project, name=name, id=run_id, resume="allow", config=settings)
             self.id = run.id
 
-    def log(self, numbers, step) -> None:
+    def log(self, numbers: dict[str, float], step: int) -> None:
         self.module.log(numbers, step=step)
 
     def finish(self) -> None:
@@ -49,18 +72,17 @@ class Tracker:
 class TensorBoard:
     """Event files; `tensorboard --logdir out` shows them."""
 
-    id = None
+    id: str | None = None
 
-    def __init__(self, folder, settings, step) -> None:
-        from torch.utils.tensorboard import (
-            SummaryWriter,  # its package is not needed by anybody who does not ask for it
-        )
+    def __init__(self, folder: str, settings: dict[str, Any], step: int) -> None:
+        # Here: who does not ask for TensorBoard does not need its package.
+        from torch.utils.tensorboard import SummaryWriter
 
         # A killed run has logged beyond its last checkpoint.
         self.writer = SummaryWriter(folder, purge_step=step + 1)
         self.writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in settings.items()), 0)
 
-    def log(self, numbers, step) -> None:
+    def log(self, numbers: dict[str, float], step: int) -> None:
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
 

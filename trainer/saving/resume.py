@@ -150,7 +150,8 @@ def check_checkpoint(state: Any, path: Path, trainer: "Trainer") -> None:
     for what, value in trainer.job.identity.items():
         require(what in state["identity"], f"identity: {what} is missing")
         if state["identity"][what] != value:
-            raise UserError(f"{path}: {difference(what, state['identity'][what], value)}")
+            flags = trainer.job.flags_of_identity.get(what, "")
+            raise UserError(f"{path}: {difference(what, state['identity'][what], value, flags)}")
     check_fit(state, trainer, update_of(path))
 
 
@@ -188,20 +189,14 @@ def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
         )
 
 
-# Which flags may mend a difference
-FLAGS = {
-    "data": " (--data_path, --text_field, --skip_bad_lines)",
-    "tokenizer": " (--tokenizer_path, --vocab_path or --model_path)",
-}
-
-
-def difference(what: str, before: object, now: object) -> str:
-    """One line on what does not agree; of two dicts, their differing entries."""
+def difference(what: str, before: object, now: object, flags: str = "") -> str:
+    """One line on what does not agree; of two dicts, their differing entries. flags: those that decide it."""
     if isinstance(before, dict) and isinstance(now, dict):
         names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
         before = {name: before.get(name) for name in names}
         now = {name: now.get(name) for name in names}
+    by_flags = f" ({flags})" if flags else ""
     return (
-        f"made with another {what}{FLAGS.get(what, '')}: {before} there, {now} in this run; use the same one, or start "
+        f"made with another {what}{by_flags}: {before} there, {now} in this run; use the same one, or start "
         "without --from_resume"
     )

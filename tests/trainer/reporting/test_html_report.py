@@ -120,11 +120,45 @@ def test_the_command_that_goes_on(tmp_path, given):
 
 def test_the_commands_of_a_run_that_was_started_elsewhere_name_the_repository(tmp_path):
     path = metrics_file(tmp_path / "a.metrics.jsonl")
-    path.write_text(path.read_text().replace("trainer/train_pretrain.py", "/there/minimind/trainer/train_pretrain.py"))
+    start, *rest = path.read_text().splitlines()
+    start = json.loads(start)
+    start["command"] = "python /there/minimind/trainer/train_pretrain.py"
+    start["next_commands"] = [
+        ["continue texts", "python {top}scripts/generate.py --weight {stem}.pth"],
+        "no command",
+        [1, 2],
+    ]
+    path.write_text("\n".join([json.dumps(start), *rest]))
     write_report([path], tmp_path / "a.html")
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert "python /there/minimind/trainer/train_pretrain.py" in page
-    assert "python /there/minimind/scripts/generate.py --weight" in page
+    assert f"python /there/minimind/scripts/generate.py --weight {tmp_path / 'a.pth'}" in page
+
+
+CHART = ["Mine", ["loss", "expert_load/*"], False, False]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "captions"),
+    [
+        ([CHART, ["Absent", ["nothing"], False, False]], ["Mine"]),
+        (None, ["Loss", "Learning rate", "Gradient norm, before clipping", "Tokens per second"]),
+        (
+            [["Mine", "loss", False, False]],
+            ["Loss", "Learning rate", "Gradient norm, before clipping", "Tokens per second"],
+        ),
+        ([CHART] * 101, ["Loss", "Learning rate", "Gradient norm, before clipping", "Tokens per second"]),
+    ],
+    ids=["of a job", "of an earlier version", "damaged", "too many"],
+)
+def test_a_page_has_the_charts_that_the_runs_job_has_recorded(tmp_path, recorded, captions):
+    """Those of a job that says nothing where the file has none, or none that can be."""
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    start, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(start), "charts": recorded}), *rest]))
+    write_report([path], tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert re.findall("<figcaption>(.*?)</figcaption>", page) == captions
 
 
 def test_damaged_lines_are_passed_over(tmp_path):
