@@ -64,7 +64,6 @@ class RunSettings(Protocol):
     num_workers: int
     log_interval: int
     save_interval: int
-    eval_interval: int
     keep_checkpoints: int
     from_resume: bool
     report: bool
@@ -152,6 +151,7 @@ class Job(ABC, Generic[BatchT]):
     token_check: TokenCheck | None = None  # of the data, on one rank of a machine
     charts: Sequence[Chart] = DEFAULT_CHARTS  # of the report
     evaluates: bool = False
+    eval_interval: int = 0  # micro-batches between evaluations, 0: one at the end
     has_samples: bool = False
 
     @abstractmethod

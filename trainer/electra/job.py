@@ -20,7 +20,7 @@ from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
-from model.electra.model_electra import flops_per_token
+from model.electra.model_electra import ElectraPretrainer, flops_per_token
 from model.electra.sizes import SIZES
 from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.electra.networks import NETWORKS, OWN, architecture, init_model, open_vocabulary
@@ -40,6 +40,9 @@ from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 class ElectraJob(Job[Batch]):
     """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
+
+    settings: ElectraSettings
+    model: ElectraPretrainer
 
     n_sums = N_SUMS
     shown = ("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second")

@@ -124,6 +124,7 @@ class PretrainJob(Job[Batch]):
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         self.shown = ("aux_loss", "grad_norm") if self.config.use_moe else ("grad_norm",)
         self.evaluates = bool(self.validation)
+        self.eval_interval = settings.eval_interval
         self.has_samples = bool(self.prompts)
         self.identity = {
             "tokenizer": self.encoder.fingerprint[:16],
