@@ -18,7 +18,8 @@ from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import Source
 from dataset.tokenizing.wordpiece import train_wordpiece
-from model.electra.model_electra import IGNORE, ElectraPretrainer, configs, flops_per_token, sample
+from model.electra.masking import IGNORE
+from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token, sample
 from model.electra.sizes import SIZES
 from trainer.electra.loss import DISC_WEIGHT, N_SUMS, electra_loss
 from trainer.engine import Engine

@@ -19,6 +19,7 @@ from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.reporting.charts import COMMON, Chart
+from trainer.reporting.next_commands import NextCommand
 
 UNLIMITED = float("inf")
 
@@ -64,7 +65,6 @@ class RunSettings(Protocol):
     num_workers: int
     log_interval: int
     save_interval: int
-    eval_interval: int
     keep_checkpoints: int
     from_resume: bool
     report: bool
@@ -139,19 +139,20 @@ class Job(ABC, Generic[BatchT]):
     assembler: Assembler
     outputs: Mapping[str, Path]  # what `save_weights` leaves at the end: {what: path}
     identity: dict[str, Any]  # what a resumed checkpoint must agree with: {what: value}
+    mended_by: Mapping[str, str] = {}  # {entry of `identity`: the flags that may mend it where it differs}
 
     epochs: int = 1
     max_updates: float = UNLIMITED  # the run ends there, though it be in the middle of an epoch
     save_at: Container[int] = frozenset()  # updates after which it is saved, beside those of --save_interval
     shown: Sequence[str] = ("grad_norm",)  # fields of a log line beside loss and rate
-    charts: Sequence[Chart] = COMMON  # what the report draws, in this order
-    mended_by: Mapping[str, str] = {}  # {entry of `identity`: the flags that may mend it where it differs}
     may_change: Sequence[str] = ()  # flags that a resume may change, and then says so
     only_at_start: Sequence[str] = ()  # flags that a resume does not read, and says so where they differ
     replaced: Sequence[Path] = ()  # what else an earlier run may have left; a fresh one moves it away
     begun: Sequence[Path] = ()  # that of it which a run leaves before it has saved anything
     token_check: TokenCheck | None = None  # of the data, on one rank of a machine
+    charts: Sequence[Chart] = COMMON  # what the report draws, in this order
     evaluates: bool = False
+    eval_interval: int = 0  # micro-batches between evaluations, 0: one at the end
     has_samples: bool = False
 
     @abstractmethod
@@ -180,6 +181,10 @@ class Job(ABC, Generic[BatchT]):
     @abstractmethod
     def outlook(self, progress: Progress) -> Outlook:
         """What the run will do from here on."""
+
+    def next_commands(self) -> list[NextCommand]:
+        """What a user may want to do with the finished run, for the report."""
+        return []
 
     def settings_to_keep(self) -> RunSettings:
         """What is written beside the weights: settings with which this run can be started again."""

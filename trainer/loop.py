@@ -310,7 +310,7 @@ class Trainer:
             return True
         if not self.job.evaluates:
             return False
-        return self.finished or crosses(self.settings.eval_interval, steps_before, self.progress.step)
+        return self.finished or crosses(self.job.eval_interval, steps_before, self.progress.step)
 
     def log_is_due(self, epoch: Epoch, step: int) -> bool:
         """step: of the epoch's micro-batches, counted from 0."""

@@ -8,16 +8,18 @@ on nothing else: neither on ranks, workers nor a resume.
 Shapes. N: examples, R: rows (examples) of a batch, T: positions of a row, K: masked positions of a row at most.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
 
+from common.errors import DataError
 from dataset.loader import pinned, to_device
-from dataset.packing import CHUNK, permutation
-from dataset.reading.documents import DataError
-from model.electra.model_electra import mask_count, mask_tokens
+from dataset.packing import chunks, permutation
+from dataset.store.interface import Column, HasOffsets, HasTokens, Ints
+from model.electra.masking import mask_count, mask_tokens, unit_interval
 from model.electra.sizes import SHORTEST
 
 # Share of the examples that are one segment, as in single-sentence tasks.
@@ -28,77 +30,112 @@ RANDOM_TARGET = 0.05
 OVERFLOW = 0.5
 
 
+class HasTokensAndOffsets(HasTokens, HasOffsets, Protocol):
+    """A token store, as far as the examples ask."""
+
+
 class Examples:
     """Where every example lies in a token store of a LineEncoder.
+
+    The original code walks through a document line by line, and draws random numbers as it goes. Here all documents take
+    a step at once: each gives its next example, those that have text left take another step, and so on. A step is some
+    array operations, however many documents there are. The test has the loop over lines.
+
+    In the store every line ends with a SEP. To count positions of an example, places are counted without the SEPs: place
+    p is the p-th token that is no SEP. `line_ends` are such places, one behind the last token of each line.
 
     Attributes, arrays [N]: begin (first token in the store), span (tokens and SEPs in the store), first and second
     (tokens of the two segments; second may be 0), lengths (positions taken, CLS and SEP included), candidates (tokens
     that may be masked: not `unk_id`, from which there is nothing to learn).
     """
 
-    def __init__(self, store, max_seq_len, sep_id, seed, unk_id=None) -> None:
+    def __init__(
+        self, store: HasTokensAndOffsets, max_seq_len: int, sep_id: int, seed: int, unk_id: int | None = None
+    ) -> None:
         """Errors: ValueError for a length below SHORTEST, DataError where the store has no text."""
         if max_seq_len < SHORTEST:
             raise ValueError(f"max_seq_len must be at least {SHORTEST} for two segments, not {max_seq_len}")
-        self.store, self.max_seq_len = store, max_seq_len
-        ends = _positions(store.tokens, sep_id)
-        # Below, a place is counted without the SEPs: `line_ends` and the document's bounds are such places.
-        self._line_ends = line_ends = ends - np.arange(len(ends))
-        bounds = np.asarray(store.offsets) - np.searchsorted(ends, store.offsets)
-        place, stop = bounds[:-1][bounds[:-1] < bounds[1:]], bounds[1:][bounds[:-1] < bounds[1:]]
-        found, bits = [], np.random.PCG64([seed, 0xE1EC])
-        # The next example of every document at once.
+        self.store = store
+        self.max_seq_len = max_seq_len
+        seps = _positions(store.tokens, sep_id)
+        line_ends = seps - np.arange(len(seps))
+        offsets = np.asarray(store.offsets)
+        bounds = offsets - np.searchsorted(seps, offsets)
+        # Documents without a token have nothing to give.
+        has_text = bounds[:-1] < bounds[1:]
+        place = bounds[:-1][has_text]
+        stop = bounds[1:][has_text]
+        found = []
+        bits = np.random.PCG64([seed, 0xE1EC])
         while len(place):
             first, second = self._next(place, stop, line_ends, bits)
             found.append(np.stack((place, first, second)))
             place = place + first + second
-            more = place < stop
-            place, stop = place[more], stop[more]
+            has_more = place < stop
+            place = place[has_more]
+            stop = stop[has_more]
         if not found:
             raise DataError("--data_path: no document with text to learn from")
         place, first, second = np.concatenate(found, axis=1)
         order = np.argsort(place)
-        place, self.first, self.second = place[order], first[order].astype(np.int32), second[order].astype(np.int32)
+        place = place[order]
+        self.first = first[order].astype(np.int32)
+        self.second = second[order].astype(np.int32)
+        # Back to places in the store: a SEP more for each line that ended before.
         last = place + self.first + self.second - 1
         self.begin = place + np.searchsorted(line_ends, place, side="right")
         self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
         self.lengths = self.first + self.second + 2 + (self.second > 0)
-        unknown = _positions(store.tokens, unk_id) if unk_id is not None else np.empty(0, np.int64)
+        unknown = np.empty(0, np.int64)
+        if unk_id is not None:
+            unknown = _positions(store.tokens, unk_id)
         counts = np.searchsorted(unknown, self.begin + self.span) - np.searchsorted(unknown, self.begin)
         self.candidates = self.first + self.second - counts.astype(np.int32)
 
-    def _next(self, place, stop, line_ends, bits):
+    def _next(self, place: Ints, stop: Ints, line_ends: Ints, bits: np.random.PCG64) -> tuple[Ints, Ints]:
         """(tokens of the first, of the second segment) of the examples that begin at `place` in documents that end at
         `stop`."""
-        T, n = self.max_seq_len, len(place)
-        target = np.where(_uniform(bits, n) < RANDOM_TARGET, SHORTEST + (_uniform(bits, n) * (T - SHORTEST + 1)), T)
-        target = target.astype(np.int64)
-        # Of the first segment.
-        wanted = np.where(_uniform(bits, n) < SINGLE, 1 << 40, (target - 3) // 2)
+        T = self.max_seq_len
+        n = len(place)
+        # How many tokens to gather. The draws come in this order in every version: it is part of the data order.
+        is_random = _uniform(bits, n) < RANDOM_TARGET
+        random_target = SHORTEST + (_uniform(bits, n) * (T - SHORTEST + 1))
+        target = np.where(is_random, random_target, T).astype(np.int64)
+        # How long the first segment should be: half of that, without CLS and two SEPs, or without a bound.
+        is_single = _uniform(bits, n) < SINGLE
+        wanted = np.where(is_single, 1 << 40, (target - 3) // 2)
         overflows = _uniform(bits, n) < OVERFLOW
 
-        def end_of_line(at):  # of the line that holds the token before the place `at`
-            return np.minimum(line_ends[np.minimum(np.searchsorted(line_ends, at), len(line_ends) - 1)], stop)
+        def end_of_line(at: Ints) -> Ints:
+            """Of the line that holds the token before the place `at`."""
+            line = np.minimum(np.searchsorted(line_ends, at), len(line_ends) - 1)
+            return np.minimum(line_ends[line], stop)
 
+        # Whole lines are gathered, until there are `target` tokens or more.
         end = end_of_line(place + target)
-        # Lines that leave it short.
+        # The first segment: the lines that stay below `wanted`, but one line at least.
         whole = line_ends[np.maximum(np.searchsorted(line_ends, place + wanted) - 1, 0)]
         split = np.minimum(np.maximum(end_of_line(place + 1), whole), end)
-        split = np.where((split < end) & (split - place < wanted) & overflows, end_of_line(split + 1), split)
+        # By chance the line goes into it too that makes it longer than wanted.
+        takes_one_more = (split < end) & (split - place < wanted) & overflows
+        split = np.where(takes_one_more, end_of_line(split + 1), split)
+        # What is beyond the row begins the next example.
         first = np.minimum(split - place, T - 2)
         second = np.minimum(end - split, np.maximum(T - 3 - first, 0))
         return first, second
 
 
-def _positions(tokens, value):
+def _positions(tokens: Column, value: int) -> Ints:
     """Where `value` stands in a large array of tokens, int64."""
-    parts = (np.flatnonzero(tokens[lo : lo + CHUNK] == value) + lo for lo in range(0, len(tokens), CHUNK))
-    return np.concatenate([np.empty(0, np.int64), *parts])
+    parts = [np.empty(0, np.int64)]
+    for lo, hi in chunks(len(tokens)):
+        parts.append(np.flatnonzero(tokens[lo:hi] == value) + lo)
+    return np.concatenate(parts)
 
 
-def _uniform(bits, n):
+def _uniform(bits: np.random.PCG64, n: int) -> Ints:
     """n numbers in [0, 1), float64, from a numpy bit generator; the same in every numpy."""
-    return (bits.random_raw(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return unit_interval(np.asarray(bits.random_raw(n)))
 
 
 class Totals(NamedTuple):
@@ -111,35 +148,44 @@ class Totals(NamedTuple):
 class Recipe(NamedTuple):
     """What a batch is built from: arrays [R]."""
 
-    example: np.ndarray
-    begin: np.ndarray
-    span: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
+    example: Ints
+    begin: Ints
+    span: Ints
+    first: Ints
+    second: Ints
     epoch: int
 
 
 class ElectraPlan:
     """The examples of one epoch in their order: a row is an example."""
 
-    def __init__(self, examples, share, seed, epoch) -> None:
-        self.examples, self.share, self.epoch = examples, share, epoch
-        self.T, self.n_rows = examples.max_seq_len, len(examples.lengths)
+    def __init__(self, examples: Examples, share: float, seed: int, epoch: int) -> None:
+        """share: of the positions of an example that are masked."""
+        self.examples = examples
+        self.share = share
+        self.epoch = epoch
+        self.T = examples.max_seq_len
+        self.n_rows = len(examples.lengths)
         self._order = permutation(np.random.PCG64([seed, epoch]), self.n_rows)
         self.fill = float(examples.lengths.sum(dtype=np.int64)) / (self.n_rows * self.T)
 
-    def totals(self, lo, hi):
+    def totals(self, lo: int, hi: int) -> Totals:
+        """The Totals of the rows [lo, hi)."""
         rows = self._order[lo:hi]
-        lengths, candidates = self.examples.lengths[rows], self.examples.candidates[rows]
-        return Totals(int(lengths.sum()), int(np.minimum(mask_count(lengths, self.share), candidates).sum()))
+        lengths = self.examples.lengths[rows]
+        masked = np.minimum(mask_count(lengths, self.share), self.examples.candidates[rows])
+        return Totals(int(lengths.sum()), int(masked.sum()))
 
-    def recipe(self, rows):
-        example, e = self._order[np.asarray(rows, dtype=np.int64)], self.examples
+    def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
+        """The Recipe of the given rows (a range or an int array)."""
+        example = self._order[np.asarray(rows, dtype=np.int64)]
+        e = self.examples
         return Recipe(example, e.begin[example], e.span[example], e.first[example], e.second[example], self.epoch)
 
-    def documents_of(self, lo, hi):
+    def documents_of(self, lo: int, hi: int) -> list[int]:
+        """The numbers of the documents in the rows [lo, hi), each once."""
         begin = self.examples.begin[self._order[lo:hi]]
-        documents = np.searchsorted(self.examples.store.offsets, begin, side="right") - 1
+        documents = np.searchsorted(np.asarray(self.examples.store.offsets), begin, side="right") - 1
         return list(dict.fromkeys(documents.tolist()))
 
 
@@ -153,38 +199,74 @@ class Batch(NamedTuple):
     token_type_ids: torch.Tensor  # [R, T]
     lengths: torch.Tensor  # [R]
 
-    to = to_device
-    pin_memory = pinned
+    def to(self, device: torch.device | str) -> "Batch":
+        return to_device(self, device)
+
+    def pin_memory(self) -> "Batch":
+        return pinned(self)
 
 
-class ElectraAssembler(Dataset):
+class ElectraAssembler:
     """assembler[recipe] is the Batch of these examples, masked as the recipe's epoch has it."""
 
-    def __init__(self, store, tokenizer, max_seq_len, share, style, seed) -> None:
-        self.store, self.T, self.share, self.style, self.seed = store, max_seq_len, share, style, seed
-        self.pad_id, self.cls_id = tokenizer.pad_token_id, tokenizer.cls_token_id
-        self.sep_id, self.mask_id = tokenizer.sep_token_id, tokenizer.mask_token_id
+    def __init__(
+        self,
+        store: HasTokens,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_len: int,
+        share: float,
+        style: str,
+        seed: int,
+    ) -> None:
+        """share and style: see `mask_tokens`."""
+        self.store = store
+        self.T = max_seq_len
+        self.share = share
+        self.style = style
+        self.seed = seed
+        self.pad_id = tokenizer.pad_token_id
+        self.cls_id = tokenizer.cls_token_id
+        self.sep_id = tokenizer.sep_token_id
+        self.mask_id = tokenizer.mask_token_id
         self.special_ids = np.array(sorted(tokenizer.all_special_ids))
         self.ordinary_ids = np.setdiff1d(np.arange(len(tokenizer)), self.special_ids)
         self.K = int(mask_count(max_seq_len, share))
 
-    def __getitem__(self, recipe):
-        R, T, K = len(recipe.example), self.T, self.K
+    def __getitem__(self, recipe: Recipe) -> Batch:
+        R = len(recipe.example)
+        T = self.T
+        K = self.K
         ids = np.full((R, T), self.pad_id, dtype=np.int64)
         types = np.zeros((R, T), dtype=np.int64)
         random = np.empty((R, T + 2 * K), dtype=np.uint64)
-        for r, (example, begin, span, first, second) in enumerate(zip(*recipe[:5], strict=True)):
-            piece = self.store.tokens[begin : begin + span]
+        ids[:, 0] = self.cls_id
+        for r in range(R):
+            begin = recipe.begin[r]
+            first = recipe.first[r]
+            second = recipe.second[r]
+            # The lines' SEPs are only in the store.
+            piece = self.store.tokens[begin : begin + recipe.span[r]]
             piece = piece[piece != self.sep_id]
-            ids[r, 0], ids[r, 1 : first + 1], ids[r, first + 1] = self.cls_id, piece[:first], self.sep_id
+            ids[r, 1 : first + 1] = piece[:first]
+            ids[r, first + 1] = self.sep_id
             if second:
                 end = first + second + 2
-                ids[r, first + 2 : end], ids[r, end], types[r, first + 2 : end + 1] = piece[first:], self.sep_id, 1
-            key = (self.seed << 32 | recipe.epoch, int(example))
+                ids[r, first + 2 : end] = piece[first:]
+                ids[r, end] = self.sep_id
+                types[r, first + 2 : end + 1] = 1
+            # A generator for each example and epoch: what is masked depends on nothing else.
+            key = (self.seed << 32 | recipe.epoch, int(recipe.example[r]))
             random[r] = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(T + 2 * K)
         lengths = (recipe.first + recipe.second + 2 + (recipe.second > 0)).astype(np.int64)
         candidates = ~np.isin(ids, self.special_ids)
         masked = mask_tokens(
             ids, lengths, candidates, self.share, self.style, self.mask_id, self.ordinary_ids, random, K
         )
-        return Batch(*map(torch.from_numpy, (ids, masked.ids, masked.positions, masked.labels, types, lengths)))
+        return Batch(
+            ids=torch.from_numpy(ids),
+            masked_ids=torch.from_numpy(masked.ids),
+            positions=torch.from_numpy(masked.positions),
+            labels=torch.from_numpy(masked.labels),
+            token_type_ids=torch.from_numpy(types),
+            lengths=torch.from_numpy(lengths),
+        )

@@ -2,32 +2,39 @@
 
 from typing import NamedTuple
 
+Words = tuple[str, ...]
+# ((name, file), ...)
+Files = tuple[tuple[str, str], ...]
+
 
 class Task(NamedTuple):
     """A task of the benchmark. `dev` and `test` are (suffix of the metrics' names, file), (leaderboard's name, file)."""
 
     folder: str
-    text: tuple  # columns of the sentences
+    text: Words  # columns of the sentences
     label: str  # column of the label
-    labels: tuple  # its words, in the order of the classes; empty: a score from 0 to 5
-    metrics: tuple
+    labels: Words  # its words, in the order of the classes; empty: a score from 0 to 5
+    metrics: Words
     epochs: int = 3
-    names: tuple = ()  # columns of train and dev files, where these have no header
-    dev: tuple = (("", "dev.tsv"),)
-    test: tuple = ()
+    names: Words = ()  # columns of train and dev files, where these have no header
+    dev: Files = (("", "dev.tsv"),)
+    test: Files = ()
     skip_short_lines: bool = False  # the public file has lines with too few fields
 
     @property
-    def outputs(self):
+    def outputs(self) -> int:
+        """How many numbers a classifier of the task gives."""
         return len(self.labels) or 1
 
 
-def _test(name):
+def _test(name: str) -> Files:
     return ((name, "test.tsv"),)
 
 
-BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
-PAIR, ACCURACY = ("sentence1", "sentence2"), ("accuracy",)
+BINARY = ("0", "1")
+ENTAILMENT = ("entailment", "not_entailment")
+PAIR = ("sentence1", "sentence2")
+ACCURACY = ("accuracy",)
 SPLITS = (("", "dev_matched.tsv"), ("-mm", "dev_mismatched.tsv"))
 TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"))
 COLA = ("source", "label", "star", "sentence")

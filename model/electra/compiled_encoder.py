@@ -9,6 +9,8 @@ kernel for CPUs takes half of a step. Without a compiler, and on other devices, 
 import contextlib
 import math
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 
-def keep_mask(shape, p, device):
+def keep_mask(shape: Sequence[int], p: float, device: torch.device) -> torch.Tensor:
     """bool [shape]: False with probability p (to 1/65536), from torch's global random numbers.
 
     The hash is Ellis' lowbias32 (https://nullprogram.com/blog/2018/07/31/) of seed xor place · 2^32/golden ratio, in
@@ -31,7 +33,7 @@ def keep_mask(shape, p, device):
     return (x >= round(p * 65536)).view(shape)
 
 
-def dropout(x, p, training=True):
+def dropout(x: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
     """x with a share p of its elements zeroed and the others scaled by 1 / (1 - p), as torch.nn.functional.dropout."""
     if training and p and torch.compiler.is_compiling() and x.device.type == "cpu":
         return torch.where(keep_mask(x.shape, p, x.device), x * (1 / (1 - p)), 0.0)
@@ -39,11 +41,21 @@ def dropout(x, p, training=True):
 
 
 class Dropout(torch.nn.Dropout):
-    def forward(self, x):
+    """torch.nn.Dropout with `dropout` above."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return dropout(x, self.p, self.training)
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, **options):
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: Any = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
     """transformers' SDPA attention, written out in a compiled graph on a CPU: SDPA's kernel there is slow backward.
 
     query, key, value: [R, H, T, D]; attention_mask: bool, True where a key is seen; gives ([R, T, H, D], None).
@@ -65,12 +77,12 @@ AttentionInterface.register("compiled_on_cpu", attention)
 AttentionMaskInterface.register("compiled_on_cpu", sdpa_mask)
 
 
-def eager_if(condition):
+def eager_if(condition: bool) -> contextlib.AbstractContextManager[Any]:
     """A context in which compiled layers are computed without their graphs, for batches of another shape than theirs."""
     return torch.compiler.set_stance("force_eager") if condition else contextlib.nullcontext()
 
 
-def compile_layers(network) -> None:
+def compile_layers(network: Any) -> None:
     """Compile the layers of a transformers encoder, one graph for all; parameters and their names stay."""
     for module in network.modules():
         for name, child in module.named_children():

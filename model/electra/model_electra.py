@@ -8,24 +8,30 @@ V: vocabulary.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compile_layers, eager_if
-from model.electra.sizes import POSITION_INITS
+from model.electra.masking import IGNORE
+from model.electra.sizes import POSITION_INITS, Size
 
-# The label of a place in [R, K] that holds no masked position.
-IGNORE = -100
 # Of the discriminator's probability: the metrics' AUC is exact to half a bin.
 AUC_BINS = 200
 
 
-def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, position_init="normal", **changes):
+def configs(
+    size: Size,
+    vocab_size: int,
+    pad_id: int | None = 0,
+    max_seq_len: int | None = None,
+    init_std: float = 0.02,
+    position_init: str = "normal",
+    **changes: int | None,
+) -> tuple[ElectraConfig, ElectraConfig]:
     """(generator's, discriminator's) ElectraConfig of a Size; `changes` (layers, width, heads ...) override its fields.
 
     init_std: of the random weights; the published 0.02 fits a width of 768. position_init: see
@@ -40,10 +46,13 @@ def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, positio
                 f"{name} {values[name]}: the generator's is that divided by {values['divisor']}, which leaves a rest"
             )
 
-    def config(divisor):
-        width, heads = values["width"] // divisor, values["heads"] // divisor
+    def config(divisor: int) -> ElectraConfig:
+        width = values["width"] // divisor
+        heads = values["heads"] // divisor
         if width % heads:
             raise ValueError(f"width {width} is no multiple of {heads} heads")
+        # A field of our own: the usual value is left out, so that such a config is as other people's code writes it.
+        own: dict[str, Any] = {} if position_init == "normal" else {"position_init": position_init}
         return ElectraConfig(
             vocab_size=vocab_size,
             embedding_size=values["embedding"],
@@ -54,13 +63,13 @@ def configs(size, vocab_size, pad_id=0, max_seq_len=None, init_std=0.02, positio
             max_position_embeddings=max(512, max_seq_len or 0),
             pad_token_id=pad_id,
             initializer_range=init_std,
-            **({} if position_init == "normal" else {"position_init": position_init}),
+            **own,
         )
 
     return config(values["divisor"]), config(1)
 
 
-def init_position_embeddings(network) -> None:
+def init_position_embeddings(network: Any) -> None:
     """Make the position embeddings of a new Hugging Face model sinusoids if its config's `position_init` says so:
     Vaswani et al., "Attention Is All You Need" (2017), 3.5, scaled to the root mean square `initializer_range`.
 
@@ -77,58 +86,7 @@ def init_position_embeddings(network) -> None:
         weight.copy_(pairs * network.config.initializer_range * 2**0.5)
 
 
-# ------------------------------------------------------------------------------------------------ masking
-
-
-def mask_count(lengths, share):
-    """Positions to mask in examples of the given lengths (CLS and SEP included): max(1, round(share · length))."""
-    return np.maximum(1, np.rint(share * np.asarray(lengths))).astype(np.int64)
-
-
-class Masked(NamedTuple):
-    """int64 arrays: what the generator reads [R, T], the masked positions [R, K] in rising order and the tokens that
-    stood there [R, K]; places that are not used have position 0 and label -100."""
-
-    ids: np.ndarray
-    positions: np.ndarray
-    labels: np.ndarray
-
-
-def mask_tokens(ids, lengths, candidates, share, style, mask_id, ordinary_ids, random, K=None):
-    """Choose and mask tokens; a Masked.
-
-    ids: int [R, T]; lengths: int [R]; candidates: bool [R, T], where a token may be masked (no special, no padding);
-    of a row with fewer of them than `mask_count` all are masked. style: "electra" writes [MASK] at 85 % of the masked
-    positions and leaves the rest, "bert" writes [MASK] at 80 %, one of `ordinary_ids` at 10 %. random: uint64
-    [R, T + 2 K] of random bits, so that the caller decides what they depend on. K: default, what the longest row needs.
-    """
-    R, T = ids.shape
-    counts = np.minimum(mask_count(lengths, share), candidates.sum(1))
-    K = int(counts.max()) if K is None else K
-    # Any candidate comes before all others.
-    keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))
-    chosen = np.argpartition(keys, np.arange(min(K, T)), axis=1)[:, :K]
-    used = np.arange(K) < counts[:, None]
-    # Unused ones last.
-    positions = np.sort(np.where(used, chosen, T), axis=1)
-    positions[~used] = 0
-    rows = np.arange(R)[:, None]
-    tokens = ids[rows, positions]
-    labels = np.where(used, tokens, IGNORE)
-
-    # In [0, 1).
-    unit = (random[:, T : T + K] >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    if style == "electra":
-        written = np.where(unit < 0.85, mask_id, tokens)
-    else:
-        replacement = ordinary_ids[random[:, T + K : T + 2 * K] % np.uint64(len(ordinary_ids))]
-        written = np.where(unit < 0.8, mask_id, np.where(unit < 0.9, replacement, tokens))
-    masked = ids.copy()
-    masked[np.broadcast_to(rows, used.shape)[used], positions[used]] = written[used]
-    return Masked(masked, positions, labels)
-
-
-def sample(logits, how="fp32_gumbel"):
+def sample(logits: torch.Tensor, how: str = "fp32_gumbel") -> torch.Tensor:
     """One token id from softmax(logits) of each row: [M, V] -> int64 [M]. Uses torch's global random numbers.
 
     fp32_gumbel: argmax of logits + Gumbel noise in float32. multinomial: the same distribution by one uniform number a
@@ -136,14 +94,16 @@ def sample(logits, how="fp32_gumbel"):
     likely tokens (p = 0.98 is drawn as 0.9993) and is here to compare with.
     """
     if how == "multinomial":
-        cumulative = (
-            logits.double().softmax(-1).cumsum(-1) if logits.device.type != "mps" else logits.softmax(-1).cumsum(-1)
-        )
+        # MPS has no float64.
+        if logits.device.type != "mps":
+            logits = logits.double()
+        cumulative = logits.softmax(-1).cumsum(-1)
         threshold = torch.rand(len(logits), 1, device=logits.device, dtype=cumulative.dtype) * cumulative[:, -1:]
         return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
     dtype = torch.float16 if how == "fp16_gumbel" else torch.float32
     uniform = torch.rand(logits.shape, device=logits.device).to(dtype)
     finest = torch.finfo(dtype)
+    # Neither 0 nor 1: the noise would be infinite.
     noise = -torch.log(-torch.log(uniform.clamp(finest.tiny, 1 - finest.eps / 2)))
     return (logits.to(dtype) + noise).argmax(-1)
 
@@ -165,33 +125,58 @@ class Losses(NamedTuple):
 class ElectraPretrainer(torch.nn.Module):
     """Generator and discriminator with one set of embeddings."""
 
-    def __init__(self, generator, discriminator, sampling="fp32_gumbel", gen_smooth=0.0, disc_smooth=0.0) -> None:
-        """generator: ElectraForMaskedLM; discriminator: ElectraForPreTraining, whose embeddings both will use."""
+    def __init__(
+        self,
+        generator: ElectraForMaskedLM,
+        discriminator: ElectraForPreTraining,
+        sampling: str = "fp32_gumbel",
+        gen_smooth: float = 0.0,
+        disc_smooth: float = 0.0,
+    ) -> None:
+        """Both networks will use the discriminator's embeddings. sampling: see `sample`. gen_smooth, disc_smooth: label
+        smoothing of the two losses."""
         super().__init__()
-        self.generator, self.discriminator = generator, discriminator
-        self.compiled_shape = None
-        self.sampling, self.gen_smooth, self.disc_smooth = sampling, gen_smooth, disc_smooth
+        self.generator = generator
+        self.discriminator = discriminator
+        self.compiled_shape: tuple[int, int] | None = None
+        self.sampling = sampling
+        self.gen_smooth = gen_smooth
+        self.disc_smooth = disc_smooth
         # The modules, not their weights: a weight assigned anew would leave the generator's head with the old one.
         generator.electra.embeddings = discriminator.electra.embeddings
         generator.tie_weights()
         assert generator.generator_lm_head.weight is discriminator.electra.embeddings.word_embeddings.weight
 
     @classmethod
-    def from_configs(cls, generator, discriminator, **options):
+    def from_configs(
+        cls, generator: ElectraConfig, discriminator: ElectraConfig, **options: Any
+    ) -> "ElectraPretrainer":
+        """Fresh networks."""
         model = cls(ElectraForMaskedLM(generator), ElectraForPreTraining(discriminator), **options)
         init_position_embeddings(model.discriminator)
         return model
 
     @classmethod
-    def from_pretrained(cls, folder, **options):
+    def from_pretrained(cls, folder: str | Path, **options: Any) -> "ElectraPretrainer":
         """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again."""
-        networks = (
-            network.from_pretrained(Path(folder, name), local_files_only=True, trust_remote_code=False)
-            for network, name in ((ElectraForMaskedLM, "generator"), (ElectraForPreTraining, "discriminator"))
+        generator = ElectraForMaskedLM.from_pretrained(
+            Path(folder, "generator"), local_files_only=True, trust_remote_code=False
         )
-        return cls(*networks, **options)
+        discriminator = ElectraForPreTraining.from_pretrained(
+            Path(folder, "discriminator"), local_files_only=True, trust_remote_code=False
+        )
+        return cls(generator, discriminator, **options)
 
-    def forward(self, ids, masked_ids, positions, labels, token_type_ids, lengths, sampled=None):
+    def forward(
+        self,
+        ids: torch.Tensor,
+        masked_ids: torch.Tensor,
+        positions: torch.Tensor,
+        labels: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        sampled: torch.Tensor | None = None,
+    ) -> Losses:
         """The Losses of a batch. ids, masked_ids, token_type_ids: int64 [R, T]; positions, labels: [R, K]; lengths: [R].
 
         sampled: int64 [R, K] in place of the generator's draw (tests).
@@ -200,10 +185,19 @@ class ElectraPretrainer(torch.nn.Module):
         with eager_if(self.compiled_shape is not None and self.compiled_shape != (R, T)):
             return self._losses(ids, masked_ids, positions, labels, token_type_ids, lengths, sampled)
 
-    def _losses(self, ids, masked_ids, positions, labels, token_type_ids, lengths, sampled):
+    def _losses(
+        self,
+        ids: torch.Tensor,
+        masked_ids: torch.Tensor,
+        positions: torch.Tensor,
+        labels: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        sampled: torch.Tensor | None,
+    ) -> Losses:
         R, T = ids.shape
         real = torch.arange(T, device=ids.device) < lengths[:, None]
-        # 4-d: transformers takes it as it is, without a look inside
+        # With four dimensions: transformers takes such a mask as it is, without a look inside.
         visible = real[:, None, None, :].expand(R, 1, T, T)
         inputs = {"token_type_ids": token_type_ids, "attention_mask": visible}
 
@@ -231,10 +225,11 @@ class ElectraPretrainer(torch.nn.Module):
         return Losses(mlm, disc, sampled, replaced, disc_logits, correct)
 
     def gradient_checkpointing_enable(self) -> None:
+        """Keep only what enters each layer, and compute the rest again in the backward pass."""
         for network in (self.generator, self.discriminator):
             recompute_layers(network)
 
-    def compile_training(self, shape=None) -> None:
+    def compile_training(self, shape: tuple[int, int] | None = None) -> None:
         """Compile the layers, one graph for all of a network. shape: (rows, positions) of the batches that use it; others,
         as an epoch's last, are computed without. None: all use it, each shape with a graph of its own."""
         self.compiled_shape = shape
@@ -242,14 +237,24 @@ class ElectraPretrainer(torch.nn.Module):
             compile_layers(network)
 
 
-def flops_per_token(generator, discriminator, length, masked_share):
-    """Floating-point operations of a training step per position, as report.flops_per_token counts them: matrix products
+def flops_per_token(
+    generator: ElectraConfig, discriminator: ElectraConfig, length: float, masked_share: float
+) -> float:
+    """Floating-point operations of a training step per position, counted as for the main trainer: matrix products
     alone, 2 per multiply-add forward and twice that backward, full attention over `length` positions."""
-    weights = attention = 0
+    weights = 0.0
+    attention = 0.0
     for config in (generator, discriminator):
-        h, e, L = config.hidden_size, config.embedding_size, config.num_hidden_layers
-        weights += L * (4 * h * h + 2 * h * config.intermediate_size) + (e * h if e != h else 0)
-        attention += 2 * L * length * h
+        h = config.hidden_size
+        e = config.embedding_size
+        layers = config.num_hidden_layers
+        weights += layers * (4 * h * h + 2 * h * config.intermediate_size)
+        # Embeddings of another width are brought to that of the layers.
+        if e != h:
+            weights += e * h
+        attention += 2 * layers * length * h
+    # The generator's head works at the masked positions alone.
     e = generator.embedding_size
-    weights += masked_share * (generator.hidden_size * e + e * generator.vocab_size) + discriminator.hidden_size**2
+    weights += masked_share * (generator.hidden_size * e + e * generator.vocab_size)
+    weights += discriminator.hidden_size**2
     return 6 * (weights + attention)

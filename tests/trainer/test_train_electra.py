@@ -294,7 +294,7 @@ def one_update(parts, ranks=None, seed=0):
     """Parameters after one update of a fixed batch that is cut into `parts` micro-batches (no dropout, tokens drawn by
     the greedy generator so that the cut does not matter)."""
     from dataset.electra.electra_dataset import Totals
-    from model.electra.model_electra import IGNORE
+    from model.electra.masking import IGNORE
 
     ids, lengths, masked = random_examples(R=8, seed=1)
     model = tiny(seed)

@@ -20,7 +20,7 @@ from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
-from model.electra.model_electra import flops_per_token
+from model.electra.model_electra import ElectraPretrainer, flops_per_token
 from model.electra.sizes import SIZES
 from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.electra.networks import NETWORKS, OWN, architecture, init_model, open_vocabulary
@@ -34,12 +34,16 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
+from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 
 class ElectraJob(Job[Batch]):
     """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
+
+    settings: ElectraSettings
+    model: ElectraPretrainer
 
     n_sums = N_SUMS
     shown = ("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second")
@@ -61,6 +65,11 @@ class ElectraJob(Job[Batch]):
 
     only_at_start = ("model_path", "init_std")
 
+    mended_by = {
+        "data": "--data_path, --text_field, --skip_bad_lines",
+        "tokenizer": "--vocab_path or --model_path",
+    }
+
     charts = (
         LOSS,
         Chart("Losses of generator (nats per token) and discriminator", ("mlm_loss", "disc_loss"), logarithmic=True),
@@ -69,11 +78,6 @@ class ElectraJob(Job[Batch]):
         *SPEED,
         SKIPPED,
     )
-
-    mended_by = {
-        "data": "--data_path, --text_field, --skip_bad_lines",
-        "tokenizer": "--tokenizer_path, --vocab_path or --model_path",
-    }
 
     def __init__(self, settings: ElectraSettings, surroundings: Surroundings) -> None:
         self.settings = settings
@@ -190,6 +194,12 @@ class ElectraJob(Job[Batch]):
                 save_wordpiece(self.tokenizer, temporary)
 
     # ---------------------------------------------------------------------------------------- what is said of it
+
+    def next_commands(self) -> list[NextCommand]:
+        fine_tune = (
+            "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
+        )
+        return [NextCommand("fine-tune the discriminator", fine_tune)]
 
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from dataset.electra.electra_dataset import Batch, Totals
-from model.electra.model_electra import AUC_BINS, IGNORE, ElectraPretrainer
+from model.electra.masking import IGNORE
+from model.electra.model_electra import AUC_BINS, ElectraPretrainer
 
 # Of the discriminator's loss beside the generator's.
 DISC_WEIGHT = 50.0

@@ -24,15 +24,26 @@ SAMPLE_BYTES = 60e6
 NETWORKS = ("discriminator", "generator")
 # The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins
 ARCHITECTURE = (
-    "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "max_position_embeddings", "hidden_dropout_prob", "position_init",
-)  # fmt: skip
+    "vocab_size",
+    "embedding_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "hidden_dropout_prob",
+    "position_init",
+)
 
 
 def architecture(model: ElectraPretrainer) -> dict[str, list[Any]]:
     """{field: [generator's value, discriminator's]} of those fields of ARCHITECTURE that the configs have."""
-    pair = model.generator.config, model.discriminator.config
-    return {name: [getattr(config, name, None) for config in pair] for name in ARCHITECTURE if hasattr(pair[1], name)}
+    found = {}
+    for name in ARCHITECTURE:
+        if hasattr(model.discriminator.config, name):
+            of_generator = getattr(model.generator.config, name, None)
+            found[name] = [of_generator, getattr(model.discriminator.config, name)]
+    return found
 
 
 # Folder of the vocabulary that is trained where none is given.
@@ -66,7 +77,7 @@ def open_vocabulary(
 def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
     """The tokenizer beside --model_path's discriminator. Errors: UserError where there is none."""
     check_networks(settings)
-    place = Path(settings.model_path, "discriminator")
+    place = Path(settings.model_path or "", "discriminator")
     try:
         return load_wordpiece(place)
     except ValueError as error:
@@ -77,7 +88,11 @@ def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
 
 def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
     """Fresh networks, or those of --model_path. Errors: ValueError where flags, folder and tokenizer do not fit."""
-    options = {"sampling": settings.sampling, "gen_smooth": settings.gen_smooth, "disc_smooth": settings.disc_smooth}
+    options: dict[str, Any] = {
+        "sampling": settings.sampling,
+        "gen_smooth": settings.gen_smooth,
+        "disc_smooth": settings.disc_smooth,
+    }
     if settings.model_path:
         model = load_networks(settings, tokenizer, options)
         for module in model.modules():
@@ -92,19 +107,30 @@ def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) ->
         "embedding": settings.embedding_size,
         "divisor": settings.generator_divisor,
     }
-    init = {"init_std": settings.init_std, "position_init": settings.position_init}
-    pair = configs(
-        SIZES[settings.size], len(tokenizer), tokenizer.pad_token_id, settings.max_seq_len, **init, **changes
+    generator, discriminator = configs(
+        SIZES[settings.size],
+        len(tokenizer),
+        tokenizer.pad_token_id,
+        settings.max_seq_len,
+        settings.init_std,
+        settings.position_init,
+        **changes,
     )
-    for config in pair:
-        config.hidden_dropout_prob = config.attention_probs_dropout_prob = settings.dropout
-    return ElectraPretrainer.from_configs(*pair, **options)
+    for config in (generator, discriminator):
+        set_dropout(config, settings.dropout)
+    return ElectraPretrainer.from_configs(generator, discriminator, **options)
+
+
+def set_dropout(config: Any, dropout: float) -> None:
+    """Of hidden states and of attention."""
+    config.hidden_dropout_prob = dropout
+    config.attention_probs_dropout_prob = dropout
 
 
 def check_networks(settings: ElectraSettings) -> None:
     """Errors: UserError where a network is missing in --model_path."""
     for name in NETWORKS:
-        if not Path(settings.model_path, name, "config.json").is_file():
+        if not Path(settings.model_path or "", name, "config.json").is_file():
             raise UserError(
                 f"--model_path {settings.model_path}: no {name}/config.json there; train_electra.py leaves a folder with "
                 "both networks"
@@ -114,10 +140,12 @@ def check_networks(settings: ElectraSettings) -> None:
 def load_networks(
     settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> ElectraPretrainer:
+    """The networks of --model_path. Errors: UserError where they cannot be loaded, or do not fit the tokenizer or the
+    flags."""
     what = f"--model_path {settings.model_path}"
     check_networks(settings)
     try:
-        model = ElectraPretrainer.from_pretrained(settings.model_path, **options)
+        model = ElectraPretrainer.from_pretrained(Path(settings.model_path or ""), **options)
     except Exception as error:
         # Each loader raises its own kinds.
         raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
@@ -126,5 +154,5 @@ def load_networks(
         for name, least in (("vocab_size", len(tokenizer)), ("max_position_embeddings", settings.max_seq_len)):
             if getattr(network.config, name) < least:
                 raise UserError(f"{what}: {name} is {getattr(network.config, name)}, {least} is wanted")
-        network.config.hidden_dropout_prob = network.config.attention_probs_dropout_prob = settings.dropout
+        set_dropout(network.config, settings.dropout)
     return model

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from common.flags import fraction, inner_share, not_negative, positive
 from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
@@ -127,8 +126,6 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
 @dataclass(kw_only=True)
 class ElectraSettings(MachineSettings, ElectraTraining, ElectraData, NetworkSettings, ElectraOutput):
     """All settings of train_electra.py; --help shows the groups from the last to the first."""
-
-    eval_interval: ClassVar[int] = 0  # nothing is evaluated while it trains
 
     def check(self) -> None:
         published = SIZES[self.size]

@@ -1,20 +1,26 @@
 """The files of a fine-tuning command: those that it reads, and the results of an earlier one that it replaces."""
 
-import shutil
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.errors import DataError, UserError
+from common.files import remove
 from common.wording import counted
 from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, read_features
-from dataset.glue.glue_tasks import TASKS
+from dataset.glue.glue_tasks import TASKS, Task
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
+from trainer.glue.settings import GlueSettings
 from trainer.launch import make_folder
 from trainer.machine.ranks import on_main
+from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds, check_writable
 
-# Examples of a file.
+if TYPE_CHECKING:
+    from trainer.glue.job import Command
+
+# How many of the first examples are looked at.
 LOOKED_AT = 1000
 
 
@@ -22,20 +28,21 @@ class Data(NamedTuple):
     """The files of a task, as GlueAssemblers."""
 
     name: str
-    task: Any
+    task: Task
     key: str  # changes with the training file, the tokenizer and the length
-    train: Any
-    dev: dict  # {suffix of the metrics' names: ...}
-    test: dict  # {leaderboard's name: ...}
+    train: GlueAssembler | None  # None: nothing is trained
+    dev: dict[str, GlueAssembler]  # {suffix of the metrics' names: ...}
+    test: dict[str, GlueAssembler]  # {leaderboard's name: ...}
 
 
-def task_folders(settings, say):
+def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
     """{task: folder} of --task below --data_dir. Errors: UserError where there is none."""
     top = expanded(settings.data_dir)
     if settings.task != "all":
         task = TASKS[settings.task]
         below = top / task.folder
-        if not below.is_dir() and not any((top / file).exists() for _, file in (("", "train.tsv"), *task.dev)):
+        files = ["train.tsv", *(file for _, file in task.dev)]
+        if not below.is_dir() and not any((top / file).exists() for file in files):
             raise UserError(f"--data_dir {top}: neither a folder {task.folder} nor its train.tsv is in there")
         return {settings.task: below if below.is_dir() else top}
     found = {name: top / task.folder for name, task in TASKS.items() if (top / task.folder).is_dir()}
@@ -47,29 +54,40 @@ def task_folders(settings, say):
     return found
 
 
-def read_task(command, name, folder):
+def read_task(command: "Command", name: str, folder: Path) -> Data:
     """The Data of a task; the files that this command needs must be there, those of the test may be absent."""
-    settings, task = command.settings, TASKS[name]
+    settings = command.settings
+    task = TASKS[name]
 
-    def read(file, labelled=True):
+    def read(file: str, labelled: bool = True) -> tuple[GlueAssembler, str]:
+        """The examples of a file, and the name of their features."""
         options = (settings.max_seq_len, settings.cache_dir, labelled, settings.overwrite_cache, command.say)
-        path = Path(
-            on_main(command.ranks, lambda: str(cached_features(folder / file, task, command.encoder, *options)))
-        )
+
+        def make_features() -> str:
+            return str(cached_features(folder / file, task, command.encoder, *options))
+
+        path = Path(on_main(command.ranks, make_features))
         features = read_features(path)
         check_sentences(features, command.encoder.unk_id, f"{folder / file}, --model_path {settings.model_path}")
         if features.skipped:
             command.say(f"{folder / file}: skipped {counted(int(features.skipped), 'line')} with too few fields")
         return GlueAssembler(features, command.encoder, settings.max_seq_len), path.stem
 
-    training, key = read("train.tsv") if settings.do_train else (None, "")
-    dev = {suffix: read(file)[0] for suffix, file in task.dev} if settings.do_eval else {}
+    training: GlueAssembler | None = None
+    key = ""
+    if settings.do_train:
+        training, key = read("train.tsv")
+    dev = {}
+    if settings.do_eval:
+        for suffix, file in task.dev:
+            dev[suffix], _ = read(file)
     test = {}
-    for target, file in task.test if settings.do_predict else ():
-        if (folder / file).exists():
-            test[target] = read(file, labelled=False)[0]
-        else:
-            command.say(f"{folder / file} is not there: no predictions {target}.tsv")
+    if settings.do_predict:
+        for target, file in task.test:
+            if (folder / file).exists():
+                test[target], _ = read(file, labelled=False)
+            else:
+                command.say(f"{folder / file} is not there: no predictions {target}.tsv")
     return Data(name, task, key, training, dev, test)
 
 
@@ -84,7 +102,7 @@ def check_sentences(features: Features, unk_id: int | None, what: str) -> None:
         )
 
 
-def earlier_results(settings, out, names):
+def earlier_results(settings: GlueSettings, out: Path, names: Iterable[str]) -> list[Path]:
     """What an earlier command has left of these tasks and is to be replaced. Errors: UserError if nobody asked for it."""
     if settings.from_resume:
         return []
@@ -95,10 +113,13 @@ def earlier_results(settings, out, names):
                 f"--out_dir: {out / name} holds results already: name another folder, replace them with "
                 "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
             )
-    return [path for name in names for what in ("seed_*", "eval_results.json") for path in out.glob(f"{name}/{what}")]
+    found: list[Path] = []
+    for name in names:
+        found += [*out.glob(f"{name}/seed_*"), *out.glob(f"{name}/eval_results.json")]
+    return found
 
 
-def check_place(settings, out, names, folder) -> None:
+def check_place(settings: GlueSettings, out: Path, names: Iterable[str], folder: Path) -> None:
     """Errors: UserError where the model of `folder`, --model_path's, is among what this command replaces."""
     own = [out / name / f"seed_{seed}" for name in names for seed in seeds(settings)]
     for path in (*earlier_results(settings, out, names), *own):
@@ -109,13 +130,16 @@ def check_place(settings, out, names, folder) -> None:
             )
 
 
-def seeds(settings):
-    return range(settings.seed, settings.seed + (settings.num_seeds if settings.do_train else 1))
+def seeds(settings: GlueSettings) -> range:
+    """The seeds of the runs of each task."""
+    n_runs = settings.num_seeds if settings.do_train else 1
+    return range(settings.seed, settings.seed + n_runs)
 
 
-def make_room(settings, out, names) -> None:
+def make_room(settings: GlueSettings, out: Path, names: Collection[str]) -> None:
+    """Remove the results that are to be replaced, and find out whether new ones can be written."""
     for path in earlier_results(settings, out, names):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove(path)
     for name in names:
         make_folder(out / name)
         check_writable(out / name / name)

@@ -15,7 +15,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from common.errors import user_errors
 from common.wording import counted
-from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
+from dataset.glue.glue_dataset import Batch, Features, GlueAssembler, GluePlan, Totals
 from dataset.loader import UpdateSchedule
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from model.checkpointing import recompute_layers
@@ -72,6 +72,10 @@ class Command:
 class GlueJob(Job[Batch]):
     """train_glue.py's part of a run. Errors: UserError, in one line, where the model does not fit the task."""
 
+    settings: GlueSettings
+    # A classifier of Hugging Face. What its config is like depends on the family.
+    model: Any
+
     n_sums = 4
     shown = ("train_acc", "grad_norm", "updates_per_second")
     charts = COMMON
@@ -87,10 +91,7 @@ class GlueJob(Job[Batch]):
         "warmup_share",
     )
 
-    mended_by = {
-        "data": "--data_path, --text_field, --skip_bad_lines",
-        "tokenizer": "--tokenizer_path, --vocab_path or --model_path",
-    }
+    mended_by = {"data": "--data_dir, --max_seq_len", "tokenizer": "--model_path"}
 
     def __init__(
         self, command: Command, settings: GlueSettings, data: Data, folder: Path, trained: Path | None = None
@@ -125,13 +126,15 @@ class GlueJob(Job[Batch]):
 
         groups = layer_groups(self.model, settings.weight_decay, settings.layer_decay)
         self.optimizer = build_adamw(groups, settings.learning_rate, eps=1e-6)
-        self.assembler = data.train
-        self.epochs = settings.epochs
+        if data.train is not None:
+            self.assembler = data.train
+        self.epochs = settings.epochs or data.task.epochs
         self.max_updates = settings.max_steps or UNLIMITED
         if settings.save_steps:
             self.save_at = range(settings.save_steps, sys.maxsize, settings.save_steps)
         self.replaced = [folder / "eval_results.json", *folder.glob("checkpoint-*[0-9]")]
         self.evaluates = bool(settings.do_eval)
+        self.eval_interval = settings.eval_interval or 0
         self._evaluation: Evaluation | None = None
         self.identity = {
             "tokenizer": command.encoder.fingerprint[:16],
@@ -152,8 +155,14 @@ class GlueJob(Job[Batch]):
 
     # ------------------------------------------------------------------------------------------ what is trained
 
+    @property
+    def features(self) -> Features:
+        """The examples to train."""
+        assert self.data.train is not None
+        return self.data.train.features
+
     def plan(self, epoch: int) -> GluePlan:
-        return GluePlan(self.data.train.features, self.settings.seed, epoch)
+        return GluePlan(self.features, self.settings.seed, epoch)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
         return glue_loss(self.data.task, self.model, batch, totals)
@@ -199,7 +208,7 @@ class GlueJob(Job[Batch]):
         if settings.max_steps:
             epochs = math.ceil(settings.max_steps / schedule(settings, self.ranks, self.data).n_updates)
         config = self.model.config
-        lengths = self.data.train.features.lengths
+        lengths = self.features.lengths
         parameters = sum(p.numel() for p in self.model.parameters())
         source = "random weights"
         if not settings.from_scratch:
@@ -231,7 +240,7 @@ class GlueJob(Job[Batch]):
         rows_per_update = schedule(settings, self.ranks, self.data).rows_per_update
         rows = min(plan.n_rows * epochs, self.max_updates * rows_per_update)
         flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
-        full = GlueAssembler(self.data.train.features, self.command.encoder, settings.max_seq_len, full=True)
+        full = GlueAssembler(self.features, self.command.encoder, settings.max_seq_len, full=True)
         saved = flops_per_position * (PLAIN_TIME * plan.width(settings.batch_size) - COMPILED_TIME * full.width)
         can_compile = is_known(self.model) and not settings.gradient_checkpointing
         choice = settings.use_compile if can_compile else "0"
@@ -244,6 +253,7 @@ class GlueJob(Job[Batch]):
 
 def schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule:
     """How an epoch of the task is dealt out to updates."""
+    assert data.train is not None
     n_examples = len(data.train.features.first)
     return UpdateSchedule(n_examples, settings.batch_size, settings.accumulation_steps, ranks.world_size)
 

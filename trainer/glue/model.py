@@ -1,9 +1,10 @@
 """The model of train_glue.py: a pretrained encoder with a head for a task, its rates by layer, loss and saving."""
 
+import contextlib
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +28,16 @@ from trainer.glue.settings import GlueSettings
 from trainer.optim.build import parameter_groups
 
 
-def find_model(model_path):
+def find_model(model_path: str) -> Path:
     """The folder of --model_path; a name is looked up in the local cache of Hugging Face."""
     path = expanded(model_path)
     if (path / "config.json").exists():
         return path
     if not path.exists():
-        try:
-            return Path(cached_file(str(model_path), "config.json", local_files_only=True)).parent
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError):
+            cached = cached_file(str(model_path), "config.json", local_files_only=True)
+            if cached is not None:
+                return Path(cached).parent
     if (path / "discriminator" / "config.json").is_file():
         raise UserError(f"--model_path {model_path}: no config.json there; {path / 'discriminator'} has one")
     raise UserError(
@@ -45,11 +46,28 @@ def find_model(model_path):
     )
 
 
-def init_model(settings, task, folder, vocab_size):
+def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int) -> tuple[Any, set[str]]:
     """(classifier of a folder, --model_path's, for a task, in fp32 on the CPU; names of its weights that are new).
 
     Errors: UserError where it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
     """
+    what = f"--model_path {settings.model_path}"
+    config = read_config(settings, task, folder, vocab_size)
+    if settings.from_scratch:
+        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+        init_position_embeddings(model)
+        new = set(model.state_dict())
+        check_positions(model, settings)
+    else:
+        model, new = load_pretrained(settings, config, folder)
+        check_positions(model, settings)
+        check_new(settings, task, model, new)
+    choose_way(model, what, settings.max_seq_len)
+    return model, new
+
+
+def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: int) -> Any:
+    """The config of a folder with the classes of a task and --dropout. Errors: UserError where it does not fit."""
     what = f"--model_path {settings.model_path}"
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -65,7 +83,8 @@ def init_model(settings, task, folder, vocab_size):
     saved = [word for _, word in sorted((config.id2label or {}).items())]
     if not settings.do_train and set(saved) == set(words) and saved != list(words):
         raise UserError(f"{what}: its classes are {', '.join(saved)}, in another order than {', '.join(words)}")
-    config.id2label, config.label2id = dict(enumerate(words)), {word: i for i, word in enumerate(words)}
+    config.id2label = dict(enumerate(words))
+    config.label2id = {word: i for i, word in enumerate(words)}
     if settings.dropout is not None:
         names = [name for name in DROPOUTS if hasattr(config, name)]
         if not names:
@@ -73,22 +92,31 @@ def init_model(settings, task, folder, vocab_size):
         for name in names:
             setattr(config, name, settings.dropout)
     config.problem_type = "single_label_classification" if task.labels else "regression"
-    if settings.from_scratch:
-        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-        init_position_embeddings(model)
-        check_positions(model, settings)
-        choose_way(model, what, settings.max_seq_len)
-        return model, set(model.state_dict())
-    options = {"config": config, "dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
+    return config
+
+
+def load_pretrained(settings: GlueSettings, config: PretrainedConfig, folder: Path) -> tuple[Any, set[str]]:
+    """(the classifier of a folder, names of its weights that are not in there or do not fit). Errors: UserError."""
     try:
         model, faults = AutoModelForSequenceClassification.from_pretrained(
-            folder, ignore_mismatched_sizes=True, trust_remote_code=False, **options
+            folder,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except Exception as error:
         # Each loader raises its own kinds.
-        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
-    check_positions(model, settings)
-    new = {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
+        reason = loader_reason(error)
+        raise UserError(f"--model_path {settings.model_path}: no model can be loaded from there ({reason})") from error
+    return model, {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
+
+
+def check_new(settings: GlueSettings, task: Task, model: Any, new: set[str]) -> None:
+    """Errors: UserError where weights are new that must be pretrained, or, without training, any."""
+    what = f"--model_path {settings.model_path}"
     encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
     if encoder:
         raise UserError(f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}")
@@ -96,8 +124,6 @@ def init_model(settings, task, folder, vocab_size):
         raise UserError(
             f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
         )
-    choose_way(model, what, settings.max_seq_len)
-    return model, new
 
 
 def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: int) -> None:
@@ -117,7 +143,7 @@ def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: i
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 
 
-def check_positions(model, settings) -> None:
+def check_positions(model: Any, settings: GlueSettings) -> None:
     """Errors: UserError where --max_seq_len is beyond the table of positions, as far as it can be used: RoBERTa counts
     from behind the number of its padding."""
     for name, table in model.named_modules():
@@ -131,7 +157,9 @@ def check_positions(model, settings) -> None:
 
 
 class Checked(NamedTuple):
-    lines: list  # for the user, on what a model lacks
+    """What is known of a model before hours are spent on it."""
+
+    lines: list[str]  # for the user, on what it lacks
     dtype: torch.dtype  # of its products
 
 
@@ -154,32 +182,43 @@ def check_models(
     return Checked([line for line in lines if line], dtype)
 
 
-def layer_groups(model, weight_decay, layer_decay):
+def layer_groups(model: Any, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
     """Optimiser groups with `lr_scale` = layer_decay ** exponent: 0 for the head, 1 for the top layer and so on down to
     the embeddings; each with and without weight decay. Every trainable parameter is in exactly one."""
-    where = {name: re.search(r"\.layers?\.(\d+)\.", name) for name, _ in model.named_parameters()}
-    n_layers = max((int(match[1]) + 1 for match in where.values() if match), default=0)
-    parts = {}
+    layer_of: dict[str, int] = {}
+    for name, _ in model.named_parameters():
+        match = re.search(r"\.layers?\.(\d+)\.", name)
+        if match:
+            layer_of[name] = int(match[1])
+    n_layers = max(layer_of.values(), default=-1) + 1
+    parts: dict[int, list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        below_head = n_layers - int(where[name][1]) if where[name] else (n_layers + 1) * ("embeddings" in name)
-        parts.setdefault(below_head, []).append(parameter)
+        if name in layer_of:
+            exponent = n_layers - layer_of[name]
+        else:
+            exponent = n_layers + 1 if "embeddings" in name else 0
+        parts.setdefault(exponent, []).append(parameter)
     groups = []
     for exponent, parameters in sorted(parts.items()):
-        options = {"exponent": exponent, "lr_scale": layer_decay**exponent}
-        of_part = parameter_groups(torch.nn.ParameterList(parameters), weight_decay)
-        groups += [{**group, **options} for group in of_part if group["params"]]
+        for group in parameter_groups(torch.nn.ParameterList(parameters), weight_decay):
+            if group["params"]:
+                groups.append({**group, "exponent": exponent, "lr_scale": layer_decay**exponent})
     return groups
 
 
-def rates(groups, settings):
+def rates(groups: Sequence[dict[str, Any]], settings: GlueSettings) -> str:
     """One line: what each part's rate is at the top of the schedule."""
     scales = {group["exponent"]: group["lr_scale"] for group in groups}
     last = max(scales)
-
-    def name(exponent):
-        return "head" if exponent == 0 else "embeddings" if exponent == last else f"layer {last - 1 - exponent}"
-
-    parts = [f"{name(e)} {e} {settings.learning_rate * scale:.2e}" for e, scale in scales.items()]
+    parts = []
+    for exponent, scale in scales.items():
+        if exponent == 0:
+            name = "head"
+        elif exponent == last:
+            name = "embeddings"
+        else:
+            name = f"layer {last - 1 - exponent}"
+        parts.append(f"{name} {exponent} {settings.learning_rate * scale:.2e}")
     return f"group, exponent of --layer_decay {settings.layer_decay:g}, rate: {', '.join(parts)}"
 
 
@@ -188,7 +227,7 @@ class Layers(NamedTuple):
 
     model: Any
 
-    def compile_training(self, shape) -> None:
+    def compile_training(self, shape: tuple[int, int] | None = None) -> None:
         """Compile for training batches of `shape` (rows, positions): one graph. All else is computed without, so that
         no number depends on which shapes came before; nor does it on an earlier run's graphs."""
         torch.compiler.reset()
@@ -196,21 +235,23 @@ class Layers(NamedTuple):
         compile_layers(self.model)
 
 
-def compiled_shape(model):
+def compiled_shape(model: Any) -> tuple[int, int] | None:
+    """The (rows, positions) of the batches that `Layers` was compiled for; None: it was not."""
     return getattr(model, "compiled_shape", None)
 
 
 # -------------------------------------------------------------------------------------------- loss and metrics
 
 
-def forward(model, batch):
+def forward(model: Any, batch: Batch) -> torch.Tensor:
     """Logits, float32 [R, outputs]."""
     shape = compiled_shape(model)
-    with eager_if(shape is not None and not (model.training and shape == batch.ids.shape)):
+    is_for_it = model.training and shape == batch.ids.shape
+    with eager_if(shape is not None and not is_for_it):
         return way_of(model)(model, batch).float()
 
 
-def loss_sum(task, logits, labels):
+def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The sum over examples of cross-entropy, or of the squared error of a score."""
     if task.labels:
         return F.cross_entropy(logits, labels, reduction="sum")
@@ -245,14 +286,14 @@ def metrics(task: Task, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
 # ------------------------------------------------------------------------------------------------- saving
 
 
-def save_model(folder, model, tokenizer, weights) -> None:
+def save_model(folder: Path, model: Any, tokenizer: Any, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write."""
     with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:
         model.save_pretrained(temporary, state_dict=weights)
         save_tokenizer(tokenizer, temporary)
 
 
-def weights_digest(model):
+def weights_digest(model: Any) -> str:
     """Of the encoder's weights on the CPU: what a resumed run must have begun with. The head is drawn by the seed."""
     digest = hashlib.sha256()
     for parameter in model.base_model.parameters():

@@ -65,14 +65,19 @@ def with_own_mask(model: Any, batch: Batch) -> torch.Tensor:
     return model(**inputs_of(model, batch, batch.mask)).logits
 
 
+def cut(batch: Batch, rows: torch.Tensor, length: int) -> Batch:
+    """Some rows of a batch, int [r], and their first positions; the labels stay those of the batch."""
+    return Batch(batch.ids[rows, :length], batch.mask[rows, :length], batch.types[rows, :length], batch.labels)
+
+
 def without_padding(model: Any, batch: Batch) -> torch.Tensor:
     """Rows of one length are computed together, and none is padded. Takes longer: a batch has several lengths."""
     lengths = batch.mask.sum(1)
-    parts, places = [], []
+    parts = []
+    places = []
     for length in sorted(set(lengths.tolist())):
         rows = (lengths == length).nonzero().flatten()
-        part = Batch(*(tensor[rows, :length] for tensor in batch[:3]), batch.labels)
-        parts.append(with_own_mask(model, part))
+        parts.append(with_own_mask(model, cut(batch, rows, length)))
         places.append(rows)
     return torch.cat(parts)[torch.cat(places).argsort()]
 
@@ -171,9 +176,12 @@ def padded_batch(model: Any, longest: int, filled: bool) -> Batch:
 
 
 def single_rows(model: Any, longest: int) -> list[Batch]:
+    """Each row of `padded_batch` by itself, without its padding."""
     batch = padded_batch(model, longest, filled=False)
-    lengths = batch.mask.sum(1).tolist()
-    return [Batch(*(tensor[r : r + 1, :n] for tensor in batch[:3]), batch.labels) for r, n in enumerate(lengths)]
+    rows = []
+    for r, length in enumerate(batch.mask.sum(1).tolist()):
+        rows.append(cut(batch, torch.tensor([r]), length))
+    return rows
 
 
 @torch.no_grad()

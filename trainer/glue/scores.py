@@ -3,6 +3,10 @@
 import json
 import math
 import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,24 +16,38 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from common.files import atomic_file
-from dataset.glue.glue_tasks import TASKS
+from dataset.glue.glue_dataset import GlueAssembler
+from dataset.glue.glue_tasks import TASKS, Task
+from trainer.engine import Engine
 from trainer.glue.model import forward, loss_sum
+from trainer.glue.settings import GlueSettings
 from trainer.machine.ranks import on_main
-from trainer.reporting.reporter import finite
+from trainer.machine.signals import StopSignals
+from trainer.reporting.reporter import Say, finite
+
+if TYPE_CHECKING:
+    from trainer.glue.files import Data
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def correlation(measure):
-    def score(labels, scores):
+# (labels [N], classes or scores [N]) -> the figure.
+Metric = Callable[[Array, Array], float]
+
+
+def correlation(measure: Callable[[Array, Array], Any]) -> Metric:
+    """A correlation of scipy's as a Metric."""
+
+    def score(labels: Array, scores: Array) -> float:
         # Undefined where one side is constant (or not finite).
         if np.ptp(labels) == 0 or not np.ptp(scores) > 0:
             return math.nan
-        return measure(labels, scores).statistic
+        return float(measure(labels, scores).statistic)
 
     return score
 
 
-# (labels, classes or scores) -> number.
-METRICS = {
+METRICS: dict[str, Metric] = {
     "accuracy": accuracy_score,
     "f1": f1_score,
     "matthews": matthews_corrcoef,
@@ -42,33 +60,48 @@ class Evaluation:
     """evaluation(update) -> ({metric: value} over the development files, with their first's val_loss; number of a stop
     signal that came meanwhile or 0). It is remembered: asked again for the same update, nothing is computed."""
 
-    def __init__(self, engine, task, dev, batch_size, signals) -> None:
-        self.engine, self.task, self.dev, self.batch_size, self.signals = engine, task, dev, batch_size, signals
-        self._latest = (None, {})
+    def __init__(
+        self,
+        engine: Engine[Any],
+        task: Task,
+        dev: Mapping[str, GlueAssembler],
+        batch_size: int,
+        signals: StopSignals,
+    ) -> None:
+        self.engine = engine
+        self.task = task
+        self.dev = dev
+        self.batch_size = batch_size
+        self.signals = signals
+        # The update that was evaluated last, and its figures.
+        self._latest: tuple[int, dict[str, float]] | None = None
 
-    def __call__(self, update, anew=False):
-        if self._latest[0] == update and not anew:
+    def __call__(self, update: int, anew: bool = False) -> tuple[dict[str, float], int]:
+        if self._latest is not None and self._latest[0] == update and not anew:
             return self._latest[1], 0
-        found = {}
+        found: dict[str, float] = {}
         for suffix, assembler in self.dev.items():
             logits, stop_signal = self.outputs(assembler)
             if stop_signal:
                 return {}, stop_signal
             labels = assembler.features.labels
             loss = float(loss_sum(self.task, logits, torch.from_numpy(labels))) / len(labels)
-            found |= {"val_loss": found.get("val_loss", loss)}
-            found |= {name + suffix: value for name, value in scores(self.task, logits, labels).items()}
+            found.setdefault("val_loss", loss)
+            for name, value in scores(self.task, logits, labels).items():
+                found[name + suffix] = value
         self._latest = (update, found)
         return found, 0
 
     @torch.no_grad()
-    def outputs(self, assembler):
+    def outputs(self, assembler: GlueAssembler) -> tuple[torch.Tensor, int]:
         """(logits of all examples of an assembler, float32 [N, outputs] on the CPU; number of a stop signal or 0).
 
         The batches hold examples of like length and are the same on every world size. Batch i is computed by rank i mod
         world size; the sum over ranks adds zeros to it, so that all get the same.
         """
-        model, ranks, n = self.engine.model, self.engine.ranks, self.task.outputs
+        model = self.engine.model
+        ranks = self.engine.ranks
+        n = self.task.outputs
         order = np.argsort(assembler.features.lengths, kind="stable")
         # A last row for stop requests: signal numbers, how many.
         logits = torch.zeros(len(order) + 1, max(n, 2))
@@ -89,111 +122,146 @@ class Evaluation:
         return logits[:-1, :n], int(signums / max(stopping, 1))
 
 
-def answers(task, logits):
+def answers(task: Task, logits: torch.Tensor) -> Array:
     """Class numbers, or scores from 0 to 5, of logits [N, outputs]: a numpy array."""
-    return logits.argmax(-1).numpy() if task.labels else logits[:, 0].numpy()
+    chosen = logits.argmax(-1) if task.labels else logits[:, 0]
+    return chosen.numpy()
 
 
-def scores(task, logits, labels):
+def scores(task: Task, logits: torch.Tensor, labels: Array) -> dict[str, float]:
     """{metric: value} of logits [N, outputs] and the labels of an assembler's features."""
     found = answers(task, logits)
     return {name: float(METRICS[name](labels, found)) for name in task.metrics}
 
 
-def write_predictions(path, task, logits) -> None:
+def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:
     """A file as the leaderboard wants it: the words of two- and three-way entailment, numbers elsewhere."""
     found = answers(task, logits)
-    words = [task.labels[i] for i in found] if task.labels else [f"{score:.3f}" for score in found.clip(0, 5)]
+    if task.labels:
+        words = [task.labels[i] for i in found]
+    else:
+        words = [f"{score:.3f}" for score in found.clip(0, 5)]
+    lines = ["index\tprediction\n"]
+    for i, word in enumerate(words):
+        lines.append(f"{i}\t{word}\n")
     path.parent.mkdir(exist_ok=True)
     with atomic_file(path) as file:
-        file.write("".join(f"{i}\t{word}\n" for i, word in [("index", "prediction"), *enumerate(words)]).encode())
+        file.write("".join(lines).encode())
 
 
-def summary(results):
+def summary(results: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
     """{metric: mean, median and deviation (of a sample; None of one run)} over the {metric: value} of several runs."""
-    found = {}
+    found: dict[str, dict[str, float | None]] = {}
     for name in results[0]:
-        # None: read from JSON.
-        values = [math.nan if result[name] is None else result[name] for result in results]
-        measures = statistics.fmean, statistics.median, statistics.stdev if len(values) > 1 else lambda _: None
-        if any(map(math.isnan, values)):
-            measures = (lambda _: math.nan,) * 3
-        found[name] = {what: f(values) for what, f in zip(("mean", "median", "deviation"), measures, strict=True)}
+        values = [result[name] for result in results]
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        # What is not a number is null in a file.
+        if len(known) < len(values):
+            found[name] = {"mean": math.nan, "median": math.nan, "deviation": math.nan}
+            continue
+        found[name] = {
+            "mean": statistics.fmean(known),
+            "median": statistics.median(known),
+            "deviation": statistics.stdev(known) if len(known) > 1 else None,
+        }
     return found
 
 
-def table(found):
+def table(found: Mapping[str, Any]) -> list[str]:
     """Lines of a markdown table. found: {task: {"metrics": summary, "seeds": {seed: values}}}; figures times 100."""
     lines = ["| task | metric | mean | median | deviation | runs |", "|---|---|---:|---:|---:|---:|"]
     for name, of_task in found.items():
         for metric, values in of_task["metrics"].items():
-            figures = [values["mean"], values["median"], values["deviation"]]
-            figures = ["-" if v is None or math.isnan(v) else f"{100 * v:.2f}" for v in figures]
+            figures = []
+            for what in ("mean", "median", "deviation"):
+                value = values[what]
+                figures.append("-" if value is None or math.isnan(value) else f"{100 * value:.2f}")
             lines.append(f"| {name} | {metric} | {' | '.join(figures)} | {len(of_task['seeds'])} |")
     return lines
 
 
-def write_json(path, content) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file, whole or not at all; null for what is not finite."""
     with atomic_file(path) as file:
         file.write(json.dumps(finite(content), indent=2).encode() + b"\n")
 
 
-def read_json(path, *parts):
+def read_json(path: Path, *parts: str) -> dict[str, Any] | None:
     """The dict that write_json wrote, with a dict under each of `parts`; None where it is absent, damaged or foreign."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and all(isinstance(found.get(part), dict) for part in parts) else None
+    if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in parts):
+        return None
+    return found
 
 
-def look_back(settings, data, folder, evaluation, result, say):
+def look_back(
+    settings: GlueSettings, data: "Data", folder: Path, evaluation: Evaluation, result: dict[str, Any], say: Say
+) -> int:
     """Evaluate and predict at the end of a run, into `result` and files; the number of a stop signal that came, or 0."""
-    task, model, ranks, where = (
-        data.task,
-        evaluation.engine.model,
-        evaluation.engine.ranks,
-        f"{data.name}, seed {result['seed']}",
-    )
+    where = f"{data.name}, seed {result['seed']}"
     if settings.do_eval:
         values, stop_signal = evaluation(result["updates"])
         if stop_signal:
             return stop_signal
         result["results"] = without_loss(values)
         say(f"{where}: {line_of(result['results'])}")
+    stop_signal = predict(data, folder, evaluation, say)
+    if stop_signal or not (settings.eval_all_checkpoints and settings.do_eval):
+        return stop_signal
+    result["checkpoints"] = {}
+    for update, path in saved_models(folder):
+        evaluation.engine.model.load_state_dict(load_file(path / "model.safetensors"))
+        values, stop_signal = evaluation(update, anew=True)
+        if stop_signal:
+            return stop_signal
+        result["checkpoints"][str(update)] = without_loss(values)
+        say(f"{where}, update {update}: {line_of(result['checkpoints'][str(update)])}")
+    return 0
+
+
+def predict(data: "Data", folder: Path, evaluation: Evaluation, say: Say) -> int:
+    """Write the predictions for the test files. Returns the number of a stop signal that came, or 0."""
     for name, assembler in data.test.items():
         logits, stop_signal = evaluation.outputs(assembler)
         if stop_signal:
             return stop_signal
         target = folder / "predictions" / f"{name}.tsv"
-        on_main(ranks, lambda target=target, logits=logits: write_predictions(target, task, logits))
+        on_main(evaluation.engine.ranks, partial(write_predictions, target, data.task, logits))
         say(f"predictions: {target}")
-    if settings.eval_all_checkpoints and settings.do_eval:
-        result["checkpoints"] = {}
-        for update, path in sorted(
-            (int(path.name.rpartition("-")[2]), path) for path in folder.glob("checkpoint-*[0-9]")
-        ):
-            model.load_state_dict(load_file(path / "model.safetensors"))
-            values, stop_signal = evaluation(update, anew=True)
-            if stop_signal:
-                return stop_signal
-            result["checkpoints"][str(update)] = without_loss(values)
-            say(f"{where}, update {update}: {line_of(result['checkpoints'][str(update)])}")
     return 0
 
 
-def without_loss(values):
+def saved_models(folder: Path) -> list[tuple[int, Path]]:
+    """[(update, folder)] of the models that a run has saved on its way, in order."""
+    found = []
+    for path in folder.glob("checkpoint-*[0-9]"):
+        found.append((int(path.name.rpartition("-")[2]), path))
+    return sorted(found)
+
+
+def without_loss(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics alone."""
     return {name: value for name, value in values.items() if name != "val_loss"}
 
 
-def line_of(results):
-    return ", ".join(f"{name} {'-' if value is None else f'{100 * value:.2f}'}" for name, value in results.items())
+def line_of(results: Mapping[str, float | None]) -> str:
+    """Metrics in a line, times 100."""
+    parts = []
+    for name, value in results.items():
+        parts.append(f"{name} {'-' if value is None else f'{100 * value:.2f}'}")
+    return ", ".join(parts)
 
 
-def show_table(out, say) -> None:
+def show_table(out: Path, say: Say) -> None:
     """Write {out}/eval_results.json from all tasks that are in there, and print their table."""
-    found = {name: read_json(out / name / "eval_results.json", "metrics", "seeds") for name in TASKS}
-    found = {name: of_task for name, of_task in found.items() if of_task}
+    found = {}
+    for name in TASKS:
+        of_task = read_json(out / name / "eval_results.json", "metrics", "seeds")
+        if of_task:
+            found[name] = of_task
     write_json(out / "eval_results.json", found)
     for line in ("", *table(found), "", f"written: {out / 'eval_results.json'}"):
         say(line)

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,12 +18,14 @@ from dataset.loader_workers import LoaderError
 from trainer.machine.limits import what_the_machine_lacks
 
 
-def plain_warning(message, category, filename, lineno, line=None) -> str:
+def plain_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A warning as a line for users: Python's own form shows a place in our source, and its code."""
     return f"warning: {one_line(message)}\n"
 
 
-def run_cli(main) -> None:
+def run_cli(main: Callable[[], int | None]) -> None:
     """Run `main()`; print what the user can mend, or what the machine lacks, as one line on stderr and exit with 2.
 
     Exit code 1 where nothing is to be mended: a worker process died.
@@ -73,7 +75,7 @@ def open_standard_streams() -> None:
 
 
 def end_with_line(message: str, code: int) -> NoReturn:
-    # Otherwise another rank says it.
+    """End this process with an exit code; message: "" where another rank prints the line."""
     if message:
         print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
     # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.

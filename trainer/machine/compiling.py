@@ -5,6 +5,8 @@ import importlib.util
 import os
 import platform
 import shutil
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -12,12 +14,25 @@ import torch
 # the plain code takes about 2.4 times the time of its products, the compiled one 1.4 times, so one such time is saved.
 COMPILE_SECONDS = 40
 
-
 # Of a thread with AVX512-BF16, of a GPU.
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 
 
-def compile_blocks(model, choice, device, say, shape=None, flops=0.0) -> None:
+class Compilable(Protocol):
+    """A model that can be trained compiled."""
+
+    def compile_training(self, shape: tuple[int, int] | None) -> None:
+        """shape: (rows, positions) of the micro-batches to compile for; None: of the first one that comes."""
+
+
+def compile_blocks(
+    model: Compilable,
+    choice: str,
+    device: torch.device,
+    say: Callable[[str], object],
+    shape: tuple[int, int] | None = None,
+    flops: float = 0.0,
+) -> None:
     """Make training fast: compile it (names of parameters stay as they are) and, on the CPU, keep freed memory at hand.
 
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
@@ -29,7 +44,9 @@ def compile_blocks(model, choice, device, say, shape=None, flops=0.0) -> None:
     if device.type == "cuda":
         # TF32 for the products that stay in fp32, all with --dtype float32.
         torch.set_float32_matmul_precision("high")
-    rate = PRODUCT_RATE.get(device.type, float("inf")) * (torch.get_num_threads() if device.type == "cpu" else 1)
+    n_threads = torch.get_num_threads() if device.type == "cpu" else 1
+    # A device without a known rate never compiles by itself.
+    rate = PRODUCT_RATE.get(device.type, float("inf")) * n_threads
     if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * rate):
         return
     missing = compiler_missing(device)
@@ -43,21 +60,23 @@ def keep_freed_memory() -> None:
     """Tell glibc to keep large freed blocks for the next step. By default each is returned to the system, and the page
     faults of asking again take a fifth of a training step."""
     if platform.libc_ver()[0] == "glibc":
-        # malloc.h.
-        M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+        # These numbers are those of glibc's malloc.h.
+        M_TRIM_THRESHOLD = -1
+        M_TOP_PAD = -2
+        M_MMAP_MAX = -4
         libc = ctypes.CDLL(None)
+        # No block gets a mapping of its own, which would be returned as soon as it is freed.
         libc.mallopt(M_MMAP_MAX, 0)
-        # Never.
+        # The heap is never trimmed, and grows by 64 MiB at a time.
         libc.mallopt(M_TRIM_THRESHOLD, -1)
         libc.mallopt(M_TOP_PAD, 64 << 20)
 
 
-def compiler_missing(device):
+def compiler_missing(device: torch.device) -> str | None:
     """What torch.compile lacks on this machine, or None."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if device.type == "cpu" and not any(
-        shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")
-    ):
+    compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
+    if device.type == "cpu" and not any(map(shutil.which, compilers)):
         return "no C++ compiler (g++ or clang++) is found"
     return None

@@ -5,14 +5,18 @@ import torch
 from common.errors import UserError
 
 
-def pick_device(name=None):
+def pick_device(name: str | None = None) -> torch.device:
     """torch.device for the user's choice, or CUDA, MPS, CPU in this order. Errors: UserError if it is not there.
 
     A CUDA device has its number: torch.cuda.set_device wants one.
     """
     has_mps = torch.backends.mps.is_available()
     if name is None:
-        name = "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+        name = "cpu"
+        if torch.cuda.is_available():
+            name = "cuda"
+        elif has_mps:
+            name = "mps"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -30,18 +34,19 @@ def pick_device(name=None):
     return device
 
 
-def cpu_has_bfloat16():
+def cpu_has_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 natively (AVX512-BF16, AMX or ARM's BF16); emulation is slower than fp32."""
     names = ("avx512_bf16", "amx_bf16", "bf16", "amx_tile", "arm_bf16", "sve_bf16")
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in names)
 
 
-def pick_dtype(name, device):
+def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None]:
     """(torch.dtype for autocast, notice or None). Falls back where the hardware has no bfloat16."""
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
     if dtype is torch.bfloat16 and device.type == "cpu" and not cpu_has_bfloat16():
         return torch.float32, "this CPU has no native bfloat16: training in float32 instead"
+    # torch also counts GPUs that compute bfloat16 by way of float32, which takes longer than float16.
     if (
         dtype is torch.bfloat16
         and device.type == "cuda"

@@ -19,10 +19,13 @@ def what_the_machine_lacks(error: Exception) -> str | None:
     said = " ".join(str(error).split())
     smaller = "try a smaller --batch_size, --max_seq_len or model, or raise the limit (ulimit -v)"
     if isinstance(error, OSError):
-        reason = EXHAUSTED.get(error.errno)
-        return reason and f"{error.filename}: {reason}" if error.filename else reason
+        reason = EXHAUSTED.get(error.errno) if error.errno is not None else None
+        if reason and error.filename:
+            return f"{error.filename}: {reason}"
+        return reason
     if isinstance(error, torch.OutOfMemoryError):
         return f"no memory is left on the GPU ({said.split('. ')[0]}); {smaller}"
+    # torch's own allocators and C++ raise RuntimeErrors, which only their text tells apart.
     if isinstance(error, MemoryError) or "can't allocate memory" in said or "bad_alloc" in said:
         return f"no memory is left ({said[-160:]}); {smaller}" if said else f"no memory is left; {smaller}"
     if "can't start new thread" in said:

@@ -4,13 +4,15 @@ import contextlib
 import os
 import platform
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 import transformers
 
 
-def peak_memory(device):
+def peak_memory(device: torch.device) -> int:
     """Bytes: of the GPU, or resident. Not ru_maxrss where it can be helped: that begins with the parent's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -23,22 +25,32 @@ def peak_memory(device):
         import resource
     except ImportError:
         return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+    # In bytes on a Mac, in KiB elsewhere.
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def product_rate(device, dtype=torch.bfloat16, sizes=None, times=4):
+def product_rate(
+    device: torch.device, dtype: torch.dtype = torch.bfloat16, sizes: Sequence[int] | None = None, times: int = 4
+) -> float:
     """FLOP/s of the fastest of some large matrix products [n, n] x [n, n]."""
-    # One of its own: the other is the run's.
-    best, generator = 0.0, torch.Generator(device).manual_seed(0)
-    for n in sizes or ((1024, 2048, 4096) if device.type == "cpu" else (4096, 8192)):
-        a, b = (torch.randn(n, n, device=device, dtype=dtype, generator=generator) for _ in range(2))
+    # A generator of its own: a draw from the run's would change its results.
+    generator = torch.Generator(device).manual_seed(0)
+    best = 0.0
+    if not sizes:
+        sizes = (1024, 2048, 4096) if device.type == "cpu" else (4096, 8192)
+    for n in sizes:
+        a = torch.randn(n, n, device=device, dtype=dtype, generator=generator)
+        b = torch.randn(n, n, device=device, dtype=dtype, generator=generator)
         c = torch.empty(n, n, device=device, dtype=dtype)
+        multiply = partial(torch.mm, a, b, out=c)
+        # The best of some: whatever else the machine does makes a product slower, and nothing makes it faster.
         for _ in range(times):
-            best = max(best, 2 * n**3 / seconds(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), device))
+            best = max(best, 2 * n**3 / seconds(multiply, device))
     return best
 
 
-def seconds(work, device):
+def seconds(work: Callable[[], object], device: torch.device) -> float:
     """How long `work()` takes, on the device too."""
     synchronize(device)
     start = time.perf_counter()
@@ -47,20 +59,23 @@ def seconds(work, device):
     return time.perf_counter() - start
 
 
-def synchronize(device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
 
 
-def versions():
+def versions() -> dict[str, str]:
+    """Of what a result may depend on, for a checkpoint."""
     return {
         "python": platform.python_version(),
-        "torch": str(torch.__version__),  # a class of its own, which weights_only refuses
+        # A class of its own, which weights_only refuses.
+        "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
 
 
-def describe_machine(device, world_size=1):
+def describe_machine(device: torch.device, world_size: int = 1) -> dict[str, str | int | None]:
     """{what: text or number} for a report."""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
@@ -68,7 +83,11 @@ def describe_machine(device, world_size=1):
             if line.startswith("model name"):
                 processor = line.split(":", 1)[1].strip()
                 break
-    found = {"system": f"{platform.system()} {platform.release()}", "processor": processor, "cores": os.cpu_count()}
+    found: dict[str, str | int | None] = {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": processor,
+        "cores": os.cpu_count(),
+    }
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
     return {**found, "device": str(device), "threads": torch.get_num_threads(), "ranks": world_size}

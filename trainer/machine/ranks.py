@@ -1,8 +1,10 @@
 """The processes of a run: where this one stands among them, how they join, and work that one of them does for all."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,26 +14,40 @@ from common.notices import announce
 from common.processes import watch_parent
 from trainer.machine.devices import pick_device
 
+ResultT = TypeVar("ResultT")
 
-def on_main(ranks, work):
+# How an error of one rank ends all of them. A rank that raised while the others wait for it in a collective would leave
+# them there until the time limit of the process group. There are three cases:
+#
+# - Work of rank 0 alone, such as choosing a checkpoint or making a folder, goes through `on_main`: the message that all
+#   ranks wait for says whether it failed, so all of them end, and rank 0 prints the line.
+# - A signal or a loader that failed is told with the next update's reduction (trainer/loop.py): all stop at the same place.
+# - What goes wrong on one rank alone ends that rank at once (command_line.end_with_line), without a handshake. The launcher
+#   sees it gone and ends the others; where the launcher itself was killed, each rank sees that (`end_with_launcher`).
+
+
+def on_main(ranks: "Ranks", work: Callable[[], ResultT]) -> ResultT:
     """The result of `work()`, which rank 0 alone does while the others wait; small, since all ranks get it.
 
     Errors: what a user can mend ends all ranks; only rank 0 prints its line.
     """
-    # The result, whether it failed.
-    answer = [None, False]
-    error = None
+    # The result, whether it failed. Any: torch sends a list of objects of every kind.
+    answer: list[Any] = [None, False]
+    error: UserError | DataError | None = None
     if ranks.is_main:
         try:
             with user_errors():
                 answer[0] = work()
         except (UserError, DataError) as caught:
-            answer[1], error = True, caught
+            error = caught
+            answer[1] = True
     if ranks.world_size > 1:
         dist.broadcast_object_list(answer, src=0)
-    if answer[1]:
+    result, failed = answer
+    if failed:
+        # An empty text on the other ranks: nothing is printed for it.
         raise error or UserError("")
-    return answer[0]
+    return result
 
 
 @dataclass(frozen=True)
@@ -43,11 +59,14 @@ class Ranks:
     world_size: int = 1
 
     @property
-    def is_main(self):
+    def is_main(self) -> bool:
+        """Whether this is the process that writes and prints."""
         return self.rank == 0
 
 
-def init_distributed_mode(device=None, timeout_s=600, ddp=False):
+def init_distributed_mode(
+    device: str | None = None, timeout_s: float = 600, ddp: bool = False
+) -> tuple[Ranks, torch.device]:
     """Join the process group that torchrun describes in the environment; returns (Ranks, torch.device).
 
     device: the user's choice ("cuda:0", "mps", "cpu") or None for the best there is. Under torchrun a CUDA rank takes
@@ -57,34 +76,33 @@ def init_distributed_mode(device=None, timeout_s=600, ddp=False):
     if launched is None:
         if ddp:
             raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
-        device = pick_device(device)
-        if device.type == "cuda":
+        own_device = pick_device(device)
+        if own_device.type == "cuda":
             # Events and streams are of the current one.
-            torch.cuda.set_device(device)
-        return Ranks(), device
+            torch.cuda.set_device(own_device)
+        return Ranks(), own_device
     end_with_launcher()
-    ranks = launched
-    device = pick_device(device)
-    if device.type == "cuda":
-        if ranks.local_rank >= torch.cuda.device_count():
+    own_device = pick_device(device)
+    if own_device.type == "cuda":
+        if launched.local_rank >= torch.cuda.device_count():
             raise UserError(
                 f"--nproc_per_node asks for more processes than this machine has GPUs ({torch.cuda.device_count()})"
             )
-        device = torch.device("cuda", ranks.local_rank)
-        torch.cuda.set_device(device)
-    elif device.type == "mps":
+        own_device = torch.device("cuda", launched.local_rank)
+        torch.cuda.set_device(own_device)
+    elif own_device.type == "mps":
         raise UserError("data parallel does not work on mps: launch with python instead of torchrun, or --device cpu")
-    backend = pick_backend(device, ranks)
+    backend = pick_backend(own_device, launched)
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
         store=rendezvous_store(timeout),
-        rank=ranks.rank,
-        world_size=ranks.world_size,
+        rank=launched.rank,
+        world_size=launched.world_size,
         timeout=timeout,
-        device_id=device if backend == "nccl" else None,
+        device_id=own_device if backend == "nccl" else None,
     )
-    return ranks, device
+    return launched, own_device
 
 
 def ranks_of_launcher() -> Ranks | None:
@@ -116,7 +134,7 @@ def ranks_of_launcher() -> Ranks | None:
     return ranks
 
 
-def pick_backend(device, ranks: Ranks) -> str:
+def pick_backend(device: torch.device, ranks: Ranks) -> str:
     """The library that carries tensors between ranks: NCCL between GPUs where this PyTorch has it, Gloo elsewhere."""
     if device.type != "cuda":
         return "gloo"
@@ -143,12 +161,14 @@ def end_with_launcher() -> None:
     watch_parent(os.getppid(), leave)
 
 
-def rendezvous_store(timeout):
+def rendezvous_store(timeout: timedelta) -> dist.Store:
     """The key-value store in which the ranks find each other.
 
     torchrun keeps one store over its restarts, so a restarted rank could read the address of a peer that is dead, and
     wait for it. Each restart gets names of its own. (Of several nodes each counts its own restarts, so not there.)
     """
     store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
+    attempt = "0"
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"attempt_{attempt}", store)

@@ -3,6 +3,12 @@
 import os
 import signal
 import time
+from types import FrameType, TracebackType
+from typing import Any
+
+# A handler runs between any two instructions of the main thread: in the middle of a print, or of a collective in which the
+# other ranks wait. So it only notes what came. The loop hands the note to its next update, whose reduction tells it to all
+# ranks; these stop after the same update, save together, and end.
 
 
 class StopSignals:
@@ -19,34 +25,47 @@ class StopSignals:
     def __init__(self) -> None:
         # The stop signal that came, 0: none.
         self.signum = 0
-        self._save_requested = self._armed = False
+        self._save_requested = False
+        self._armed = False
+        # When the first stop signal came, on the monotonic clock.
         self._first = 0.0
-        self._before = {}
+        # The handlers that were there. Any: that is what the signal module says of them.
+        self._before: dict[str, Any] = {}
 
-    def __enter__(self):
-        for name, handler in [*((name, self._stop) for name in self.STOP), ("SIGUSR1", self._save)]:
+    def __enter__(self) -> "StopSignals":
+        handlers = dict.fromkeys(self.STOP, self._stop)
+        handlers["SIGUSR1"] = self._save
+        for name, handler in handlers.items():
             # Windows has no SIGHUP and no SIGUSR1.
             if hasattr(signal, name):
                 self._before[name] = signal.signal(getattr(signal, name), handler)
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         for name, handler in self._before.items():
             signal.signal(getattr(signal, name), handler)
 
     def arm(self) -> None:
+        """From here on a stop signal waits for the end of the update."""
         self._armed = True
 
-    def take_save_request(self):
-        requested, self._save_requested = self._save_requested, False
+    def take_save_request(self) -> bool:
+        """Whether a save was asked for since the last call."""
+        requested = self._save_requested
+        self._save_requested = False
         return requested
 
-    def _stop(self, signum, frame) -> None:
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if not self._armed or (self.signum and now - self._first > self.SAME_SIGNAL_S):
+        is_second = self.signum and now - self._first > self.SAME_SIGNAL_S
+        if not self._armed or is_second:
+            # At once: an exception could be caught by whatever code is running, and ranks may wait in a collective.
             os._exit(128 + signum)
         if not self.signum:
-            self.signum, self._first = signum, now
+            self.signum = signum
+            self._first = now
 
-    def _save(self, signum, frame) -> None:
+    def _save(self, signum: int, frame: FrameType | None) -> None:
         self._save_requested = True

@@ -1,6 +1,7 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from common.errors import UserError, user_errors
 from common.notices import announce
 from common.paths import ROOT
+from common.settings import default_of
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
@@ -38,6 +40,7 @@ from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.notices import notices
 from trainer.pretrain.settings import ModelSettings, PretrainSettings
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
+from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 
@@ -68,6 +71,11 @@ class PretrainJob(Job[Batch]):
 
     only_at_start = ("from_weight", "init_scheme")
 
+    mended_by = {
+        "data": "--data_path, --text_field, --skip_bad_lines",
+        "tokenizer": "--tokenizer_path",
+    }
+
     charts = (
         LOSS,
         Chart("Validation: bits per byte", ("bits_per_byte",)),
@@ -77,11 +85,6 @@ class PretrainJob(Job[Batch]):
         SKIPPED,
         Chart("Expert load: mean over the layers", ("expert_load/*",)),
     )
-
-    mended_by = {
-        "data": "--data_path, --text_field, --skip_bad_lines",
-        "tokenizer": "--tokenizer_path, --vocab_path or --model_path",
-    }
 
     def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
         self.settings = settings
@@ -122,6 +125,7 @@ class PretrainJob(Job[Batch]):
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         self.shown = ("aux_loss", "grad_norm") if self.config.use_moe else ("grad_norm",)
         self.evaluates = bool(self.validation)
+        self.eval_interval = settings.eval_interval
         self.has_samples = bool(self.prompts)
         self.identity = {
             "tokenizer": self.encoder.fingerprint[:16],
@@ -224,6 +228,17 @@ class PretrainJob(Job[Batch]):
             flops_per_token=flops_per_token(config, mean_context(first)),
             flops=flops,
         )
+
+    def next_commands(self) -> list[NextCommand]:
+        weight = "--weight {stem}.pth"
+        if self.settings.tokenizer_path != default_of(PretrainSettings, "tokenizer_path"):
+            weight += f" --tokenizer_path {shlex.quote(self.settings.tokenizer_path)}"
+        measure = f"python {{top}}scripts/evaluate.py perplexity {weight} --data_path my.txt"
+        return [
+            NextCommand("continue texts, chat", f"python {{top}}scripts/generate.py {weight}"),
+            NextCommand("measure", measure),
+            NextCommand("export to Hugging Face", f"python {{top}}scripts/export_hf.py {weight} --out_dir {{stem}}_hf"),
+        ]
 
     def make_fast(self, outlook: Outlook) -> list[str]:
         said: list[str] = []

@@ -3,7 +3,6 @@
 import io
 import math
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.charts import EACH, LOSS, Chart, charts_of_runs
+from trainer.reporting.next_commands import commands_of_record
 from trainer.reporting.records import FIGURES, Curve, RunRecords, is_number
 
 # Evaluations with samples.
@@ -337,30 +337,19 @@ def summary(run: RunRecords) -> str:
 
 def go_on(run: RunRecords) -> list[tuple[str, str]]:
     """Commands for what comes next: [(what for, command)]. They work in the folder in which the run was started."""
+    if not run.starts:
+        return []
+    start = run.starts[-1]
+    started = start["command"]
     stem = run.path.with_name(run.name)
-    started = run.starts[-1]["command"] if run.starts else ""
     # The path of the repository, where the run was started elsewhere.
     found = re.search(r"(\S*?)trainer/train_\w+\.py", started)
-    top = found[1] if found else ""
-    if "train_electra.py" in started:
-        network = stem.parent / "discriminator"
-        fine_tune = f"python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {network}"
-        commands = [("fine-tune the discriminator", fine_tune)]
-    elif "train_glue.py" in started:
-        commands = []
-    else:
-        # The scripts take the repository's own tokenizer unless they are told of another.
-        tokenizer = ""
-        if "--tokenizer_path" in started and "tokenizer_path" in run.settings:
-            tokenizer = f" --tokenizer_path {shlex.quote(str(run.settings['tokenizer_path']))}"
-        weight = f"--weight {stem}.pth{tokenizer}"
-        commands = [
-            ("continue texts, chat", f"python {top}scripts/generate.py {weight}"),
-            ("measure", f"python {top}scripts/evaluate.py perplexity {weight} --data_path my.txt"),
-            ("export to Hugging Face", f"python {top}scripts/export_hf.py {weight} --out_dir {stem}_hf"),
-        ]
+    places = {"top": found[1] if found else "", "stem": str(stem), "folder": str(stem.parent)}
+    commands = []
     if started:
         # The flag may stand there with a value, with `=`, or alone.
         command = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
-        commands.insert(0, ("train on, after a stop or with more epochs", f"{command} --from_resume 1"))
+        commands.append(("train on, after a stop or with more epochs", f"{command} --from_resume 1"))
+    for next_command in commands_of_record(start.get("next_commands")):
+        commands.append((next_command.purpose, next_command.filled(places)))
     return commands

@@ -114,5 +114,6 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
             "machine": {**describe_machine(trainer.device, world_size), "dtype": str(dtype)},
             "versions": versions(),
             "charts": [chart.as_record() for chart in trainer.job.charts],
+            "next_commands": [command.as_record() for command in trainer.job.next_commands()],
         }
     )

@@ -3,13 +3,26 @@
 Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
     pretrain_512_resume/update_00000120.pt    everything a resume needs (one `state_dict`)
     pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
+
+How a save goes on, so that a kill or a loss of power at any moment leaves a run that can be gone on with:
+
+1. The training thread copies the state to the CPU, and goes on training. The rest is done in a thread.
+2. The weights are written (`before`), then the checkpoint, each to a file of another name, which is made durable and
+   then renamed. A file with its own name is always whole.
+3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. A digest without a
+   checkpoint, from a kill between the two, is removed by the next start.
+4. The checkpoint is read back and compared with its digest. A disk that returns something else ends the save here.
+5. Only then older checkpoints are deleted.
+
+A start goes through the checkpoints from the newest to the oldest, and takes the first one whose digest and content
+hold. Those that it passed over are named, and never count as one of those to keep.
 """
 
 import errno
 import glob
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +34,7 @@ from model.weight_files import check_kind
 from trainer.saving.weights import write_tensors
 
 
-def remove_temporaries(stem, folder) -> None:
+def remove_temporaries(stem: Path, folder: Path) -> None:
     """Delete what a killed run of this name left half written: beside `stem` and in its checkpoint folder.
 
     Other names in the same place are left alone; they may belong to a run that is writing them now.
@@ -32,11 +45,11 @@ def remove_temporaries(stem, folder) -> None:
         remove(path)
 
 
-def snapshot(value):
+def snapshot(value: Any) -> Any:
     """A copy on the CPU that later updates do not change; tied tensors stay one."""
-    copies = {}
+    copies: dict[Any, torch.Tensor] = {}
 
-    def copy(value):
+    def copy(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
             if key not in copies or value.numel() == 0:
@@ -51,7 +64,7 @@ def snapshot(value):
     return copy(value)
 
 
-def verified(path):
+def verified(path: Path) -> bool:
     """Whether a checkpoint's bytes are those that its digest file was made from."""
     try:
         expected = Path(f"{path}.sha256").read_text().split()[0]
@@ -79,7 +92,7 @@ def update_of(path: Path) -> int:
     return int(number) if number.isdecimal() and len(number) < 20 else -1
 
 
-def folder_number(folder):
+def folder_number(folder: Path) -> int:
     """n of {name}_old{n}, 0 if that is no number."""
     number = folder.name.rpartition("_old")[2]
     return int(number) if number.isdecimal() else 0
@@ -88,17 +101,20 @@ def folder_number(folder):
 class Checkpoints:
     """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
 
-    def __init__(self, folder, keep=2) -> None:
-        self.folder, self.keep = Path(folder), keep
-        self._thread = self._error = None
+    def __init__(self, folder: str | Path, keep: int = 2) -> None:
+        self.folder = Path(folder)
+        self.keep = keep
+        self._thread: threading.Thread | None = None
+        # What went wrong in the thread, until `wait` raises it.
+        self._error: BaseException | None = None
         # Found by newest(); they do not count as kept.
-        self._damaged = set()
+        self._damaged: set[Path] = set()
 
-    def paths(self):
+    def paths(self) -> list[Path]:
         """Existing checkpoints, newest first."""
         return sorted(self.folder.glob("update_*.pt"), reverse=True)
 
-    def save(self, state, update, before=None) -> None:
+    def save(self, state: dict[str, Any], update: int, before: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
 
         Waits for the save before this one, whose error (OSError) `wait` has to be asked for first.
@@ -107,18 +123,22 @@ class Checkpoints:
         copy = snapshot(state)
 
         def write() -> None:
-            for step in (lambda: before and before(copy), lambda: self._write(copy, update)):
-                try:
-                    step()
-                except BaseException as error:
-                    # Carried to the training thread by wait().
-                    self._error = error
+            # Weights that cannot be written are no reason to lose the checkpoint too.
+            try:
+                if before is not None:
+                    before(copy)
+            except BaseException as error:
+                self._error = error
+            try:
+                self._write(copy, update)
+            except BaseException as error:
+                self._error = error
 
         # Not a daemon: an interpreter that ends must first finish what it has begun to write.
         self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
-    def writing(self):
+    def writing(self) -> bool:
         """Whether a save is under way."""
         return self._thread is not None and self._thread.is_alive()
 
@@ -128,10 +148,12 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
-    def _write(self, state, update) -> None:
+    def _write(self, state: dict[str, Any], update: int) -> None:
+        """Steps 2 to 5 above, without the weights."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"update_{update:08d}.pt"
         with atomic_file(path) as file:
@@ -145,32 +167,44 @@ class Checkpoints:
         self._damaged.discard(path)
         self._prune(path)
 
-    def _prune(self, newest) -> None:
+    def _prune(self, newest: Path) -> None:
         """Delete all but `newest`, which has just been verified, and the `keep` - 1 good ones before it.
 
         Those with a higher number were damaged when this run resumed from one before them.
         """
-        kept = [path for path in self.paths() if path <= newest and path not in self._damaged][: self.keep]
+        good = [path for path in self.paths() if path <= newest and path not in self._damaged]
         for path in self.paths():
-            if path not in kept:
+            if path not in good[: self.keep]:
                 path.unlink(missing_ok=True)
                 Path(f"{path}.sha256").unlink(missing_ok=True)
 
-    def set_aside(self, files, weights=(), notice=print, unsaved=()) -> None:
+    def set_aside(
+        self,
+        files: Iterable[Path],
+        weights: Iterable[Path] = (),
+        notice: Callable[[str], None] = print,
+        unsaved: Iterable[Path] = (),
+    ) -> None:
         """Keep an earlier run when a fresh one takes its place: its checkpoints and other `files` move to a folder.
 
         One rename moves them, so that a kill at any moment leaves them together, here or there. `weights` (files or
         folders) stay here too until the new ones replace them. `unsaved`: files that are deleted if there is nothing
         else, since their run ended before it had saved anything.
         """
-        files, weights = list(map(Path, files)), list(map(Path, weights))
-        # Brought back and not resumed.
+        files = list(files)
+        weights = list(weights)
+        # An earlier run was brought back, by renaming its folder, and not gone on with: first it goes away again.
         if any((self.folder / path.name).exists() for path in files + weights):
             self._move(notice)
-        before = self._asides()[-1:]
-        kept = [path for path in files + weights if path.exists()]
-        kept = [path for path in kept if not any(is_link_of(folder / path.name, path) for folder in before)]
-        if not self.paths() and set(kept) <= set(map(Path, unsaved)):
+        last = self._asides()[-1:]
+        kept = []
+        for path in files + weights:
+            if not path.exists():
+                continue
+            # What the last move has linked there is there already.
+            if not any(is_link_of(folder / path.name, path) for folder in last):
+                kept.append(path)
+        if not self.paths() and set(kept) <= set(unsaved):
             for path in kept:
                 remove(path)
             return
@@ -185,21 +219,25 @@ class Checkpoints:
             if path in files:
                 remove(path)
 
-    def _move(self, notice) -> None:
+    def _move(self, notice: Callable[[str], None]) -> None:
+        """Rename the folder to the next free {name}_oldN."""
         numbers = [folder_number(folder) for folder in self._asides()]
         old = self.folder.with_name(f"{self.folder.name}_old{max(numbers, default=0) + 1}")
         hint = "; --from_resume 1 would have gone on with it" if self.paths() else ""
         self.folder.rename(old)
         notice(f"a fresh run: what there is of the one before is now in {old}{hint}")
 
-    def _asides(self):
+    def _asides(self) -> list[Path]:
         """The folders that `set_aside` has made, the latest last."""
         found = self.folder.parent.glob(f"{glob.escape(self.folder.name)}_old*")
         return sorted((folder for folder in found if folder_number(folder)), key=folder_number)
 
-    def last_aside(self):
+    def last_aside(self) -> Path | None:
         """The folder of the last run that was set aside with checkpoints, or None."""
-        return next((folder for folder in reversed(self._asides()) if any(folder.glob("update_*.pt"))), None)
+        for folder in reversed(self._asides()):
+            if any(folder.glob("update_*.pt")):
+                return folder
+        return None
 
     def bring_back(self) -> None:
         """Put what `set_aside` has moved with a run, whose folder was renamed back, where it was."""
@@ -222,15 +260,17 @@ class Checkpoints:
         for path in paths:
             if not verified(path):
                 notice(f"{path}: damaged or without its digest; passed over")
-            else:
-                try:
-                    state = load_checkpoint(path)
-                    if check is not None:
-                        check(state, path)
-                    return state, path
-                except BadContentError as error:
-                    notice(f"{path}: its digest holds, but not its content ({error}); passed over")
-            self._damaged.add(path)
+                self._damaged.add(path)
+                continue
+            try:
+                state = load_checkpoint(path)
+                if check is not None:
+                    check(state, path)
+            except BadContentError as error:
+                notice(f"{path}: its digest holds, but not its content ({error}); passed over")
+                self._damaged.add(path)
+                continue
+            return state, path
         if paths:
             raise UserError(
                 f"{self.folder}: none of its {len(paths)} checkpoints is intact; "

@@ -27,6 +27,7 @@ MOST_ITEMS = 100_000
 
 
 def require(holds: bool, what: str) -> None:
+    """Errors: BadContentError with `what` is wrong, unless it holds."""
     if not holds:
         raise BadContentError(what)
 
@@ -79,7 +80,7 @@ def _check_plain(value: Any, name: str) -> None:
 # ------------------------------------------------------------------------------------------ for one run
 
 
-def check_fit(state: dict, trainer: "Trainer", update: int) -> None:
+def check_fit(state: dict[str, Any], trainer: "Trainer", update: int) -> None:
     """Errors: BadContentError unless the run can take all of `state` over.
 
     state: passed check_form, and is of this run's data, model and optimiser. update: the one that the file is named for.
@@ -96,14 +97,16 @@ def check_fit(state: dict, trainer: "Trainer", update: int) -> None:
         require(row < n_rows, f"progress: row is {row}, and the epoch has {n_rows}")
 
 
-def check_progress(progress: dict, own: Any, update: int) -> None:
+def check_progress(progress: dict[str, Any], own: Any, update: int) -> None:
     """`own`: the run's Progress, for its fields."""
     known = {field.name for field in fields(own)}
     unknown = sorted(set(map(str, progress)) - known)
     require(not unknown, f"progress has an unknown field {unknown[:1]}")
     for name in ("epoch", "row", "update", "tokens"):
         require(_is_count(progress.get(name)), f"progress: {name} is {_short(progress.get(name))}")
-    step, skipped = progress.get("step"), progress.get("skipped", 0)
+    # Any: `require` proves what they are, which a type checker does not see.
+    step: Any = progress.get("step")
+    skipped: Any = progress.get("skipped", 0)
     require(_is_count(skipped), f"progress: skipped is {_short(skipped)}")
     require(
         progress["update"] == update, f"progress: update is {progress['update']}, and the file's name says {update}"
@@ -119,7 +122,7 @@ def check_progress(progress: dict, own: Any, update: int) -> None:
     require(isinstance(due, bool), f"progress: evaluation_due is {_short(due)}")
 
 
-def check_weights(weights: dict, own: dict[str, torch.Tensor]) -> None:
+def check_weights(weights: dict[str, Any], own: dict[str, torch.Tensor]) -> None:
     """`own`: the state dict that they are to replace."""
     missing = sorted(own.keys() - weights.keys())
     require(not missing, f"model: {len(missing)} weights are missing, {missing[:1]}")
@@ -131,57 +134,60 @@ def check_weights(weights: dict, own: dict[str, torch.Tensor]) -> None:
             require(bool(torch.isfinite(weights[name]).all()), f"model: {name} has numbers that are NaN or infinite")
 
 
-def check_engine(state: dict, engine: Any, update: int) -> None:
+def check_engine(state: dict[str, Any], engine: Any, update: int) -> None:
+    """`engine`: the run's own, which is to go on from the state."""
     for name in ("optimizer", "scaler"):
         require(isinstance(state.get(name), dict), f"engine: {name} is a {type(state.get(name)).__name__}")
-    skipped = state.get("skipped")
+    skipped: Any = state.get("skipped")
     of_numbers = isinstance(skipped, list) and len(skipped) == 2 and all(_is_number(n) and n >= 0 for n in skipped)
     require(of_numbers, f"engine: skipped is {_short(skipped)}")
     _check_scaler(state["scaler"])
-    applied = update - skipped[0]  # type: ignore[index]
+    applied = update - skipped[0]
     optimizer = engine.optimizer
     together = getattr(optimizer, "optimizers", None)
     if together is None:
         _check_optimizer(state["optimizer"], optimizer, applied)
         return
-    parts = state["optimizer"].get("optimizers")
+    parts: Any = state["optimizer"].get("optimizers")
     require(isinstance(parts, list) and len(parts) == len(together), "optimizer: another number of optimisers")
-    for part, own in zip(parts, together, strict=True):  # type: ignore[arg-type]
+    for part, own in zip(parts, together, strict=True):
         require(isinstance(part, dict), f"optimizer: a {type(part).__name__} in place of a dict")
         _check_optimizer(part, own, applied)
 
 
-def _check_scaler(scaler: dict) -> None:
-    # Of a run that had none.
+def _check_scaler(scaler: dict[str, Any]) -> None:
+    """The state of a gradient scaler; empty: of a run that had none."""
     if not scaler:
         return
     for name in ("scale", "growth_factor", "backoff_factor", "growth_interval"):
-        value = scaler.get(name)
+        value: Any = scaler.get(name)
         require(_is_number(value) and value > 0, f"engine: the scaler's {name} is {_short(value)}")
     tracker = scaler.get("_growth_tracker")
     require(_is_count(tracker), f"engine: the scaler's _growth_tracker is {_short(tracker)}")
 
 
-def _check_optimizer(state: dict, own: torch.optim.Optimizer, applied: float) -> None:
+def _check_optimizer(state: dict[str, Any], own: torch.optim.Optimizer, applied: float) -> None:
     """applied: updates that changed the weights; without one an optimiser may have nothing to keep."""
-    groups, of_parameter = state.get("param_groups"), state.get("state")
+    groups: Any = state.get("param_groups")
+    of_parameter: Any = state.get("state")
     mine = own.state_dict()["param_groups"]
     require(isinstance(groups, list) and len(groups) == len(mine), "optimizer: another number of groups")
-    for group, my_group in zip(groups, mine, strict=True):  # type: ignore[arg-type]
+    for group, my_group in zip(groups, mine, strict=True):
         require(isinstance(group, dict), "optimizer: a group is no dict")
         params = group.get("params")
         of_numbers = isinstance(params, list) and all(map(_is_count, params))
         require(of_numbers and params == my_group["params"], "optimizer: a group has other parameters")
-        _check_plain({str(name): value for name, value in group.items() if name != "params"}, "optimizer: a group")
+        options = {str(name): value for name, value in group.items() if name != "params"}
+        _check_plain(options, "optimizer: a group")
     require(isinstance(of_parameter, dict), "optimizer: its state is no dict")
     if not of_parameter and applied <= 0:
         return
     parameters = [parameter for group in own.param_groups for parameter in group["params"]]
-    complete = of_parameter.keys() == set(range(len(parameters)))  # type: ignore[union-attr]
+    complete = of_parameter.keys() == set(range(len(parameters)))
     require(complete, "optimizer: it does not have a state for each parameter")
     moments, counts = KEPT[type(own)]
     for i, parameter in enumerate(parameters):
-        kept = of_parameter[i]  # type: ignore[index]
+        kept = of_parameter[i]
         whole = isinstance(kept, dict) and kept.keys() == {*moments, *counts}
         require(whole, f"optimizer: parameter {i} has not the entries {', '.join((*counts, *moments))}")
         for name in counts:
@@ -198,7 +204,8 @@ def _check_optimizer(state: dict, own: torch.optim.Optimizer, applied: float) ->
 def check_rank(state: Any, name: str, n_sums: int, device_type: str) -> None:
     """What a rank keeps for itself: its sums for the log, and its random states, tried on generators of their own."""
     require(isinstance(state, dict), f"{name} is a {type(state).__name__}")
-    sums, rng = state.get("sums"), state.get("rng")
+    sums: Any = state.get("sums")
+    rng: Any = state.get("rng")
     right = isinstance(sums, list) and len(sums) == n_sums and all(map(_is_number, sums))
     require(right, f"{name}: sums are not {n_sums} numbers")
     require(isinstance(rng, dict), f"{name}: rng is a {type(rng).__name__}")
@@ -209,13 +216,13 @@ def check_rank(state: Any, name: str, n_sums: int, device_type: str) -> None:
     }
     for kind, try_it in kinds.items():
         try:
-            try_it(rng[kind])  # type: ignore[index]
+            try_it(rng[kind])
         except Exception:
             # What a library says of a state that is none is of no use to a reader.
             raise BadContentError(f"{name}: the random state of {kind} is none") from None
     for kind in ("cuda", "mps"):
-        require(kind in rng, f"{name}: no random state of {kind}")  # type: ignore[operator]
-        state = rng[kind]  # type: ignore[index]
+        require(kind in rng, f"{name}: no random state of {kind}")
+        state = rng[kind]
         if state is None:
             continue
         _check_tensor(state, f"{name}: the random state of {kind}", None, torch.uint8)
@@ -226,6 +233,7 @@ def check_rank(state: Any, name: str, n_sums: int, device_type: str) -> None:
 
 
 def _try_numpy(state: Any) -> None:
+    """Set the state on a generator of its own. Whatever it raises: it is no state."""
     kind, keys, position, has_gauss, gauss = state
     # NumPy itself takes any position, and reads beyond its table.
     require(_is_count(position) and position <= 624, "position")
@@ -261,10 +269,12 @@ def _has_own_memory(tensor: torch.Tensor) -> bool:
 
 
 def _is_count(value: Any) -> bool:
+    """A whole number from 0. True and False are no numbers here, though Python counts them among its integers."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_COUNT
 
 
 def _is_number(value: Any) -> bool:
+    """A finite number."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_COUNT

@@ -20,7 +20,7 @@ from common.notices import announce
 # Ranks of a launcher that was just killed need a moment to notice it.
 WAIT_S = 3.0
 
-# Of this process.
+# What this process holds: (the lock, the file that says who holds it).
 _held: list[tuple[FileLock, Path]] = []
 
 
@@ -67,6 +67,8 @@ def _who(running: Path) -> str:
     """The process that holds the lock, as its file tells."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         owner = json.loads(running.read_text())
-        pid, host, started = int(owner["pid"]), str(owner["host"]), str(owner["started"])
+        pid = int(owner["pid"])
+        host = str(owner["host"])
+        started = str(owner["started"])
         return f"process {pid} on {host!r} (since {started})"
     return "another process"

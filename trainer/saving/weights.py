@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import IO, Any, cast
 
 import torch
 
@@ -13,7 +14,7 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
 def save_weights(
-    state_dict: dict[str, torch.Tensor], config: dict, stem: str | Path, vocabulary: str | None = None
+    state_dict: dict[str, torch.Tensor], config: dict[str, Any], stem: str | Path, vocabulary: str | None = None
 ) -> None:
     """Write `{stem}.pth`, a flat fp16 state dict on the CPU with the public key names, and `{stem}.json`, the config.
 
@@ -51,10 +52,11 @@ def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return {name: copies[tensor.data_ptr()] for name, tensor in state_dict.items()}
 
 
-def write_tensors(state, writer) -> None:
+def write_tensors(state: Any, writer: HashingWriter) -> None:
     """torch.save into a HashingWriter. OSError where the disk is full: torch itself reports its own confusion instead."""
     try:
-        torch.save(state, writer)
+        # torch asks for a file, and uses `write` and `flush` of it.
+        torch.save(state, cast(IO[bytes], writer))
     except RuntimeError:
         if writer.error is None:
             raise

@@ -13,7 +13,7 @@ from dataset.reading.documents import DataError
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece, train_wordpiece
-from model.electra.model_electra import IGNORE, mask_count
+from model.electra.masking import IGNORE, mask_count
 from tests.helpers import ROOT, SHARED, command_line, needs_shared
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]

@@ -8,15 +8,8 @@ import torch
 from transformers import ElectraConfig
 
 from model.electra.compiled_encoder import keep_mask
-from model.electra.model_electra import (
-    IGNORE,
-    ElectraPretrainer,
-    configs,
-    flops_per_token,
-    mask_count,
-    mask_tokens,
-    sample,
-)
+from model.electra.masking import IGNORE, mask_count, mask_tokens
+from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token, sample
 from model.electra.sizes import SIZES
 from tests.helpers import SHARED, needs_shared
 

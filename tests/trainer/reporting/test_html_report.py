@@ -196,11 +196,20 @@ def test_the_command_that_goes_on(tmp_path, given):
 
 def test_the_commands_of_a_run_that_was_started_elsewhere_name_the_repository(tmp_path):
     path = metrics_file(tmp_path / "a.metrics.jsonl")
-    path.write_text(path.read_text().replace("trainer/train_pretrain.py", "/there/minimind/trainer/train_pretrain.py"))
+    start, *rest = path.read_text().splitlines()
+    start = json.loads(start)
+    start["command"] = "python /there/minimind/trainer/train_pretrain.py"
+    # The second and the third were written by nobody's run.
+    start["next_commands"] = [
+        ["continue texts", "python {top}scripts/generate.py --weight {stem}.pth"],
+        "no command",
+        [1, 2],
+    ]
+    path.write_text("\n".join([json.dumps(start), *rest]))
     write_report([path], tmp_path / "a.html")
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert "python /there/minimind/trainer/train_pretrain.py" in page
-    assert "python /there/minimind/scripts/generate.py --weight" in page
+    assert f"python /there/minimind/scripts/generate.py --weight {tmp_path / 'a.pth'}" in page
 
 
 def test_damaged_lines_are_passed_over(tmp_path):

@@ -1,0 +1,158 @@
+"""What a fine-tuning command does around its runs: set up, find what is done already, evaluate, write the results."""
+
+import copy
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from common.errors import user_errors
+from dataset.tokenizing.encoder import load_tokenizer
+from dataset.tokenizing.sentence_encoder import SentenceEncoder
+from trainer.glue.files import Data, check_place, earlier_results, make_room, read_task, task_folders
+from trainer.glue.job import Command, GlueJob, schedule
+from trainer.glue.model import check_models, find_model
+from trainer.glue.notices import notices
+from trainer.glue.scores import line_of, look_back, read_json, write_json
+from trainer.glue.settings import GlueSettings
+from trainer.job import Surroundings
+from trainer.launch import claim
+from trainer.loop import Trainer
+from trainer.machine.devices import pick_dtype
+from trainer.machine.ranks import on_main
+from trainer.reporting.reporter import Reporter
+
+WEIGHTS = Path("model", "model.safetensors")
+# What a finished run must have been made with to count as done
+SETTINGS = (
+    "model_path",
+    "from_scratch",
+    "dropout",
+    "max_seq_len",
+    "epochs",
+    "max_steps",
+    "batch_size",
+    "accumulation_steps",
+    "grad_clip",
+    "learning_rate",
+    "layer_decay",
+    "warmup_share",
+    "weight_decay",
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "eval_all_checkpoints",
+)
+# Those that change nothing of the training.
+EVALUATION = {"do_eval", "do_predict", "eval_all_checkpoints"}
+
+
+def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command, list[Data]]:
+    """What the runs share, and their tasks. Whatever does not fit is found here, before hours have passed."""
+    # transformers' table of weights that are not in the folder: the line on the model says it in a word.
+    set_verbosity_error()
+    disable_progress_bar()
+    ranks = surroundings.ranks
+    dtype, precision_notice = pick_dtype(settings.dtype, surroundings.device)
+    say = Reporter(ranks.is_main).say
+    out = Path(settings.out_dir)
+    with user_errors():
+        folders = on_main(ranks, lambda: task_folders(settings, say))
+        on_main(ranks, lambda: earlier_results(settings, out, folders) and None)
+        folder = on_main(ranks, lambda: find_model(settings.model_path))
+        tokenizer = load_tokenizer(folder)
+        command = Command(settings, surroundings, dtype, say, folder, tokenizer, SentenceEncoder(tokenizer))
+        on_main(ranks, lambda: check_place(settings, out, folders, folder))
+        tasks = [read_task(command, name, Path(place)) for name, place in folders.items()]
+        kinds = [data.task for data in tasks]
+        checked = on_main(ranks, lambda: check_models(settings, kinds, folder, command.encoder.vocab_size, dtype))
+        command = replace(command, dtype=checked.dtype)
+        claim(ranks, *(out / name for name in folders))
+        on_main(ranks, lambda: make_room(settings, out, folders))
+    precision = [precision_notice] if precision_notice else []
+    for line in (*precision, *checked.lines, *notices(settings, ranks)):
+        say(line)
+    return command, tasks
+
+
+def write_for_task(command: Command, data: Data, results: dict[str, Any]) -> None:
+    """On rank 0, {out_dir}/{task}/eval_results.json."""
+    path = Path(command.settings.out_dir) / data.name / "eval_results.json"
+    on_main(command.ranks, lambda: write_json(path, results))
+
+
+# -------------------------------------------------------------------------------------------------- a run
+
+
+def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int, Any]:
+    """Train and evaluate once. Returns (exit code, what {folder}/eval_results.json holds then)."""
+    settings = run_settings(command, data, seed)
+    ranks = command.ranks
+    surroundings = command.surroundings
+    compared = {name: getattr(settings, name) for name in SETTINGS}
+    earlier, changed, trained = on_main(ranks, lambda: done_before(settings, folder, compared))
+    if earlier and not changed:
+        command.say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
+        return 0, earlier
+    command.say(f"--- {data.name}, seed {seed}")
+    if earlier and settings.do_train:
+        again = "a finished run has no checkpoint, so it begins anew"
+        if trained:
+            again = "what is trained is evaluated again"
+        command.say(f"done before with another {', '.join(f'--{name}' for name in changed)}: {again}")
+    job = GlueJob(command, settings, data, folder, folder / WEIGHTS if trained else None)
+    trainer = Trainer(job, surroundings)
+
+    result = {"task": data.name, "seed": seed, "updates": 0, "settings": compared, "results": {}}
+    if trained and earlier is not None:
+        result["updates"] = earlier.get("updates", 0)
+    elif settings.do_train:
+        exit_code = trainer.run()
+        if exit_code:
+            return exit_code, None
+        result["updates"] = trainer.progress.update
+    evaluation = job.evaluation(trainer.engine, surroundings.signals)
+    stop_signal = look_back(settings, data, folder, evaluation, result, command.say)
+    if stop_signal:
+        command.say(f"stopped by signal {stop_signal}; the same command with --from_resume 1 evaluates what is trained")
+        return 128 + stop_signal, None
+    on_main(ranks, lambda: write_results(job.stem, result))
+    return 0, result
+
+
+def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
+    """The settings of one run: its seed, its epochs, and how often it is evaluated."""
+    settings = copy.copy(command.settings)
+    settings.seed = seed
+    settings.epochs = settings.epochs or data.task.epochs
+    if not settings.evaluate_during_training:
+        # At the end alone.
+        settings.eval_interval = 0
+    elif settings.do_train:
+        steps_of_an_epoch = schedule(settings, command.ranks, data).n_steps
+        settings.eval_interval = settings.eval_interval or steps_of_an_epoch
+    return settings
+
+
+def done_before(
+    settings: GlueSettings, folder: Path, compared: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, list[str], bool]:
+    """What an earlier command left in {folder}/eval_results.json or None, the settings that differ, and whether its
+    model is the one that the new ones would train."""
+    earlier = read_json(folder / "eval_results.json", "settings", "results") if settings.from_resume else None
+    if not earlier:
+        return None, [], False
+    changed = [name for name in SETTINGS if earlier["settings"].get(name) != compared[name]]
+    trained = settings.do_train and EVALUATION.issuperset(changed) and (folder / WEIGHTS).is_file()
+    return earlier, changed, trained
+
+
+def write_results(stem: Path, result: dict[str, Any]) -> None:
+    """{folder}/eval_results.json of one run."""
+    write_json(stem.parent / "eval_results.json", result)
+    if result["settings"]["do_train"]:
+        # Nobody goes on from the checkpoints of a finished run: they are three times the model, per seed.
+        shutil.rmtree(f"{stem}_resume", ignore_errors=True)

@@ -1,0 +1,40 @@
+"""What a user may want to do with a finished run. Each job says it; the start record of its metrics file carries it."""
+
+from dataclasses import dataclass
+
+# A metrics file may have been written by anybody, and more than this would be no page for a reader.
+MOST = 100
+
+
+@dataclass(frozen=True)
+class NextCommand:
+    """A command for a finished run, and what it is for.
+
+    In the command {top} stands for the folder of the repository as a prefix, empty where it is the current one, {stem}
+    for the path of the run's files without their endings, and {folder} for the folder that they are in.
+    """
+
+    purpose: str
+    command: str
+
+    def as_record(self) -> list[str]:
+        """As it stands in the start record of a metrics file."""
+        return [self.purpose, self.command]
+
+    def filled(self, places: dict[str, str]) -> str:
+        """The command of one run. places: {name without braces: what it stands for}."""
+        command = self.command
+        for name, value in places.items():
+            command = command.replace("{" + name + "}", value)
+        return command
+
+
+def commands_of_record(record: object) -> list[NextCommand]:
+    """The NextCommands of the entry `next_commands` of a start record; what no run wrote is left out."""
+    if not isinstance(record, list) or len(record) > MOST:
+        return []
+    commands = []
+    for entry in record:
+        if isinstance(entry, list) and len(entry) == 2 and all(isinstance(text, str) for text in entry):
+            commands.append(NextCommand(*entry))
+    return commands
