@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -13,17 +14,24 @@ from dataset.tokenizing.tokenizer_files import bos_template
 # All are "special": then encode_special_tokens (split_special_tokens=True in transformers), which the data path uses,
 # keeps literal text from becoming one of them. Added tokens that are not special would be matched even so.
 # Pad is unk too; byte-level BPE never needs an unk.
-PAD, BOS, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-
-
+PAD = "<|endoftext|>"
+BOS = "<|im_start|>"
+EOS = "<|im_end|>"
 CHAT_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-
-
-SPARE_TOKENS = [f"<|buffer{i}|>" for i in range(1, 5)]
-
-
+# For those who fine-tune and want marks of their own: a new entry would change the size of the embeddings.
+SPARE_TOKENS = ["<|buffer1|>", "<|buffer2|>", "<|buffer3|>", "<|buffer4|>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 
+# Byte-level BPE (Radford et al., "Language models are unsupervised multitask learners", 2019) in four steps:
+# 1. The text is cut into pieces, by the patterns below.
+# 2. Each piece is written as its bytes in UTF-8. JSON holds text, not bytes, so GPT-2's table gives each of the 256 a
+#    visible character that stands for it (a space is "Ġ"). All 256 are entries: nothing is ever unknown.
+# 3. Training counts which two entries stand side by side in the pieces of the sample, makes one entry of the commonest
+#    two, writes it in their place everywhere, and counts again, until the vocabulary is full. The list of these merges, in
+#    their order, is the result.
+# 4. Encoding goes through the same merges: in each piece, the two neighbours that come first in the list are merged,
+#    again and again, until no two neighbours are in it.
+# tests/dataset/tokenizing/test_byte_level_bpe.py has both written out in a few lines.
 
 # Text is cut into these pieces, the first alternative that fits, and merges never cross a border between two.
 PIECES = [
@@ -37,7 +45,6 @@ PIECES = [
     r"\s+(?!\S)",
     r"\s+",
 ]
-
 
 # ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
 # closes them empty, left out the model chooses. What stands between the generation marks is what fine-tuning trains on
@@ -99,27 +106,31 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32) 
     Errors: ValueError where the texts hold too few different pairs.
     """
     tokenizer = Tokenizer(models.BPE())
+    # "isolated": what no pattern matches would be a piece as well. PIECES leave nothing over.
     split = pre_tokenizers.Split(Regex("|".join(PIECES)), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     # The trainers encode without it and put BOS and EOS themselves; it is for those who call the tokenizer plainly.
     tokenizer.post_processor = bos_template(BOS, SPECIAL_TOKENS.index(BOS))
+    special_tokens = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
+        # A pair that occurs once tells nothing about the language.
         min_frequency=2,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         max_token_length=max_token_bytes,
         show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(texts, trainer)
-    if (got := tokenizer.get_vocab_size()) != vocab_size:
+    got = tokenizer.get_vocab_size()
+    if got != vocab_size:
         raise ValueError(f"the sample gives {got} entries, not {vocab_size}: give more text or a smaller --vocab_size")
     return tokenizer
 
 
-def tokenizer_config() -> dict:
+def tokenizer_config() -> dict[str, Any]:
     """tokenizer_config.json: what transformers needs beside tokenizer.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

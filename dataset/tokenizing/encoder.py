@@ -7,7 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
 
 from common.packages import loader_reason
 from dataset.tokenizing.safe_cuts import LONGEST_WHOLE, PART_CHARACTERS, SafeCuts, TooLongToEncode
@@ -16,8 +18,11 @@ from dataset.tokenizing.tiktoken_engine import NotExact, TiktokenEngine
 from dataset.tokenizing.tokenizer_files import leave_bos_to_the_caller
 from dataset.tokenizing.vocabulary import check_files
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def load_tokenizer(path: str | Path) -> Any:
+
+def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     """A Hugging Face tokenizer from a local folder, whose code is never run; ValueError where there is none."""
     # Here, because worker processes do without this slow import.
     from transformers import AutoTokenizer
@@ -47,25 +52,25 @@ class DocumentEncoder:
     that has to be encoded whole and is longer than LONGEST_WHOLE.
     """
 
-    # In a .txt file.
+    # In a .txt file. Readers ask the encoder, since it depends on what is made of the text.
     blank_line_ends_document = False
 
-    def __init__(self, tokenizer: Any, parse_special_tokens: bool = False) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", parse_special_tokens: bool = False) -> None:
         self.parse_special_tokens = parse_special_tokens
         self.bos_id: int | None = tokenizer.bos_token_id
         self.eos_id: int | None = tokenizer.eos_token_id
         self._bos = str(tokenizer.bos_token) if self.bos_id is not None else None
         self._eos = str(tokenizer.eos_token) if self.eos_id is not None else None
         # One of the two: a tokenizer in Python, or the Rust tokenizer of a fast one.
-        self._slow: Any = None
-        self._backend: Any = None
+        self._slow: PreTrainedTokenizerBase | None = None
+        self._backend: Tokenizer | None = None
         if getattr(tokenizer, "is_fast", False):
             self._backend = self._own_backend(tokenizer.backend_tokenizer.to_str())
         else:
             self._slow = tokenizer
         # Made when they are needed; see _cut and use_tiktoken_where_exact.
         self._cuts: SafeCuts | None = None
-        self._continuation: Any = None
+        self._continuation: Tokenizer | None = None
         self._tiktoken: TiktokenEngine | None = None
         self.may_use_tiktoken = True
         # Whether another process can load it. A class of the caller's own script it cannot load.
@@ -111,6 +116,7 @@ class DocumentEncoder:
             engine = TiktokenEngine(self._backend.to_str(), self.parse_special_tokens)
         except (ImportError, NotExact):
             return False
+        # The proof in tiktoken_engine.py should be enough. A look at the very texts guards against a fault in the proof.
         for text in sample:
             body = self.body(text)
             ids = engine.encode(body)
@@ -150,9 +156,10 @@ class DocumentEncoder:
 
     def _encode_with_library(self, bodies: list[str]) -> list[list[int]]:
         """As `_encode_short`, by Hugging Face's own code, which is the reference."""
-        if self._backend is None:
+        if self._slow is not None:
             split = not self.parse_special_tokens
             return [self._slow.encode(body, add_special_tokens=False, split_special_tokens=split) for body in bodies]
+        assert self._backend is not None
         if len(bodies) == 1:
             # This call never starts the tokenizer's threads, which a later fork would have to warn about.
             return [self._backend.encode(bodies[0], add_special_tokens=False).ids]
@@ -169,6 +176,7 @@ class DocumentEncoder:
                     f"{len(part):,} characters in which this tokenizer allows no cut; "
                     f"at most {LONGEST_WHOLE:,} can be encoded at once"
                 )
+            # A tokenizer that puts a prefix before a text must put none before the later parts of it.
             if number and self._continuation is not None:
                 yield self._continuation.encode(part, add_special_tokens=False).ids
             else:
@@ -185,10 +193,8 @@ class DocumentEncoder:
             return iter([body])
         return self._cuts.parts(body, PART_CHARACTERS)
 
-    def _own_backend(self, content: str) -> Any:
+    def _own_backend(self, content: str) -> Tokenizer:
         """A copy of the Rust tokenizer, so that settings made here and there do not meet."""
-        from tokenizers import Tokenizer
-
         backend = Tokenizer.from_str(content)
         leave_bos_to_the_caller(backend, self._bos, self.bos_id)
         backend.no_truncation()
@@ -198,6 +204,8 @@ class DocumentEncoder:
 
     def _fingerprint(self, tokenizer: Any, vocabulary: dict[str, int]) -> str:
         """SHA-256 of all that decides which ids a text becomes."""
+        # Token stores and checkpoints keep it. If anything else went in here, or in another order, none of those that
+        # exist would be recognised.
         added = []
         for token_id, token in sorted(tokenizer.added_tokens_decoder.items()):
             added.append((token_id, str(token), token.special))
@@ -225,6 +233,7 @@ class DocumentEncoder:
             self._backend = self._own_backend(state["_backend"])
         self._tiktoken = None
         if state["_tiktoken"]:
+            assert self._backend is not None
             self._tiktoken = TiktokenEngine(self._backend.to_str(), self.parse_special_tokens)
 
 
@@ -234,9 +243,10 @@ class LineEncoder(DocumentEncoder):
 
     blank_line_ends_document = True
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
         self.sep_id = tokenizer.sep_token_id
+        # A line ends with SEP; nothing is put around a document, and no literal BOS or EOS is taken off it.
         self.bos_id = None
         self.eos_id = None
         self._bos = None
@@ -245,6 +255,8 @@ class LineEncoder(DocumentEncoder):
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text's lines, each line with SEP after it."""
+        # All lines of all texts go to the tokenizer in one call, so that it can share them out among its threads. Then each
+        # text takes its own back, in the same order.
         lines_of_texts = [text.split("\n") for text in texts]
         all_lines: list[str] = []
         for lines in lines_of_texts:
@@ -262,6 +274,8 @@ class LineEncoder(DocumentEncoder):
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
         """The ids of one text's lines in lists that follow each other."""
         for lines in _groups_of_lines(text):
+            # A group of several lines is small. A line alone may be a long one, and goes through in parts: then SEP can
+            # only come when all of them are through.
             if len(lines) > 1:
                 yield self.encode(["\n".join(lines)])[0]
                 continue
@@ -280,7 +294,9 @@ def _groups_of_lines(text: str) -> Iterator[list[str]]:
     begin = 0
     while begin <= len(text):
         end = text.find("\n", begin)
-        end = len(text) if end < 0 else end
+        if end < 0:
+            end = len(text)
+        # The line's end counts too, so that a text of many blank lines is grouped as well.
         size = end - begin + 1
         if lines and characters + size > PART_CHARACTERS:
             yield lines
@@ -293,7 +309,7 @@ def _groups_of_lines(text: str) -> Iterator[list[str]]:
         yield lines
 
 
-def _vocabulary_files(tokenizer: Any) -> bytes:
+def _vocabulary_files(tokenizer: "PreTrainedTokenizerBase") -> bytes:
     """The digest of the files that a slow tokenizer writes: merges, a sentencepiece model, not in its vocabulary."""
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory() as folder:

@@ -25,6 +25,7 @@ class Source:
         self.bad_lines = BadLines() if skip_bad_lines else None
 
     def documents(self) -> Iterator[str]:
+        """All texts of the source, in order; its files are read anew each time."""
         for file in self.files:
             for _, text in read_documents(file, self.text_field, self.bad_lines):
                 yield text
@@ -44,13 +45,18 @@ class Source:
 
         Documents are counted, not bytes: taking one whenever the sample falls behind in bytes favours long documents.
         """
+        # After i documents ceil(i * share) have been given. So document i comes as often as this number grows by it, and
+        # the sample is never more than one document ahead of its share.
         for i, text in enumerate(self.documents()):
-            for _ in range(math.ceil((i + 1) * share) - math.ceil(i * share)):
+            given = math.ceil(i * share)
+            due = math.ceil((i + 1) * share)
+            for _ in range(due - given):
                 yield text
 
 
 def draw_sample(sources: list[Source], weights: list[float], sample_bytes: float) -> Iterator[str]:
     """The mixture, source after source (the order does not matter to BPE); prints what each source gives."""
+    # A first pass over all sources: how often a document comes depends on how much text there is.
     totals = [source.count_bytes() for source in sources]
     sample_bytes = min(sample_bytes, sum(totals))
     for source, weight, total in zip(sources, weights, totals, strict=True):

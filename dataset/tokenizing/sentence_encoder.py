@@ -1,10 +1,14 @@
 """Sentences to token ids, for fine-tuning an encoder."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# That are encoded together.
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Sentences that are encoded together. What the library holds of them beside their ids is many times as large, and gone
+# before the next ones.
 LINES = 4096
 
 
@@ -14,11 +18,17 @@ class SentenceEncoder(DocumentEncoder):
     Errors: ValueError for a tokenizer without CLS, SEP or padding, or whose own examples begin with something else.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
-        self.bos_id = self.eos_id = self._bos = self._eos = None
+        # A sentence is no document: nothing is put around it, and no literal BOS or EOS is taken off it.
+        self.bos_id = None
+        self.eos_id = None
+        self._bos = None
+        self._eos = None
         self.unk_id = tokenizer.unk_token_id
-        self.cls_id, self.sep_id, self.pad_id = (getattr(tokenizer, f"{n}_token_id") for n in ("cls", "sep", "pad"))
+        self.cls_id = tokenizer.cls_token_id
+        self.sep_id = tokenizer.sep_token_id
+        self.pad_id = tokenizer.pad_token_id
         if None in (self.cls_id, self.sep_id, self.pad_id):
             raise ValueError("the tokenizer has no CLS, SEP or padding token; an encoder such as ELECTRA is wanted")
         # Funnel has a segment for CLS alone.
@@ -31,5 +41,8 @@ class SentenceEncoder(DocumentEncoder):
             )
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        chunks = (texts[lo : lo + LINES] for lo in range(0, len(texts), LINES))
-        return [ids for chunk in chunks for ids in self._encode_bodies(chunk)]
+        """The ids of each sentence."""
+        encoded = []
+        for begin in range(0, len(texts), LINES):
+            encoded.extend(self._encode_bodies(texts[begin : begin + LINES]))
+        return encoded

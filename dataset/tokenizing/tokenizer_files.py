@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CONFIG = "tokenizer_config.json"
 # What save_pretrained of transformers 5 notes about the machine and the call that loaded the tokenizer
@@ -30,6 +33,8 @@ def leave_bos_to_the_caller(backend: Tokenizer, bos: str | None, bos_id: int | N
     """
     if bos is None or bos_id is None or backend.post_processor is None:
         return
+    # The library shows a post-processor only as a part of the whole tokenizer.json, so its JSON is compared with what
+    # `bos_template` becomes there.
     processor = json.loads(backend.to_str())["post_processor"]
     head = {"SpecialToken": {"id": bos, "type_id": 0}}
     first = {"Sequence": {"id": "A", "type_id": 0}}
@@ -44,7 +49,7 @@ def leave_bos_to_the_caller(backend: Tokenizer, bos: str | None, bos_id: int | N
         backend.post_processor = plain_template()
 
 
-def add_bos(tokenizer: Any) -> None:
+def add_bos(tokenizer: "PreTrainedTokenizerBase") -> None:
     """In place: a fast tokenizer that adds nothing to a text adds its BOS from now on, as our training does."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.bos_token_id is None:
         return
@@ -53,7 +58,7 @@ def add_bos(tokenizer: Any) -> None:
         tokenizer.backend_tokenizer.post_processor = template
 
 
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     """Write a Hugging Face tokenizer so that transformers 4.48 to 5 load it, without a path of this machine."""
     # In the config alone: transformers 4.48 knows no chat_template.jinja, and a second copy could differ one day.
     tokenizer.save_pretrained(folder, save_jinja_files=False)
@@ -71,7 +76,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def starts_with_bos(tokenizer: Any) -> bool:
+def starts_with_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether a text gets a BOS unasked."""
     return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
 

@@ -4,37 +4,45 @@ import hashlib
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.errors import DataError
 from dataset.store.interface import Column
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 # Files that hold a whole tokenizer, of whatever class
 WHOLE = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
-# Tokens of a text's beginning that are looked at.
+# How many tokens of a text's beginning are looked at.
 SAMPLE = 100_000
-# Of them that tell anything.
+# Fewer tell nothing.
 FEWEST = 50
-# Share of them that may be unknown.
+# The share of them that may be unknown.
 MOST_UNKNOWN = 0.5
-# Share of a model's embeddings that its own tokenizer has entries for; some pad them.
+# The share of a model's embeddings that its own tokenizer has entries for. It can be less than 1: some models round the
+# number of embeddings up, for speed.
 LEAST_FILLED = 0.9
 
 
-def check_files(folder: Path, tokenizer: Any) -> None:
+def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     """transformers makes a tokenizer of a config alone, whose few entries are the special tokens.
 
     Errors: ValueError where the folder lacks the files that a tokenizer of this class reads its vocabulary from.
     """
-    wanted = {what: name for what, name in type(tokenizer).vocab_files_names.items() if what != "tokenizer_file"}
-    # Of bytes or characters: it needs none.
-    if not type(tokenizer).vocab_files_names:
+    # Such as {"vocab_file": "vocab.json", "merges_file": "merges.txt", "tokenizer_file": "tokenizer.json"}.
+    files_of_class = type(tokenizer).vocab_files_names
+    # A tokenizer of bytes or characters needs none.
+    if not files_of_class:
         return
-    if any(is_filled(path) for pattern in WHOLE for path in folder.glob(pattern)):
-        return
-    missing = [name for name in wanted.values() if not is_filled(folder / name)]
+    for pattern in WHOLE:
+        if any(is_filled(path) for path in folder.glob(pattern)):
+            return
+    # Without a file that holds all, every one of the others has to be there.
+    wanted = [name for what, name in files_of_class.items() if what != "tokenizer_file"]
+    missing = [name for name in wanted if not is_filled(folder / name)]
     if wanted and not missing:
         return
     lacks = " and ".join(missing) or "tokenizer.json"
@@ -45,6 +53,7 @@ def check_files(folder: Path, tokenizer: Any) -> None:
 
 
 def is_filled(path: Path) -> bool:
+    """Whether it is a file with something in it."""
     return path.is_file() and path.stat().st_size > 0
 
 
@@ -60,7 +69,8 @@ def check_known(tokens: Column, unk_id: int | None, what: str, others: Collectio
     beginning = beginning[~np.isin(beginning, separators)]
     if len(beginning) < FEWEST:
         return
-    share = float((beginning == unk_id).mean())
+    is_unknown = beginning == unk_id
+    share = float(is_unknown.mean())
     if share > MOST_UNKNOWN:
         raise DataError(
             f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is of another "
@@ -68,7 +78,7 @@ def check_known(tokens: Column, unk_id: int | None, what: str, others: Collectio
         )
 
 
-def vocabulary_digest(tokenizer: Any) -> str:
+def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Of which token has which id: what tells the tokenizer of a weight from another one of the same size."""
     entries = sorted((i, token) for token, i in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()

@@ -7,63 +7,74 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from string import punctuation
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, models, trainers
 
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 
-# Of the vocabulary of 30,522 entries.
+if TYPE_CHECKING:
+    from transformers import BertTokenizer, PreTrainedTokenizerBase
+
+# The size of BERT's lower-case English vocabulary, which ELECTRA shares, and where its special tokens stand.
+STANDARD_SIZE = 30_522
 STANDARD_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 # In BERT's spelling and order.
 WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+# The share of a text that the alphabet of a new vocabulary covers. The rare characters beyond it would take the entries
+# of common words.
+COVERED = 0.9995
 
 
-def load_wordpiece(path: str | Path, lower_case: bool = True) -> Any:
+def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedTokenizerBase":
     """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
 
     Errors: ValueError where there is none, where a special token is missing, or where the standard vocabulary's stand
     at other ids than usual (a file that was sorted, or begins with another line).
     """
     path = Path(path)
+    tokenizer: PreTrainedTokenizerBase
     if path.is_dir():
         try:
             tokenizer = load_tokenizer(path)
         except ValueError as error:
             raise ValueError(f"--vocab_path {error}") from None
     else:
-        if not path.is_file():
-            raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
-        try:
-            # A token may hold a U+2028.
-            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--vocab_path {path}: not a UTF-8 text file of one token a line") from error
-        vocab: dict[str, int] = {}
-        for i, line in enumerate(lines):
-            if line in vocab:
-                raise ValueError(
-                    f"--vocab_path {path}: {line!r} stands in it twice, in lines {vocab[line] + 1} and {i + 1}"
-                )
-            vocab[line] = i
-        for token in WORDPIECE_TOKENS:
-            if token not in vocab:
-                raise ValueError(f"--vocab_path {path}: no {token} in it; a WordPiece vocab.txt has one token a line")
-        tokenizer = wordpiece(lines, lower_case)
-    ids = {name: getattr(tokenizer, f"{name}_token_id") for name in STANDARD_IDS}
-    for name, token_id in ids.items():
+        tokenizer = wordpiece(_read_vocab_file(path), lower_case)
+    for name, standard_id in STANDARD_IDS.items():
+        token_id = getattr(tokenizer, f"{name}_token_id")
         if token_id is None:
             raise ValueError(f"--vocab_path {path}: this tokenizer has no {name} token, which ELECTRA needs")
-        if len(tokenizer) == 30_522 and token_id != STANDARD_IDS[name]:
+        if len(tokenizer) == STANDARD_SIZE and token_id != standard_id:
             raise ValueError(
                 f"--vocab_path {path}: {name} is id {token_id}, in the standard vocabulary of this size it is "
-                f"{STANDARD_IDS[name]}: the lines of the file are not in their order"
+                f"{standard_id}: the lines of the file are not in their order"
             )
     return tokenizer
 
 
-def wordpiece(lines: list[str], lower_case: bool) -> Any:
+def _read_vocab_file(path: Path) -> list[str]:
+    """The tokens of a vocab.txt in the order of their ids; errors: ValueError."""
+    if not path.is_file():
+        raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
+    try:
+        # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--vocab_path {path}: not a UTF-8 text file of one token a line") from error
+    line_of: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if line in line_of:
+            raise ValueError(f"--vocab_path {path}: {line!r} stands in it twice, in lines {line_of[line]} and {number}")
+        line_of[line] = number
+    for token in WORDPIECE_TOKENS:
+        if token not in line_of:
+            raise ValueError(f"--vocab_path {path}: no {token} in it; a WordPiece vocab.txt has one token a line")
+    return lines
+
+
+def wordpiece(lines: list[str], lower_case: bool) -> "BertTokenizer":
     """The BertTokenizer of a vocab.txt's lines."""
     # A slow import, which byte-level BPE can do without.
     from transformers import BertTokenizer
@@ -71,14 +82,16 @@ def wordpiece(lines: list[str], lower_case: bool) -> Any:
     return BertTokenizer(vocab={token: i for i, token in enumerate(lines)}, do_lower_case=lower_case)
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = True) -> Any:
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = True) -> "BertTokenizer":
     """A BertTokenizer of at most `vocab_size` entries: WORDPIECE_TOKENS, the commonest characters, then pieces by
     frequency. The same texts give the same vocabulary.
     """
+    # BERT's normalizer and pre-tokenizer, taken from a BertTokenizer of nearly nothing.
     rules = wordpiece(WORDPIECE_TOKENS, lower_case).backend_tokenizer
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = rules.normalizer
     tokenizer.pre_tokenizer = rules.pre_tokenizer
+    # They are gone through twice.
     texts = list(texts)
     # Each may come as itself and as a continuation.
     most = (vocab_size - len(WORDPIECE_TOKENS)) // 2
@@ -108,12 +121,17 @@ def common_characters(texts: Iterable[str], most: int) -> tuple[list[str], list[
         # Each character that has another one before it.
         within.update(re.findall(r"(?<=\S)\S", text))
     # The commonest first, and equally common ones in the order of their code points.
-    ordered = sorted((-n, character) for character, n in counts.items() if not character.isspace())
-    total = -sum(minus_n for minus_n, _ in ordered)
+    ordered = []
+    total = 0
+    for character, n in counts.items():
+        if not character.isspace():
+            ordered.append((-n, character))
+            total += n
+    ordered.sort()
     seen = 0
     found = []
     for minus_n, character in ordered[:most]:
-        if seen >= 0.9995 * total:
+        if seen >= COVERED * total:
             break
         found.append(character)
         seen -= minus_n
@@ -123,16 +141,17 @@ def common_characters(texts: Iterable[str], most: int) -> tuple[list[str], list[
 
 
 def _is_punctuation(character: str) -> bool:
+    """As BERT's rules have it: marks of ASCII such as "$" count, which Unicode calls symbols."""
     return unicodedata.category(character).startswith("P") or character in punctuation
 
 
-def entries(tokenizer: Any) -> list[str]:
+def entries(tokenizer: "Tokenizer | PreTrainedTokenizerBase") -> list[str]:
     """The lines of a tokenizer's vocab.txt: its tokens in the order of their ids."""
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
-    return sorted(vocabulary, key=lambda token: vocabulary[token])
+    vocabulary = tokenizer.get_vocab()
+    return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
-def save_wordpiece(tokenizer: Any, out_dir: Path) -> None:
+def save_wordpiece(tokenizer: "PreTrainedTokenizerBase", out_dir: Path) -> None:
     """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that wants that alone."""
     save_tokenizer(tokenizer, out_dir)
     (out_dir / "vocab.txt").write_text("".join(f"{token}\n" for token in entries(tokenizer)), encoding="utf-8")
