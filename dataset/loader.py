@@ -19,6 +19,7 @@ IGNORE = -100
 # On CUDA the ranks learn of a request to stop one update after it was made, so it must be known two before.
 UPDATES_AHEAD = 2
 
+# A NamedTuple. That its constructor takes its own parts is more than a type can say: hence the Any.
 PartsT = TypeVar("PartsT", bound=tuple[Any, ...])
 RecipeT_co = TypeVar("RecipeT_co", covariant=True)
 

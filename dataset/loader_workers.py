@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ SILENCE_S = 300
 class Loadable(Protocol):
     """What is sent from a worker: a NamedTuple of CPU tensors and numbers."""
 
-    def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[object]: ...
 
     def pin_memory(self) -> Self:
         """The same with its tensors in memory that a GPU can fetch from by itself."""
@@ -60,7 +60,7 @@ class MakesBatches(Protocol[RecipeT_contra, BatchT_co]):
 
 
 # A batch on its way through a pipe: what puts it together again, and its parts.
-Packed = tuple[Callable[..., BatchT], list[np.ndarray | int]]
+Packed = tuple[Callable[..., BatchT], list[object]]
 
 
 class LoaderError(RuntimeError):
@@ -70,7 +70,7 @@ class LoaderError(RuntimeError):
         super().__init__(message)
         self.is_fault_of_data = is_fault_of_data
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type["LoaderError"], tuple[str, bool]]:
         # By default an exception is pickled with its message alone.
         return LoaderError, (str(self), self.is_fault_of_data)
 
@@ -178,6 +178,7 @@ class WorkerPool(Generic[RecipeT, BatchT]):
         silent_s = 0
         with self._changed:
             self._oldest_wanted = task
+            # What has come is good, whatever happened to a worker since: so the failure is looked at second.
             while task not in self._arrived:
                 if self._failure is not None:
                     raise self._failure
@@ -303,7 +304,7 @@ def _ignore_stop_signals() -> None:
 
 def _pack(batch: BatchT) -> Packed[BatchT]:
     """A batch (a NamedTuple of CPU tensors and numbers) without tensors, which pickle would put into shared memory."""
-    parts: list[np.ndarray | int] = []
+    parts: list[object] = []
     for part in batch:
         parts.append(part.numpy() if isinstance(part, torch.Tensor) else part)
     return type(batch), parts
@@ -312,7 +313,7 @@ def _pack(batch: BatchT) -> Packed[BatchT]:
 def _unpack(packed: Packed[BatchT]) -> BatchT:
     """The batch that `_pack` was given."""
     kind, packed_parts = packed
-    parts: list[torch.Tensor | int] = []
+    parts: list[object] = []
     for part in packed_parts:
         parts.append(torch.from_numpy(part) if isinstance(part, np.ndarray) else part)
     return kind(*parts)

@@ -32,17 +32,18 @@ class _Joined:
     def __len__(self) -> int:
         return int(self.bounds[-1])
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: slice | int | Ints) -> Any:
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)))
         shape = np.shape(index)
-        index = np.atleast_1d(np.asarray(index, dtype=np.int64))
-        index = np.where(index < 0, index + len(self), index)
-        out = np.empty(index.shape, dtype=self.dtype)
-        part_of = np.searchsorted(self.bounds, index, side="right") - 1
+        at = np.atleast_1d(np.asarray(index, dtype=np.int64))
+        # As in numpy, -1 is the last one.
+        at = np.where(at < 0, at + len(self), at)
+        out = np.empty(at.shape, dtype=self.dtype)
+        part_of = np.searchsorted(self.bounds, at, side="right") - 1
         for i in np.unique(part_of):
             here = part_of == i
-            out[here] = self.parts[i][index[here] - self.bounds[i]] + np.asarray(self.shifts[i], dtype=out.dtype)
+            out[here] = self.parts[i][at[here] - self.bounds[i]] + np.asarray(self.shifts[i], dtype=out.dtype)
         # [()] makes a number of what has no dimension, as numpy does for a single index.
         return out.reshape(shape)[()]
 
@@ -66,7 +67,7 @@ class ConcatStore:
     def __len__(self) -> int:
         return int(self.bounds[-1])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type["ConcatStore"], tuple[Sequence[TokenStore]]]:
         # A store knows how it gets to a worker process without its arrays.
         return ConcatStore, (self.stores,)
 
