@@ -37,7 +37,7 @@ class PretrainDataset(Dataset):
         self.max_length = max_length
         if not self.path.is_file():
             raise DataError(f"{data_path}: no such file")
-        if self.path.suffix != ".jsonl":
+        if self.path.suffix not in (".jsonl", ".ndjson"):
             raise DataError(f"{data_path}: PretrainDataset reads plain .jsonl files; the trainers read other kinds too")
         self.encoder = DocumentEncoder(tokenizer)
         candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)

@@ -28,6 +28,15 @@ BATCH_BYTES = 4 << 20
 # A file with a table of contents at its end begins with this; a stream has neither.
 ARROW_FILE_MAGIC = b"ARROW1"
 
+# What a finished stream ends with: a message of length 0, as Arrow writes it today and as it did before 0.15
+# (https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format).
+END_MARKS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
+
+# pyarrow's names for the tests of a text column's type. Those of views came with pyarrow 16.
+TEXT_TYPES = (
+    "is_string", "is_large_string", "is_binary", "is_large_binary", "is_string_view", "is_binary_view", "is_null",
+)  # fmt: skip
+
 
 class TableReader:
     """Reads one file, or one row group of a .parquet. done: which share of it was read, from 0 to 1."""
@@ -39,6 +48,8 @@ class TableReader:
         self.kind = path.suffix.lower()
         self.arrow = optional_package("pyarrow", f"to read {self.kind}")
         self.done = 0.0
+        # Whether a stream has ended without its end mark; known once all of it is read.
+        self.cut_off = False
 
     def rows(self) -> Iterator[Item]:
         """(row of the file from 1, text or (kind, reason) of a fault) of each row; empty texts are left out.
@@ -56,6 +67,9 @@ class TableReader:
                     row += 1
                     if value:
                         yield row, value
+            if self.cut_off:
+                reason = "the stream ends without its end mark: the file is cut off, or its writer was stopped"
+                yield row + 1, ("cut file", reason)
 
     def row_groups(self) -> list[tuple[int, int]]:
         """(rows, compressed bytes) of each row group of a .parquet, by its footer alone. Errors: DataError."""
@@ -97,7 +111,8 @@ class TableReader:
             for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), **wanted):
                 rows += len(batch)
                 self.done = rows / max(total, 1)
-                yield batch.column(0)
+                # By name: "a.b" also asks for what is inside of a column "a", which comes before it.
+                yield batch.column(self.text_field)
 
     def _ipc_columns(self) -> Iterator[ArrowArray]:
         """The text column, a record batch at a time, of a file with a table of contents or of a stream without one."""
@@ -114,9 +129,16 @@ class TableReader:
             source.seek(0)
             stream = ipc.open_stream(source)
             self._check_schema(stream.schema)
+            end_of_batch = source.tell()
             for batch in stream:
-                self.done = source.tell() / size
+                end_of_batch = source.tell()
+                self.done = end_of_batch / size
                 yield batch.column(self.text_field)
+            # pyarrow takes the end of the file for the end of the stream. A copy that was cut between two messages
+            # would be a shorter corpus without a word.
+            end = source.tell()
+            source.seek(end_of_batch)
+            self.cut_off = source.read(end - end_of_batch) not in END_MARKS
 
     def _check_schema(self, schema: ArrowSchema) -> None:
         """Errors: DataError where there is no text column of the name, or two."""
@@ -139,8 +161,11 @@ class TableReader:
         types = self.arrow.types
         if types.is_dictionary(kind):
             return self._is_text(kind.value_type)
-        tests = [types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null]
-        return any(test(kind) for test in tests)
+        for name in TEXT_TYPES:
+            is_of_type = getattr(types, name, None)
+            if is_of_type is not None and is_of_type(kind):
+                return True
+        return False
 
     # Two things make a text column dangerous. A dictionary of one long text and a million indices stands for a million
     # times the memory of the file, so a text is made for one row at a time and never for a whole column. And pyarrow
@@ -171,6 +196,8 @@ class TableReader:
             array = array.view(self.arrow.binary())
         elif types.is_large_string(array.type):
             array = array.view(self.arrow.large_binary())
+        elif hasattr(types, "is_string_view") and types.is_string_view(array.type):
+            array = array.view(self.arrow.binary_view())
         array.validate(full=True)
         return array
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from common.errors import DataError
 from dataset.reading import limits
 from dataset.reading.faults import BadLine, Item
+from dataset.reading.json_lines import BOM
 from dataset.reading.line_reader import LineReader, Stream
 
 
@@ -39,8 +40,6 @@ def _header(rows: "_Rows", path: str, text_field: str) -> tuple[int, int]:
         raise DataError(f"{path}:{rows.first_line}: {bad.args[1]}") from None
     if names is None:
         return 0, 0
-    # A byte-order mark is no part of the first column's name.
-    names[0] = names[0].removeprefix("\ufeff")
     if names.count(text_field) != 1:
         what = "no column" if text_field not in names else "more than one column"
         shown = ", ".join(name[:40] for name in names[:8])
@@ -85,6 +84,7 @@ class _Rows:
         self.delimiter = delimiter
         self.first_line = 1
         self.row_bytes = 0
+        self.has_header = False
         self.ended = False
         self.reader = self._new_reader()
 
@@ -101,6 +101,9 @@ class _Rows:
             self.row_bytes += len(line)
             if self.row_bytes > limits.MAX_CSV_ROW_BYTES:
                 raise BadLine(*limits.too_long("row", limits.MAX_CSV_ROW_BYTES))
+            if not self.has_header:
+                # Before the module sees it: a quote is one only at the very beginning of a field.
+                line = line.removeprefix(BOM)
             # A column that is not the text's may hold any bytes: only the text is checked, once its row is known.
             yield line.decode("utf-8", "surrogateescape")
         # None is a line that is too long by itself, b"" the end.
@@ -127,6 +130,7 @@ class _Rows:
                     "not CSV", f"not a row of CSV: {error}; a field with quotes is quoted, and they are doubled"
                 ) from None
             if row:
+                self.has_header = True
                 return row
             # The module gives a blank line as an empty row; a long run of them is passed by the buffer.
             self.lines.skip_blank_lines()

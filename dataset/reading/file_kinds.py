@@ -17,6 +17,9 @@ from dataset.reading.decompress import COMPRESSIONS
 CORPORA = (".jsonl", ".parquet", ".arrow")
 TABLES = (".csv", ".tsv", ".json")
 
+# Other names of the same format.
+ALIASES = {".ndjson": ".jsonl"}
+
 # Read as plain text, the whole file a document.
 TEXT_SUFFIXES = (
     ".txt", ".md", ".markdown", ".rst", ".tex", ".html", ".htm", ".css", ".sql",
@@ -28,7 +31,7 @@ TEXT_SUFFIXES = (
 UNCOMPRESSED = (".parquet", ".arrow")
 
 READABLE = (
-    "files that are read: .jsonl, .json, .csv, .tsv and text such as .txt, .md, .py (--text_suffixes), each also as "
+    "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (--text_suffixes), each also as "
     ".gz, .bz2, .xz or .zst; .parquet, .arrow"
 )
 TEXT_SUFFIXES_HELP = (
@@ -56,7 +59,8 @@ def kind_of(path: Path) -> FileKind:
     name = path.name.lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
     stem = name.removesuffix(compression)
-    return FileKind(Path(stem).suffix, compression)
+    suffix = Path(stem).suffix
+    return FileKind(ALIASES.get(suffix, suffix), compression)
 
 
 def identity_suffix(path: Path) -> str:
@@ -67,8 +71,8 @@ def identity_suffix(path: Path) -> str:
     # A store is found again by the digest of its data and this suffix: another answer here would tokenise everything
     # once more.
     kind = kind_of(path)
-    if not kind.compression or (kind.suffix == ".jsonl" and kind.compression in (".gz", ".zst")):
-        return path.suffix.lower()
+    if kind.suffix == ".jsonl" and kind.compression in (".gz", ".zst"):
+        return kind.compression
     return kind.suffix + kind.compression
 
 
@@ -77,7 +81,7 @@ def text_suffix(value: str) -> str:
     suffix = "." + value.lower().removeprefix(".")
     if not re.fullmatch(r"\.[^./\\\s]+", suffix):
         raise argparse.ArgumentTypeError(f"{value!r} is not the end of a file's name, such as .py")
-    if suffix in CORPORA + TABLES + COMPRESSIONS:
+    if suffix in CORPORA + TABLES + COMPRESSIONS + tuple(ALIASES):
         raise argparse.ArgumentTypeError(f"{suffix} files have a format of their own and are not read as plain text")
     return suffix
 

@@ -1,6 +1,7 @@
 """Which files of a folder are data. Reference: the table in dataset/README.md, and what was read before."""
 
 import argparse
+import gzip
 import os
 import sys
 
@@ -49,11 +50,23 @@ def test_text_suffixes_are_read_everywhere(tmp_path):
         find_files(str(tmp_path / "notes.log"))
 
 
+def test_ndjson_is_another_name_of_jsonl(tmp_path):
+    """Reference: what the same content gives as .jsonl."""
+    from dataset.reading.documents import read_documents
+    from dataset.reading.file_kinds import identity_suffix
+
+    assert names(tmp_path, ["a.ndjson", "b.NDJSON", "notes.md", "x.csv"]) == ["a.ndjson", "b.NDJSON"]
+    assert list(read_documents(tmp_path / "a.ndjson")) == [(1, "a")]
+    (tmp_path / "c.ndjson.gz").write_bytes(gzip.compress(b'{"text": "a"}\n{"text": "b"}\n'))
+    assert list(read_documents(tmp_path / "c.ndjson.gz")) == [(1, "a"), (2, "b")]
+    assert [identity_suffix(tmp_path / name) for name in ("a.ndjson", "a.ndjson.gz")] == [".jsonl", ".gz"]
+
+
 def test_text_suffixes_flag_takes_short_forms_and_refuses_formats():
     from dataset.reading.file_kinds import text_suffix
 
     assert [text_suffix(value) for value in ("py", ".MD")] == [".py", ".md"]
-    for wrong in (".json", "csv", ".gz", "", "a/b", ".d.ts"):
+    for wrong in (".json", "csv", "ndjson", ".gz", "", "a/b", ".d.ts"):
         with pytest.raises(argparse.ArgumentTypeError):
             text_suffix(wrong)
 

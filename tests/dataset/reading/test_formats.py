@@ -181,6 +181,18 @@ def test_csv_faults_name_the_line_where_the_row_begins(tmp_path):
     }
 
 
+@pytest.mark.parametrize("before", [b"", b"\r\n"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
+def test_a_byte_order_mark_before_a_quoted_header_is_no_part_of_it(tmp_path, quoting, before):
+    """As PowerShell's Export-Csv writes it. Reference: the csv module without the mark."""
+    file = tmp_path / "a.csv"
+    content = io.StringIO(newline="")
+    csv.writer(content, quoting=quoting).writerows([["text", "id, or number"], ["\ufeffhello, world", "1"]])
+    file.write_bytes(b"\xef\xbb\xbf" + before + content.getvalue().encode())
+    (row,) = csv.DictReader(io.StringIO(content.getvalue(), newline=""))
+    assert texts_of(file) == [row["text"]] == ["\ufeffhello, world"]
+
+
 def test_csv_without_the_column_names_those_that_are_there(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("\nid,body\n1,one\n")
@@ -207,15 +219,21 @@ def write_arrow(path, table, kind):
         writer.write_table(table, max_chunksize=2)
 
 
-@pytest.mark.parametrize("type_name", ["string", "large_string", "binary", "large_binary", "dictionary"])
+TEXT_TYPES = ["string", "large_string", "binary", "large_binary", "string_view", "binary_view", "dictionary"]
+
+
+@pytest.mark.parametrize("type_name", TEXT_TYPES)
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
 def test_columns_of_arrow_and_parquet_give_what_pyarrow_gives(tmp_path, kind, type_name):
     """Binary columns are decoded as UTF-8; a fault names its row. Hugging Face datasets saves streams."""
     arrow = pytest.importorskip("pyarrow")
-    types = {"dictionary": arrow.dictionary(arrow.int32(), arrow.string())}
-    column = arrow.array(["one", "zwei ä 二", "", None, "one", "drei"]).cast(
-        types.get(type_name) or getattr(arrow, type_name)()
-    )
+    if type_name == "dictionary":
+        type_of_column = arrow.dictionary(arrow.int32(), arrow.string())
+    elif hasattr(arrow, type_name):
+        type_of_column = getattr(arrow, type_name)()
+    else:
+        pytest.skip(f"this pyarrow has no {type_name}")
+    column = arrow.array(["one", "zwei ä 二", "", None, "one", "drei"]).cast(type_of_column)
     file = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
     write_arrow(file, arrow.table({"id": list(range(6)), "body": column}), kind)
     bad = BadLines()
@@ -260,6 +278,36 @@ def test_damaged_arrow_and_parquet_end_in_one_line(tmp_path, kind):
             told += 1
             assert "\n" not in str(error) and str(error).startswith(str(damaged_file))
     assert told > 10
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_an_arrow_stream_that_is_cut_between_two_messages_is_a_fault_behind_its_last_row(tmp_path, rows):
+    """Without its end mark nobody knows whether more rows were to come. Reference: the whole stream."""
+    arrow = pytest.importorskip("pyarrow")
+    file = tmp_path / "a.arrow"
+    texts = [f"row {i}" for i in range(rows)]
+    write_arrow(file, arrow.table({"text": arrow.array(texts, arrow.string())}), "stream")
+    assert texts_of(file) == texts
+    whole = file.read_bytes()
+    assert whole.endswith(b"\xff\xff\xff\xff\0\0\0\0")
+    file.write_bytes(whole[:-8])
+    with pytest.raises(DataError, match=rf"a\.arrow:{rows + 1}: the stream ends without its end mark"):
+        list(read_documents(file))
+    bad = BadLines()
+    assert texts_of(file, bad_lines=bad) == texts
+    assert bad.counts == {"cut file": 1}
+    # As it was marked before Arrow 0.15.
+    file.write_bytes(whole[:-8] + bytes(4))
+    assert texts_of(file) == texts
+
+
+@pytest.mark.parametrize("beside", ["struct", "string"])
+def test_a_parquet_column_with_a_dot_in_its_name_is_not_taken_for_one_inside_of_another(tmp_path, beside):
+    arrow = pytest.importorskip("pyarrow")
+    file = tmp_path / "a.parquet"
+    other = [{"b": "inner"}, {"b": "inner"}] if beside == "struct" else ["outer", "outer"]
+    write_arrow(file, arrow.table({"a": other, "a.b": ["one", "two"]}), "parquet")
+    assert texts_of(file, text_field="a.b") == ["one", "two"]
 
 
 def test_offsets_that_point_out_of_an_arrow_file_are_told(tmp_path):
