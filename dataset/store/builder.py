@@ -1,4 +1,18 @@
-"""Tokenising a corpus into a token store, whole or in parts, and going on with what was interrupted."""
+"""Tokenising a corpus into a token store, whole or in parts, and going on with what was interrupted.
+
+The corpus is cut into *blocks* of documents, each block is encoded, and the results are appended to the files of the
+store. One rule makes this safe to kill, to repeat and to share out: **the bytes of a store depend on the corpus, the
+tokenizer and the options, and on nothing else.**
+
+1. Where a block begins and ends follows from the content of the files. The results are appended in the order of the
+   blocks, whatever process had them and however fast it was.
+2. The writer notes from time to time how far the files on the disk are good, and which block was the last one in them.
+   The next start asks for the blocks behind that one and appends them to the same files.
+3. A part (`--shard k/n`) is a store of some of the blocks, with a list of the places at which they stand in the corpus.
+   To put parts together is to append their blocks once more, in the order of these places.
+
+So a build that was killed ten times, and one that was made in forty parts, end with the bytes of a single run.
+"""
 
 import glob
 import os
@@ -53,6 +67,8 @@ class Builder:
     def whole(self) -> TokenStore:
         """The store: there already, put together out of parts, or tokenised now."""
         with lock(self.place, self.name):
+            # Another process may have made it while this one waited for the lock. A whole store has at least one
+            # document, so `or` never passes over one for being empty.
             return self._open(self.name) or self._assemble() or self._build(self.name)
 
     def shard(self, k: int, n: int) -> TokenStore | None:
@@ -63,7 +79,8 @@ class Builder:
         with lock(self.place, part):
             if self._open_part(k, n) is None:
                 self._build(part, k, n)
-        # Of two last parts that finish together, one assembles.
+        # The lock of the part is free again. Of two last parts that finish together, the first one here assembles, and
+        # the other one then finds the store.
         with lock(self.place, self.name):
             return self._open(self.name) or self._assemble()
 
@@ -90,7 +107,10 @@ class Builder:
             return None
 
     def _division(self) -> list[int]:
-        """What decides, beside the data and the tokenizer, which document is in which block of which part."""
+        """What decides, beside the data and the tokenizer, which document is in which block of which part.
+
+        Parts, and the beginning and the end of an interrupted build, fit together only where these numbers agree.
+        """
         return [dealing.VERSION, BLOCK_BYTES, BLOCK_ROWS]
 
     def _build(self, target: str, k: int = 1, n: int = 1) -> TokenStore:
@@ -100,6 +120,7 @@ class Builder:
         dealt = Dealing(self.files, sizes, options, k, n)
         source_bytes = dealt.source_bytes()
         num_procs = self.num_procs or min(cores(), max(1, source_bytes // BYTES_PER_PROCESS))
+        # The other processes could not load the class of this tokenizer.
         if not self.encode.encoder.portable:
             num_procs = 1
         progress = Progress(self._title(), source_bytes, num_procs, self.progress)
@@ -110,6 +131,8 @@ class Builder:
             progress.go_on(writer)
             # What an earlier start made durable is not tokenised again.
             self._encode_into(writer, dealt.blocks(after=writer.last), num_procs, progress)
+            # The name of the store carries the digest of what the files held before. A file that was written to since
+            # then may have given other documents, and half of a change is worse than none: nothing of it is kept.
             if content_stats(stats_of(self.files)) != content_stats(self.stats):
                 writer.discard()
                 raise DataError(f"{self.files[0].parent}: the data changed while it was being tokenised; start again")
@@ -126,7 +149,8 @@ class Builder:
         progress: Progress,
     ) -> None:
         """Tokenises the blocks and appends them. Errors: DataError for the first faulty line."""
-        # Of the blocks that are being encoded. The results come in the order in which the blocks were handed over.
+        # A block is handed to the processes without its place, which waits here. The results come in the order in which
+        # the blocks were handed over, so the place of the next result is always the oldest one.
         places: deque[Place] = deque()
 
         def blocks() -> Iterator[Block]:
@@ -138,6 +162,7 @@ class Builder:
         with closing(encode_blocks(blocks(), self.encode, num_procs)) as results:
             for block, encoded in results:
                 if encoded.bad.total:
+                    # A process counts lines from the start of its block: it has not seen what comes before.
                     writer.bad_lines.merge(encoded.bad, counter.lines_before(block))
                     if not self.encode.skip_bad_lines:
                         writer.discard()
@@ -161,12 +186,15 @@ class Builder:
             return None
         folders = [part.folder for part in parts]
         with StoreWriter(self.place, self.name, {**self._identity(), "parts": len(parts)}) as writer:
+            # Each part kept the first faults that it met. Those of the whole corpus are among them.
             writer.bad_lines = BadLines.in_document_order([part.bad_lines for part in parts], self.files)
             self._copy_blocks(parts, writer)
             self._want_documents(writer, 1)
             # Windows removes no file that is mapped: let go of the parts.
             del parts
             store = TokenStore(writer.commit(self.meta))
+        # Only now does the whole store have all that they hold. A kill before the last of them is gone leaves some behind,
+        # which costs space on the disk and nothing else.
         for folder in folders:
             remove(folder)
         return store
@@ -178,9 +206,14 @@ class Builder:
 
     def _complete_parts(self) -> list[TokenStore]:
         """The parts of a division of which all are there and good; none where there is no such division."""
-        found = self.place.glob(f"{glob.escape(self.name)}.part-*-of-*")
-        for n in {int(path.name.rsplit("-", 1)[1]) for path in found}:
-            if not all((self.place / self._part(k, n)).is_dir() for k in range(1, n + 1)):
+        # A user may have begun with --shard k/4 and gone over to k/8: parts of several divisions can lie here.
+        numbers_of_parts = set()
+        for path in self.place.glob(f"{glob.escape(self.name)}.part-*-of-*"):
+            numbers_of_parts.add(int(path.name.rsplit("-", 1)[1]))
+        for n in numbers_of_parts:
+            # Parts are read whole when they are opened. That is not worth while before the last one is there.
+            all_there = all((self.place / self._part(k, n)).is_dir() for k in range(1, n + 1))
+            if not all_there:
                 continue
             parts = [self._open_part(k, n) for k in range(1, n + 1)]
             good = [part for part in parts if part is not None]

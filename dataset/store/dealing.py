@@ -19,7 +19,7 @@ from dataset.reading.documents import Block, sizes_of_sections, split_into_block
 
 # Raised when the same data would be dealt out in another way.
 VERSION = 2
-# Of the mean part: larger sections are shared.
+# Of the mean part: larger sections are shared. With smaller ones no part gets much more than the mean and a quarter.
 SHARED_FROM = 1 / 4
 
 
@@ -33,13 +33,27 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """owner: from 0; None where all shards share it. turn: the shard that takes the first block of a shared section."""
+    """A piece of a file that can be read without what comes before it, or a whole file.
+
+    number: of the section in its file, from 0; None: the file as a whole. owner: the shard that makes it, from 0; None:
+    all shards share it. turn: how far the dealing of a shared section's blocks is shifted.
+    """
 
     file: int
-    number: int | None  # None: the file as a whole
+    number: int | None
     source_bytes: int
     owner: int | None
     turn: int = 0
+
+    def is_read_by(self, shard: int) -> bool:
+        """Whether the shard (from 0) makes some of its blocks."""
+        return self.owner is None or self.owner == shard
+
+    def owner_of_block(self, i: int, n: int) -> int:
+        """The shard (from 0) of n that makes block i of this section."""
+        if self.owner is not None:
+            return self.owner
+        return (i + self.turn) % n
 
 
 class Dealing:
@@ -53,23 +67,25 @@ class Dealing:
     ) -> None:
         self.files = files
         self.block_options = block_options
-        self.k = k
+        self.shard = k - 1
         self.n = n
         self.sections = list(_sections(files, sizes, block_options, n))
 
     def blocks(self, after: Place | None = None) -> Iterator[tuple[Place, Block]]:
         """Those of this part in the order of the corpus, beginning with the first one behind `after`."""
         for section in self.sections:
-            if section.owner not in (None, self.k - 1):
+            if not section.is_read_by(self.shard):
                 continue
             number = section.number or 0
-            if after is not None and (section.file, number) < after[:2]:
+            # A section that was done before an interruption is not even opened. Within the section of `after` the
+            # blocks are cut once more: a compressed file, for one, gives its text only from the beginning.
+            if after is not None and (section.file, number) < (after.file, after.section):
                 continue
             path = self.files[section.file]
             for i, block in enumerate(split_into_blocks(path, *self.block_options, section=section.number)):
-                place = Place(section.file, number, i)
-                if section.owner is None and (i + section.turn) % self.n != self.k - 1:
+                if section.owner_of_block(i, self.n) != self.shard:
                     continue
+                place = Place(section.file, number, i)
                 if after is None or place > after:
                     yield place, block
 
@@ -79,20 +95,27 @@ class Dealing:
         for section in self.sections:
             if section.owner is None:
                 total += section.source_bytes // self.n
-            elif section.owner == self.k - 1:
+            elif section.owner == self.shard:
                 total += section.source_bytes
         return total
 
 
 def _sections(files: list[Path], sizes: list[int], block_options: tuple[str, int, bool], n: int) -> Iterator[Section]:
-    """All sections in the order of the corpus."""
+    """All sections of the corpus in its order, each with its owner.
+
+    The sections come one after the other, and each goes to the shard that has the fewest bytes at that moment; of
+    several, to the one with the lowest number. When a shard gets its last section it has the fewest bytes, so no more
+    than the mean. That is why no shard ends with more than the mean and one section.
+    """
+    # One process reads everything anyway. To ask the files for their sections would open each of them twice.
     if n == 1:
         for file, size in enumerate(sizes):
             yield Section(file, None, size, 0)
         return
     shared_from = sum(sizes) / n * SHARED_FROM
     shared = 0
-    # A heap of (bytes so far, part).
+    # A heap of (bytes so far, part): its smallest entry is the part with the fewest bytes. All parts begin equal, in the
+    # order of their numbers, which is a heap already.
     load = [(0, part) for part in range(n)]
     for file, size in enumerate(sizes):
         section_sizes = sizes_of_sections(files[file], *block_options)
@@ -101,6 +124,8 @@ def _sections(files: list[Path], sizes: list[int], block_options: tuple[str, int
             numbered = list(enumerate(section_sizes))
         for number, section_size in numbered:
             if section_size > shared_from:
+                # The blocks of each shared section begin with another shard. Otherwise the first shards would get one
+                # block more of every such section.
                 yield Section(file, number, section_size, None, shared % n)
                 shared += 1
                 continue

@@ -1,4 +1,11 @@
-"""The files of a token store and how they are read."""
+"""The files of a token store and how they are read.
+
+What the digests are for: a flipped bit in tokens.bin would train the model on another text, one in offsets.bin would cut
+documents in the wrong places, one in doc_hash.bin would move a document to the other side of a split. None of them would
+raise an error. So meta.json has the SHA-256 of each file, and its own; a store that does not agree with them is made
+anew out of the data. The digests guard against faults of disks and of programs. They say nothing about who made a file,
+so the fields that are read are checked as well.
+"""
 
 import hashlib
 import json
@@ -41,12 +48,15 @@ class TokenStore:
         self.offsets = self._map("offsets.bin", np.dtype("int64"), meta["documents"] + 1)
         self.text_bytes = self._map("text_bytes.bin", np.dtype("uint32"), meta["documents"])
         self.doc_hash = self._map("doc_hash.bin", np.dtype("uint64"), meta["documents"])
+        # All of them are read whole by the plan of the first epoch anyway. The tokens of a large store are not: minutes of
+        # hashing would come before the first update.
         arrays = {"offsets.bin": self.offsets, "text_bytes.bin": self.text_bytes, "doc_hash.bin": self.doc_hash}
         if self.tokens.nbytes <= CHECKED_AT_ONCE:
             arrays["tokens.bin"] = self.tokens
         for name, array in arrays.items():
             if hashlib.sha256(array.data).hexdigest() != meta["sha256"].get(name):
                 raise DamagedStore(f"the content of {name} is not what was written")
+        # A negative offset or one that goes back would give documents that overlap, without an error.
         if not _are_offsets(self.offsets, meta["tokens"]):
             raise DamagedStore("offsets.bin does not tell where documents begin")
         self.max_token_id: int = meta["max_token_id"]
@@ -85,8 +95,11 @@ class TokenStore:
         size = path.stat().st_size if path.exists() else 0
         if size != count * dtype.itemsize:
             raise DamagedStore(f"{name} has {size:,} bytes where {count * dtype.itemsize:,} belong")
+        # An empty file cannot be mapped. A part of a corpus may have no documents.
+        if not size:
+            return np.empty(0, dtype)
         # As plain arrays: slicing np.memmap objects costs a microsecond each.
-        return np.memmap(path, dtype, "r").view(np.ndarray) if size else np.empty(0, dtype)
+        return np.memmap(path, dtype, "r").view(np.ndarray)
 
 
 def _are_offsets(offsets: Ints, tokens: int) -> bool:
@@ -103,6 +116,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise DamagedStore("meta.json is missing or damaged")
     if not isinstance(meta, dict):
         raise DamagedStore("meta.json is damaged")
+    # The digest would not hold either, but an old store is no damaged one, and the notice should say so.
     if "sha256" not in meta and "meta_sha256" not in meta:
         raise DamagedStore("an earlier version made it, without digests of its files")
     digest = meta.pop("meta_sha256", None)
@@ -128,6 +142,7 @@ def read_small_json(path: Path, most_bytes: int) -> object:
     """What a JSON file of our own holds; None where it is missing, larger than such a file can be, or no JSON."""
     try:
         with open(path, "rb") as file:
+            # One byte more than is allowed, and no more: what lies there may be a file of any size.
             raw = file.read(most_bytes + 1)
         return None if len(raw) > most_bytes else json.loads(raw)
     except (OSError, ValueError, RecursionError):

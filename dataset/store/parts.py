@@ -15,6 +15,9 @@ def in_document_order(parts: list[TokenStore]) -> Iterator[tuple[Place, EncodedB
 
     A part keeps a list of its blocks, blocks.bin: for each one its place in the corpus, its documents and its tokens.
     Only these lists are sorted. The documents themselves are views of the parts' files.
+
+    A list does not say where in the part's files a block begins. It need not: the blocks lie there one after the other,
+    so a block begins where the counts of those before it add up to.
     """
     width = len(Place._fields)
     # One line for each block: part, place, documents before it in its part, tokens before it, its documents, its tokens.
@@ -23,12 +26,15 @@ def in_document_order(parts: list[TokenStore]) -> Iterator[tuple[Place, EncodedB
         blocks = np.fromfile(part.folder / "blocks.bin", np.int64).reshape(-1, width + 2)
         places = blocks[:, :width]
         counts = blocks[:, width:]
+        # A running sum that includes the block itself, less the block itself: what comes before it.
         before = np.cumsum(counts, axis=0) - counts
         lines.append(np.column_stack([np.full(len(blocks), number), places, before, counts]))
     table = np.concatenate(lines)
-    # lexsort sorts by its last column first, and by the others where that is equal.
+    # lexsort sorts by its last column first, and by the others where that is equal. So the place's numbers are given
+    # from the last to the first: block, section, file. Column 0 is the part, which plays no role.
     place_columns = [table[:, column] for column in range(width, 0, -1)]
-    for line in table[np.lexsort(place_columns)]:
+    order = np.lexsort(place_columns)
+    for line in table[order]:
         number, *place, first_document, first_token, documents, tokens = line.tolist()
         part = parts[number]
         chosen = slice(first_document, first_document + documents)
@@ -39,7 +45,9 @@ def in_document_order(parts: list[TokenStore]) -> Iterator[tuple[Place, EncodedB
                 lengths=np.diff(part.offsets[first_document : first_document + documents + 1]),
                 text_bytes=part.text_bytes[chosen],
                 hashes=part.doc_hash[chosen],
+                # The faults of all parts are put together at once, see Builder._assemble.
                 bad=BadLines(),
+                # That of the whole part. The largest of all blocks is what the store wants, so this is as good.
                 max_token_id=part.max_token_id,
             ),
         )

@@ -1,4 +1,13 @@
-"""How the files of a token store are written: in a folder of another name, which a kill at any moment leaves usable."""
+"""How the files of a token store are written: in a folder of another name, which a kill at any moment leaves usable.
+
+Each file only grows at its end. So a build that was interrupted needs no more than one number for each file: how many
+bytes of it are good. What lies behind them may be half a block, or be missing after a power cut; it is cut off.
+
+Two kinds of digest guard this. Each file has a running SHA-256 that is fed with every byte written. At a checkpoint it
+goes into `progress.json`; the next start reads the good bytes again, compares, and has a digest that it can go on
+feeding. At the end it goes into `meta.json`, where every later reader finds it. `progress.json` and `meta.json` carry a
+digest of their own content, since a wrong number in them would do as much harm as a wrong token.
+"""
 
 import contextlib
 import hashlib
@@ -9,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from common.files import remove, sync_folder
 from dataset.reading.faults import BadLines
@@ -40,7 +50,7 @@ class StoreWriter:
         self.temp = place / f".tmp-{name}"
         self.file_names = (*FILES, "blocks.bin") if keep_blocks else FILES
         self.files: dict[str, BinaryIO] = {}
-        self.digests: dict[str, Any] = {}
+        self.digests: dict[str, "hashlib._Hash"] = {}
         self.blocks = 0
         self.documents = 0
         self.tokens = 0
@@ -65,6 +75,7 @@ class StoreWriter:
         progress = read_progress(self.temp)
         if progress is None or progress["identity"] != self.identity or set(progress["files"]) != set(self.file_names):
             return False
+        # All files are compared before the first one is touched: a folder is gone on with whole or not at all.
         digests = {}
         for file_name in self.file_names:
             size, expected = progress["files"][file_name]
@@ -75,6 +86,7 @@ class StoreWriter:
         for file_name in self.file_names:
             size, _ = progress["files"][file_name]
             file = open(self.temp / file_name, "r+b")  # noqa: SIM115 - __exit__ closes it
+            # What was written after the checkpoint. Nobody knows whether all of it reached the disk.
             file.truncate(size)
             file.seek(size)
             self.files[file_name] = file
@@ -94,7 +106,7 @@ class StoreWriter:
         self._write("offsets.bin", ends)
         self._write("text_bytes.bin", block.text_bytes)
         self._write("doc_hash.bin", block.hashes)
-        # What a part needs to be put together with the others.
+        # What a part needs to be put together with the others: the other files do not tell where a block ends.
         if "blocks.bin" in self.files:
             self._write("blocks.bin", np.array([*place, len(block.lengths), len(block.tokens)], np.int64))
         self.last = place
@@ -102,18 +114,25 @@ class StoreWriter:
         self.documents += len(block.lengths)
         self.tokens += len(block.tokens)
         self.max_token_id = max(self.max_token_id, block.max_token_id)
+        # Only here, between two blocks, do all files end with the same document.
         if time.monotonic() - self._last_checkpoint >= CHECKPOINT_S:
             self._checkpoint()
+            # After it, and not before: to wait for a slow disk must not become all that a build does.
             self._last_checkpoint = time.monotonic()
 
-    def _write(self, file_name: str, values: Any) -> None:
+    def _write(self, file_name: str, values: ArrayLike) -> None:
         """Append an array of numbers to a file and to its digest."""
-        values = np.ascontiguousarray(values)
-        self.files[file_name].write(values)
-        self.digests[file_name].update(values)
+        # The bytes as they lie in memory, in one piece.
+        numbers = np.ascontiguousarray(values).data
+        self.files[file_name].write(numbers)
+        self.digests[file_name].update(numbers)
 
     def _checkpoint(self) -> None:
-        """Make durable what is written, then say so: progress.json never tells of more than the disk has."""
+        """Make durable what is written, then say so: progress.json never tells of more than the disk has.
+
+        A power cut may lose the rename of progress.json. Then the one before it is there, which tells of fewer bytes;
+        the files have these as well.
+        """
         files = {}
         for file_name, file in self.files.items():
             file.flush()
@@ -133,7 +152,11 @@ class StoreWriter:
         os.replace(self.temp / "progress.new", self.temp / "progress.json")
 
     def commit(self, meta: dict[str, Any]) -> Path:
-        """Completes meta.json, makes all durable and renames."""
+        """Completes meta.json, makes all durable and renames. Returns the folder of the store.
+
+        The order is what makes a folder of this name a whole store: first the content of the files is on the disk, then
+        their names in the folder, and then the folder gets its name.
+        """
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -151,11 +174,12 @@ class StoreWriter:
             "sha256": digests,
         }
         _write_json(self.temp / "meta.json", {**content, "meta_sha256": digest_of_json(content)})
+        # It is no file of a store. If the process is killed between here and the renaming, the build begins anew.
         with contextlib.suppress(FileNotFoundError):
             (self.temp / "progress.json").unlink()
         sync_folder(self.temp)
         final = self.place / self.name
-        # A damaged one.
+        # A damaged store: of a good one of this name nobody makes another.
         remove(final)
         os.rename(self.temp, final)
         sync_folder(self.place)
@@ -174,12 +198,17 @@ class StoreWriter:
             # A full disk, which has been told already.
             with contextlib.suppress(OSError):
                 file.close()
+        # Without it nobody can go on with what lies here. After a commit there is no such folder any more.
         if not (self.temp / "progress.json").exists():
             remove(self.temp)
 
 
 def read_progress(temp: Path) -> dict[str, Any] | None:
-    """What a build says it has made durable in the folder; None where it says nothing sound."""
+    """What a build says it has made durable in the folder; None where it says nothing sound.
+
+    Sound is what has the right digest and the right kinds of values. Whether the files agree is for `StoreWriter`, which
+    reads them.
+    """
     progress = read_small_json(temp / "progress.json", MOST_META_BYTES)
     if not isinstance(progress, dict):
         return None
@@ -190,7 +219,7 @@ def read_progress(temp: Path) -> dict[str, Any] | None:
 
 
 def _is_progress(progress: dict[str, Any]) -> bool:
-    """Whether the fields are those of this version."""
+    """Whether the fields are those of this version. `type(...) is int`, since True and False are ints as well."""
     for name in ("blocks", "documents", "tokens", "max_token_id"):
         if type(progress.get(name)) is not int:
             return False
@@ -200,6 +229,7 @@ def _is_progress(progress: dict[str, Any]) -> bool:
     for entry in files.values():
         if not (isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and entry[0] >= 0):
             return False
+    # None says that no block is there yet, so a field that is missing must be something else.
     last = progress.get("last", "")
     if last is not None:
         is_place = isinstance(last, list) and len(last) == len(Place._fields)
