@@ -178,9 +178,9 @@ def run(args: argparse.Namespace) -> None:
         )
     sample = draw_sample(sources, weights, args.sample_mb * 1e6)
     if args.type == "wordpiece":
-        tokenizer = train_wordpiece(sample, args.vocab_size, args.lower_case)
-        save_wordpiece(tokenizer, Path(args.out_dir))
-        announce(f"wrote {len(tokenizer)} entries to {Path(args.out_dir) / 'vocab.txt'}")
+        wordpiece = train_wordpiece(sample, args.vocab_size, args.lower_case)
+        save_wordpiece(wordpiece, Path(args.out_dir))
+        announce(f"wrote {len(wordpiece)} entries to {Path(args.out_dir) / 'vocab.txt'}")
         return
     tokenizer = train_bpe(sample, args.vocab_size, args.max_token_bytes)
     save(tokenizer, Path(args.out_dir))

@@ -50,7 +50,7 @@ class StoreWriter:
         self.temp = place / f".tmp-{name}"
         self.file_names = (*FILES, "blocks.bin") if keep_blocks else FILES
         self.files: dict[str, BinaryIO] = {}
-        self.digests: dict[str, "hashlib._Hash"] = {}
+        self.digests: dict[str, hashlib._Hash] = {}
         self.blocks = 0
         self.documents = 0
         self.tokens = 0

@@ -41,7 +41,8 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
     if resumed:
         trainer.checkpoints.bring_back()
     else:
-        files = [metrics, settings_file, f"{stem}.report.html", f"{stem}.loss.png", *job.replaced, *job.begun]
+        report = [Path(f"{stem}.report.html"), Path(f"{stem}.loss.png")]
+        files = [metrics, settings_file, *report, *job.replaced, *job.begun]
         unsaved = [metrics, settings_file, *job.begun] if never_saved(metrics) else []
         trainer.checkpoints.set_aside(files, job.outputs.values(), trainer.reporter.say, unsaved)
     write_settings(job.settings_to_keep(), settings_file)

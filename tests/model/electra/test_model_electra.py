@@ -216,6 +216,41 @@ def test_counts_are_exact_and_specials_are_never_touched(share, style):
     assert np.isin(masked.ids[at], [4, *range(5, 60)]).all()  # what is written is [MASK] or an ordinary token
 
 
+@pytest.mark.parametrize("style", ["electra", "bert"])
+@pytest.mark.parametrize("K", [None, 6])
+def test_masking_is_that_of_a_plain_loop(style, K):
+    """Reference: row by row, the candidates whose random number is smallest; then a die for each, in their order."""
+    R = 300
+    T = 24
+    n_random = T + 2 * (K or T)
+    generator = np.random.default_rng(5)
+    ids = generator.integers(0, 60, (R, T))
+    lengths = generator.integers(3, T + 1, R)
+    candidates = (ids >= 5) & (np.arange(T) < lengths[:, None])
+    ordinary = np.arange(5, 60)
+    random = np.random.Philox(5).random_raw(R * n_random).reshape(R, n_random)
+    if K is None:
+        K = max(min(max(1, round(0.25 * n)), int(c.sum())) for n, c in zip(lengths.tolist(), candidates, strict=True))
+    masked = mask_tokens(ids, lengths, candidates, 0.25, style, 4, ordinary, random, K)
+    for row in range(R):
+        allowed = [place for place in range(T) if candidates[row, place]]
+        numbers = random[row].tolist()
+        allowed.sort(key=numbers.__getitem__)
+        n_masked = min(max(1, round(0.25 * int(lengths[row]))), len(allowed))
+        chosen = sorted(allowed[:n_masked])
+        wanted = ids[row].tolist()
+        for number, place in enumerate(chosen):
+            die = (int(random[row, T + number]) >> 11) / 2**53
+            if die < (0.85 if style == "electra" else 0.8):
+                wanted[place] = 4
+            elif style == "bert" and die < 0.9:
+                wanted[place] = ordinary[int(random[row, T + K + number]) % len(ordinary)]
+        unused = K - n_masked
+        assert masked.ids[row].tolist() == wanted
+        assert masked.positions[row].tolist() == chosen + [0] * unused
+        assert masked.labels[row].tolist() == ids[row, chosen].tolist() + [IGNORE] * unused
+
+
 @pytest.mark.parametrize("style, written, kept", [("electra", 0.85, 0.15), ("bert", 0.8, 0.1 + 0.1 / 55)])
 def test_what_is_written(style, written, kept):
     ids, _, masked = random_examples(R=20_000, T=40, style=style, seed=4)
