@@ -5,12 +5,13 @@ What only torch knows, the number of threads and the device, is None here and fi
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from common.flags import HelpWithDefaults, Parser, not_negative, positive, seed
 
 ROOT = Path(__file__).resolve().parents[1]
 # Shapes of the model by name: what differs from MiniMindConfig's defaults
-STEP_SIZES = {
+STEP_SIZES: dict[str, dict[str, Any]] = {
     "26m": {},
     "104m": {"hidden_size": 768, "num_hidden_layers": 16},
     "64m": {"generation": "minimind3"},

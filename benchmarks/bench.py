@@ -39,9 +39,12 @@ import random
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from benchmarks.arguments import SIDES, SIZES, bench_parser
 from benchmarks.reference import CORPORA
@@ -52,14 +55,20 @@ from model.model_minimind import MiniMindConfig
 from trainer.machine.measure import product_rate
 from trainer.pretrain.flops import flops_per_token
 
-# Tokens of a document, BOS and EOS included: drawn from this range, then cut.
-LENGTHS, LONGEST = (64, 600), 512
+# Tokens of a document, BOS and EOS included: drawn from this range, then cut to LONGEST.
+LENGTHS = (64, 600)
+LONGEST = 512
+
+# Of a turn: updates, text, positions, seconds.
+Slice = dict[str, float]
+# {figure of a run: its value}
+Record = dict[str, Any]
 
 
 # --------------------------------------------------------------------------------------- the documents
 
 
-def corpus_files():
+def corpus_files() -> list[Path]:
     """English and Chinese, or the embedded corpus where there is no reference material."""
     files = [CORPORA / f"{name}.train.jsonl" for name in ("en_wiki", "zh_wiki")]
     if not all(file.is_file() for file in files):
@@ -67,16 +76,22 @@ def corpus_files():
     return files
 
 
-def sources():
+def texts_of(file: Path) -> Iterator[str]:
+    with open(file, encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)["text"]
+
+
+def sources() -> list[Iterator[str]]:
     """Iterators over texts, to be drawn from in turn."""
-    files = corpus_files()
-    return [(json.loads(line)["text"] for line in open(file, encoding="utf-8")) for file in files]  # noqa: SIM115
+    return [texts_of(file) for file in corpus_files()]
 
 
-def cut_documents(texts, tokenizer, n, seed=0):
+def cut_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, n: int, seed: int = 0) -> list[str]:
     """The beginnings of `n` texts, 325 tokens on average, LONGEST at most; a text that is too short is passed over."""
     draw = random.Random(seed)
-    length, found = min(draw.randint(*LENGTHS), LONGEST), []
+    length = min(draw.randint(*LENGTHS), LONGEST)
+    found: list[str] = []
     for text in texts:
         text = text[: 8 * LONGEST]
         ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
@@ -89,10 +104,11 @@ def cut_documents(texts, tokenizer, n, seed=0):
     return found
 
 
-def write_documents(path, n):
+def write_documents(path: Path, n: int) -> list[int]:
     """Write `n` documents, or as many as there are; returns the number of (input, target) pairs of each."""
     tokenizer = load_tokenizer(ROOT / "model")
-    documents = cut_documents(itertools.chain.from_iterable(zip(*sources(), strict=False)), tokenizer, n)
+    in_turn = itertools.chain.from_iterable(zip(*sources(), strict=False))
+    documents = cut_documents(in_turn, tokenizer, n)
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents)
     return [len(ids) - 1 for ids in DocumentEncoder(tokenizer).encode(documents)]
@@ -104,33 +120,58 @@ def write_documents(path, n):
 class Side:
     """The process of one side, as the run sees it. An answer is None once the process has ended."""
 
-    def __init__(self, name, size, threads, args, documents, environment) -> None:
-        shape = ("--rows", args.rows, "--max_seq_len", args.max_seq_len, "--device", args.device)
-        command = [sys.executable, __file__, "--side", name, "--sizes", size, "--threads", threads, *shape]
-        command += [
-            "--use_compile",
-            args.use_compile,
-            "--num_workers",
-            args.num_workers,
-            "--documents",
-            documents,
-            "--started",
-            time.time(),
-        ]
-        self.name, self.slices = name, []
+    def __init__(
+        self,
+        name: str,
+        size: str,
+        threads: int,
+        args: argparse.Namespace,
+        documents: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.name = name
+        self.slices: list[Slice] = []
+        flags = {
+            "side": name,
+            "sizes": size,
+            "threads": threads,
+            "rows": args.rows,
+            "max_seq_len": args.max_seq_len,
+            "device": args.device,
+            "use_compile": args.use_compile,
+            "num_workers": args.num_workers,
+            "documents": documents,
+            "started": time.time(),
+        }
+        command = [sys.executable, __file__]
+        for flag, value in flags.items():
+            command += [f"--{flag}", str(value)]
+        of_threads = {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, **environment, "OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)},
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment, **of_threads},
+        )
+        # Both are pipes, as asked for above.
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.commands = self.process.stdin
+        self.answers = self.process.stdout
         self.first = self.answer()
 
-    def answer(self):
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else None
+    def answer(self) -> Slice | None:
+        line = self.answers.readline()
+        if not line:
+            return None
+        answer: Slice = json.loads(line)
+        return answer
 
-    def ask(self, command):
+    def ask(self, command: str) -> Slice | None:
+        """command: seconds of a turn, or "end"."""
         try:
-            print(command, file=self.process.stdin, flush=True)
+            print(command, file=self.commands, flush=True)
         except BrokenPipeError:
             return None
         return self.answer()
@@ -138,36 +179,27 @@ class Side:
     def end(self) -> None:
         """Wait until it has left: it does so at the end of its turn, or when the pipe ends."""
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self.commands.close()
         self.process.wait()
 
 
-def measure(size, threads, args, documents, pairs):
-    """All sides on one size: alternate until `args.seconds` have passed since the start. Returns the record."""
-    deadline, sides, rates = time.monotonic() + args.seconds, [], []
+def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, pairs: Sequence[int]) -> Record:
+    """All sides on one size: alternate until `args.seconds` have passed since the start. Returns the record.
+
+    pairs: the number of (input, target) pairs of each document.
+    """
+    deadline = time.monotonic() + args.seconds
+    rates: list[float] = []
     torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
-        environment = {}
-        # One GPU; the Trainer would take all.
-        if args.device.startswith("cuda"):
-            environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        if args.cold:
-            environment["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
-        for name in [
-            side for side in args.sides if size != "electra" or not side.startswith("hf")
-        ]:  # one after the other, so that no start disturbs another
-            side = Side(name, size, threads, args, documents, environment)
-            stack.callback(side.end)
-            if side.first is None:
-                print(f"{name}: could not start (its error stands above) and is left out", flush=True)
-            else:
-                sides.append(side)
+        sides = start_sides(size, threads, args, documents, stack)
         round_seconds = 0.0
         while len(rates) < 3 or time.monotonic() + round_seconds < deadline:
             begin = time.monotonic()
             rates.append(product_rate(torch.device(args.device)))
+            # To and fro, so that no side always has its turn behind the same other one.
             for side in sides if len(rates) % 2 else sides[::-1]:
-                answer = side.ask(args.slice)
+                answer = side.ask(str(args.slice))
                 if answer is None:
                     raise SystemExit(f"{side.name} on {size} has ended within the run (its error stands above)")
                 # A turn has too few rows to tell the padding by them.
@@ -176,44 +208,79 @@ def measure(size, threads, args, documents, pairs):
                 side.slices.append(answer)
             round_seconds = time.monotonic() - begin
         ends = {side.name: side.ask("end") for side in sides}
-    length = sum(n * n for n in pairs) / sum(pairs)
-    record = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates), "sides": {}}
-    record |= {name: getattr(args, name) for name in ("device", "rows", "max_seq_len", "slice", "cold")}
+    record: Record = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates)}
+    for name in ("device", "rows", "max_seq_len", "slice", "cold"):
+        record[name] = getattr(args, name)
+    record["sides"] = {}
     for side in sides:
-        if size == "electra":
-            flops = electra_flops(
-                sum(part["text"] for part in side.slices) / sum(part["positions"] for part in side.slices)
-            )
-        else:
-            context = (
-                args.max_seq_len if side.name.startswith("hf") else length
-            )  # what a token sees, see flops_per_token
-            flops = flops_per_token(MiniMindConfig(**SIZES[size]), context)
-        figures = summary(side.slices, flops, max(rates))
-        record["sides"][side.name] = {**figures, **side.first, **(ends[side.name] or {}), "slices": side.slices}
+        figures = summary(side.slices, flops_of(side, size, args.max_seq_len, pairs), max(rates))
+        record["sides"][side.name] = {
+            **figures,
+            **(side.first or {}),
+            **(ends[side.name] or {}),
+            "slices": side.slices,
+        }
     record["ratios"] = ratios({side.name: side.slices for side in sides})
     return record
 
 
-def electra_flops(fill):
+def start_sides(
+    size: str, threads: int, args: argparse.Namespace, documents: Path, stack: contextlib.ExitStack
+) -> list[Side]:
+    """The sides of a size that could start; `stack` ends them. One after the other, so that none disturbs another."""
+    environment = {}
+    # One GPU; the Trainer would take all.
+    if args.device.startswith("cuda"):
+        environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    if args.cold:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
+    sides = []
+    for name in args.sides:
+        if size == "electra" and name.startswith("hf"):
+            continue
+        side = Side(name, size, threads, args, documents, environment)
+        stack.callback(side.end)
+        if side.first is None:
+            print(f"{name}: could not start (its error stands above) and is left out", flush=True)
+        else:
+            sides.append(side)
+    return sides
+
+
+def flops_of(side: Side, size: str, max_seq_len: int, pairs: Sequence[int]) -> float:
+    """FLOPs of a text token in a training step of this side."""
+    if size == "electra":
+        text = sum(part["text"] for part in side.slices)
+        return electra_flops(text / sum(part["positions"] for part in side.slices))
+    # What a token sees, see flops_per_token: the Trainer's documents stand end to end, ours see themselves alone.
+    context = sum(n * n for n in pairs) / sum(pairs)
+    if side.name.startswith("hf"):
+        context = max_seq_len
+    return flops_per_token(MiniMindConfig(**SIZES[size]), context)
+
+
+def electra_flops(fill: float) -> float:
     """FLOPs of a token that is no padding; the networks compute the padding too."""
-    # Imports what the other rows do without.
+    # Imported here, since the other rows do without it.
     from benchmarks.electra_sides import flops
 
     return flops() / fill
 
 
-def rate(part, count="text"):
+def rate(part: Slice, count: str = "text") -> float:
+    """Per second."""
     return part[count] / part["seconds"]
 
 
-def summary(slices, flops, product_flops):
+def summary(slices: Sequence[Slice], flops: float, product_flops: float) -> Record:
     """Figures of one side: median rates, and the utilisation of the median and of the best slice.
 
     flops: of a text token; product_flops: the best rate of a matrix product in the run, FLOP/s.
     """
-    text, positions = (sum(part[count] for part in slices) for count in ("text", "positions"))
-    middle, best = median(map(rate, slices)), max(map(rate, slices))
+    text = sum(part["text"] for part in slices)
+    positions = sum(part["positions"] for part in slices)
+    middle = median(map(rate, slices))
+    best = max(map(rate, slices))
     return {
         "text_tokens_per_second": middle,
         "positions_per_second": median(rate(part, "positions") for part in slices),
@@ -224,11 +291,11 @@ def summary(slices, flops, product_flops):
     }
 
 
-def ratios(slices):
+def ratios(slices: Mapping[str, Sequence[Slice]]) -> dict[str, tuple[float, float, float]]:
     """{what: (median, least, greatest) over the rounds} of ours against each other side, from {side: its slices}."""
     found = {}
-    hf = [name for name in slices if name.startswith("hf")]
-    fastest = max(hf, key=lambda name: median(map(rate, slices[name])), default=None)
+    middles = {name: median(map(rate, slices[name])) for name in slices if name.startswith("hf")}
+    fastest = max(middles, key=middles.__getitem__, default="no Trainer")
     for what, other, count in (
         ("ours / plain, text tokens", "plain", "text"),
         ("ours / plain, padded positions", "plain", "positions"),
@@ -240,7 +307,8 @@ def ratios(slices):
     return found
 
 
-def show(record) -> None:
+def show(record: Record) -> None:
+    """Print a record as a table and its ratios."""
     print(
         f"\n{record['size']}, {record['threads']} threads, {record['device']}, {record['rows']} x {record['max_seq_len']}, "
         f"{record['rounds']} rounds; best bf16 product {record['product_flops'] / 1e9:,.0f} GFLOP/s"
@@ -273,17 +341,21 @@ def fill_in(args: argparse.Namespace) -> None:
         args.device = "cuda" if on_gpu else "cpu"
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
     p = bench_parser()
     args = p.parse_args(argv)
     fill_in(args)
     if args.side:
         args.threads = int(args.threads)
-        return train_side(args, SIZES[args.sizes])
-    sizes, args.sides = args.sizes.split(","), args.sides.split(",")
-    for name, known in (*((size, SIZES) for size in sizes), *((side, SIDES) for side in args.sides)):
-        if name not in known:
-            p.error(f"{name!r} is none of {', '.join(known)}")
+        train_side(args, SIZES[args.sizes])
+        return
+    sizes = args.sizes.split(",")
+    args.sides = args.sides.split(",")
+    for names, known in ((sizes, list(SIZES)), (args.sides, list(SIDES))):
+        for name in names:
+            if name not in known:
+                p.error(f"{name!r} is none of {', '.join(known)}")
+    out = Path(args.out)
     records = []
     with tempfile.TemporaryDirectory() as folder:
         documents = Path(folder, "documents.jsonl")
@@ -292,9 +364,9 @@ def main(argv=None):
         for size, threads in itertools.product(sizes, map(int, args.threads.split(","))):
             records.append(measure(size, threads, args, documents, pairs))
             show(records[-1])
-            Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-            Path(args.out).write_text(json.dumps(records, indent=1), encoding="utf-8")
-    print(f"\nall figures: {args.out}")
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(records, indent=1), encoding="utf-8")
+    print(f"\nall figures: {out}")
 
 
 if __name__ == "__main__":

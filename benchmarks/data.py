@@ -32,6 +32,7 @@ import time
 from collections.abc import Iterator
 from statistics import median
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -74,12 +75,16 @@ print(imported - began, opened - imported, time.perf_counter() - opened)
 """
 
 
-def sources():
+# Of the table: what, what is wanted, what was measured.
+Row = tuple[str, str, str]
+
+
+def sources() -> list[str]:
     """(English, Chinese) files; without reference material both are the embedded corpus."""
     return [str(file) for file in (corpus_files() * 2)[:2]]
 
 
-def repeated(path, size):
+def repeated(path: Path, size: float) -> Path:
     """A jsonl of at least `size` bytes: all corpora over and over."""
     if not path.exists():
         contents = [file.read_bytes() for file in sorted(CORPORA.glob("*.train.jsonl"))]
@@ -92,21 +97,21 @@ def repeated(path, size):
     return path
 
 
-def python(code, *arguments, **environment):
+def python(code: str, *arguments: object, **environment: str) -> list[float]:
     """What a fresh process with this code prints, as floats."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     out = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
     return [float(word) for word in out.stdout.split()[-3:]]
 
 
-def tokenise(work: Path, encoder: DocumentEncoder) -> Iterator[tuple[str, str, str]]:
+def tokenise(work: Path, encoder: DocumentEncoder) -> Iterator[Row]:
     """The tokenizers library alone, a store made with it, and a store made with tiktoken, in turns."""
     files = sorted(set(sources()))
     megabytes = sum(Path(file).stat().st_size for file in files) / 1e6
     threads = {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(CORES)}
     bare = []
-    by_library = []
-    by_default = []
+    by_library: list[float] = []
+    by_default: list[float] = []
     for i in range(5):
         bare += python(BARE, ROOT / "model", *files, **threads)
         for seconds, allowed in ((by_library, False), (by_default, True)):
@@ -128,7 +133,7 @@ def tokenise(work: Path, encoder: DocumentEncoder) -> Iterator[tuple[str, str, s
         yield f"tokenising {megabytes:.0f} MB, {CORES} cores, {name}", wanted, measured
 
 
-def start(work, encoder):
+def start(work: Path, encoder: DocumentEncoder) -> Iterator[Row]:
     data = repeated(work / "200mb.jsonl", 200e6 if CORPORA.exists() else 20e6)
     cache = work / "start"
     # The hash of a file that has just been written is not remembered.
@@ -147,19 +152,19 @@ def start(work, encoder):
     yield "... the whole trainer until its first log line", "", f"{first:.1f} s (imports and tokenizer {imports:.1f})"
 
 
-def packing(work, encoder):
+def packing(work: Path, encoder: DocumentEncoder) -> Iterator[Row]:
     plan = corpus_of(work, encoder).plan(0)
     yield f"packing at {T}: positions that hold a token", ">= 98 %", f"{plan.fill:.4%} of {plan.n_rows:,} rows"
 
 
-def planning(work, encoder):
+def planning(work: Path, encoder: DocumentEncoder) -> Iterator[Row]:
     lengths = np.random.default_rng(0).lognormal(5.2, 1, 10_000_000).astype(np.int64) + 2
     store = SimpleNamespace(offsets=np.concatenate(([0], np.cumsum(lengths))))
     del lengths
     before = resident(os.getpid())["anonymous"]
     with Sampler(0.005) as sampler:
         began = time.perf_counter()
-        plan = EpochPlan(store, T, 42, 0)
+        plan = EpochPlan(cast(Any, store), T, 42, 0)
         seconds = time.perf_counter() - began
     peak = sampler.peak("anonymous") - before
     yield (
@@ -169,20 +174,22 @@ def planning(work, encoder):
     )
 
 
-def loader(work, encoder):
+def loader(work: Path, encoder: DocumentEncoder) -> Iterator[Row]:
     corpus = corpus_of(work, encoder)
-    plan, cores = corpus.plan(0), os.sched_getaffinity(0)
+    plan = corpus.plan(0)
+    cores = os.sched_getaffinity(0)
     schedule = UpdateSchedule(plan.n_rows, 32)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    rates = {0: [], 1: []}
+    rates: dict[int, list[float]] = {0: [], 1: []}
     for workers in (0, 1) * 5:
         if not workers:
             os.sched_setaffinity(0, {min(cores)})
         batches = make_loader(Assembler(corpus.store), plan, schedule, num_workers=workers)
         # The start of the worker process is not counted.
         next(batches)
-        began, tokens = time.perf_counter(), 0
+        began = time.perf_counter()
+        tokens = 0
         for _, _, batch in batches:
             assert batch is not None
             tokens += batch.n_targets
@@ -193,15 +200,17 @@ def loader(work, encoder):
         yield f"loader {name}", ">= 5 M tokens/s", f"{median(rates[workers]):.1f} M (best {max(rates[workers]):.1f})"
 
 
-def mixture(work, encoder):
+def mixture(work: Path, encoder: DocumentEncoder) -> Iterator[Row]:
     asked = (0.7, 0.3)
     data = [f"{file}:{share}" for file, share in zip(sources(), asked, strict=True)]
     corpora = [corpus_of(work, encoder, data) for _ in range(2)]
-    boundary, shares = int(corpora[0].store.bounds[1]), []
+    boundary = int(cast(Any, corpora[0].store).bounds[1])
+    shares = []
     for epoch in range(3):
         plans = [corpus.plan(epoch) for corpus in corpora]
-        _, document, start, pairs = columns = plans[0].pieces(range(plans[0].n_rows))
-        assert all(map(np.array_equal, columns, plans[1].pieces(range(plans[1].n_rows)))), "two plans differ"
+        pieces, again = (plan.pieces(range(plan.n_rows)) for plan in plans)
+        assert all(map(np.array_equal, pieces, again)), "two plans differ"
+        _, document, start, pairs = pieces
         # Of n tokens a document has n - 1 pairs.
         tokens = pairs + (start == 0)
         shares.append(tokens[document < boundary].sum() / tokens.sum())
@@ -212,12 +221,13 @@ def mixture(work, encoder):
     )
 
 
-def huge(work, gigabytes, seconds=60):
+def huge(work: Path, gigabytes: float, seconds: float = 60) -> Iterator[Row]:
     """Tokenise and train with the trainer itself; sample the memory of all its processes."""
     data = repeated(work / f"{gigabytes:g}gb.jsonl", gigabytes * 1e9)
     began = time.perf_counter()
     with trainer(data, work / "huge", work / "out", "--num_workers", "1") as (process, lines):
-        updates, phases = 0, [Sampler(0.1, process.pid)]
+        updates = 0
+        phases = [Sampler(0.1, process.pid)]
         with phases[0]:
             for line in lines:
                 print(line, end="", file=sys.stderr)
@@ -226,11 +236,12 @@ def huge(work, gigabytes, seconds=60):
         built = time.perf_counter() - began
         with Sampler(0.1, process.pid) as sampler:
             phases.append(sampler)
-            first = None
+            first_update = 0.0
             for line in lines:
                 updates += "loss:" in line
-                first = first or (time.perf_counter() if updates else None)
-                if first and updates >= 10 and time.perf_counter() - first > seconds:
+                if updates and not first_update:
+                    first_update = time.perf_counter()
+                if updates >= 10 and time.perf_counter() - first_update > seconds:
                     break
         code = stop(process, lines)
     name = f"{data.stat().st_size / 1e9:.1f} GB jsonl"
@@ -239,18 +250,19 @@ def huge(work, gigabytes, seconds=60):
         yield f"{name}: {phase}, largest process of {len(sampler.peaks)}", "< 1 GB, with pages < 2 GB", of
 
 
-def corpus_of(work, encoder, data=None):
+def corpus_of(work: Path, encoder: DocumentEncoder, data: list[str] | None = None) -> Corpus:
     return Corpus(data or sources(), encoder, max_seq_len=T, seed=42, cache_dir=str(work / "cache"), progress=False)
 
 
 @contextlib.contextmanager
-def trainer(data, cache, out, *flags):
+def trainer(data: Path, cache: Path, out: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
     """(process, its lines) of a tiny training run."""
     sizes = "--hidden_size 64 --num_hidden_layers 2 --num_attention_heads 4 --max_seq_len 512 --batch_size 8 "
     sizes += "--accumulation_steps 1 --log_interval 1 --save_interval 1000000 --use_compile 0 --device cpu"
     paths = ["--data_path", str(data), "--cache_dir", str(cache), "--out_dir", str(out)]
     command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py"), *paths, *sizes.split(), *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
     try:
         yield process, iter(process.stdout.readline, "")
     finally:
@@ -259,14 +271,15 @@ def trainer(data, cache, out, *flags):
         process.stdout.close()
 
 
-def stop(process, lines):
+def stop(process: subprocess.Popen[str], lines: Iterator[str]) -> int:
+    """Its exit code."""
     process.send_signal(signal.SIGTERM)
     for _ in lines:
         pass
     return process.wait()
 
 
-def resident(pid):
+def resident(pid: int) -> dict[str, int]:
     """Bytes of a process: anonymous, file (mapped pages of files), both."""
     with open(f"/proc/{pid}/status") as file:
         fields = dict(line.split(":", 1) for line in file)
@@ -274,7 +287,7 @@ def resident(pid):
     return {"anonymous": anonymous, "file": file_pages, "both": anonymous + file_pages}
 
 
-def family(pid):
+def family(pid: int) -> list[int]:
     """The process and all its descendants."""
     found = [pid]
     for parent in found:
@@ -287,26 +300,31 @@ def family(pid):
 class Sampler:
     """Peaks of the memory of a process, of its descendants too if a pid is given, while the block runs."""
 
-    def __init__(self, interval, pid=None) -> None:
-        self.interval, self.pid, self.peaks = interval, pid, {}
-        self.done, self.thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+    def __init__(self, interval: float, pid: int | None = None) -> None:
+        self.interval = interval
+        self.pid = pid
+        # {pid: the largest figures of `resident`}
+        self.peaks: dict[int, dict[str, int]] = {}
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         while not self.done.wait(self.interval):
             for pid in family(self.pid) if self.pid else [os.getpid()]:
-                # It has just ended.
+                # A process may have ended since it was found.
                 with contextlib.suppress(OSError):
-                    now, old = resident(pid), self.peaks.get(pid, {})
-                    self.peaks[pid] = {kind: max(value, old.get(kind, 0)) for kind, value in now.items()}
+                    peaks = self.peaks.setdefault(pid, {})
+                    for kind, value in resident(pid).items():
+                        peaks[kind] = max(value, peaks.get(kind, 0))
 
-    def peak(self, kind):
+    def peak(self, kind: str) -> int:
         return max(peaks[kind] for peaks in self.peaks.values())
 
-    def __enter__(self):
+    def __enter__(self) -> "Sampler":
         self.thread.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.done.set()
         self.thread.join()
 

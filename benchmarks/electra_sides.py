@@ -4,15 +4,18 @@ Both train on the same batches. The plain one makes its step as public trainers 
 GPU), eager, the generator's head on every position, unfused AdamW.
 """
 
+import argparse
 import itertools
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.plain_loop import step_context
-from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples
+from benchmarks.sides import Turns
+from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.loader import UpdateSchedule, make_loader
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
@@ -28,22 +31,26 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_adamw, parameter_groups
 
-T, ENTRIES, SHARE = SIZES["small"].max_seq_len, 30_522, SIZES["small"].mask_share
+T = SIZES["small"].max_seq_len
+SHARE = SIZES["small"].mask_share
+# Of the vocabulary
+ENTRIES = 30_522
 
 
-def flops():
+def flops() -> float:
     """FLOPs of a position in a training step that needs the head on masked positions alone."""
     return flops_per_token(*configs(SIZES["small"], ENTRIES), T, SHARE)
 
 
-def new_model():
+def new_model() -> ElectraPretrainer:
     return ElectraPretrainer.from_configs(*configs(SIZES["small"], ENTRIES)).train()
 
 
-def batches(args, folder):
+def batches(args: argparse.Namespace, folder: str) -> Iterator[tuple[Batch, Totals]]:
     """(Batch, Totals) without end; as many positions as the other rows' micro-batches have."""
     tokenizer = train_wordpiece(Source(args.documents).documents(), ENTRIES)
-    encoder, rows = LineEncoder(tokenizer), max(1, args.rows * args.max_seq_len // T)
+    encoder = LineEncoder(tokenizer)
+    rows = max(1, args.rows * args.max_seq_len // T)
     store = open_or_build(args.documents, encoder, cache_dir=folder, num_procs=args.threads, progress=False)
     examples = Examples(store, T, encoder.sep_id, 42)
     assembler = ElectraAssembler(store, tokenizer, T, SHARE, "electra", 42)
@@ -52,6 +59,7 @@ def batches(args, folder):
         whole = plan.n_rows // rows * rows
         schedule = UpdateSchedule(whole, rows)
         for update, _, batch in make_loader(assembler, plan, schedule, 0, args.num_workers):
+            assert batch is not None
             yield batch, plan.totals(*schedule.rows(update))
 
 
@@ -71,7 +79,7 @@ def plain_loss(model: ElectraPretrainer, batch: Batch) -> torch.Tensor:
     return mlm + DISC_WEIGHT * F.binary_cross_entropy_with_logits(disc[real], replaced[real])
 
 
-def train_plain(args, device, turns) -> None:
+def train_plain(args: argparse.Namespace, device: torch.device, turns: Turns) -> None:
     model = new_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, eps=1e-6, fused=False, foreach=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -89,11 +97,19 @@ def train_plain(args, device, turns) -> None:
             turns.done(totals.targets, batch.ids.numel())
 
 
-def train_ours(args, device, turns) -> None:
-    model, dtype = new_model().to(device), pick_dtype("bfloat16", device)[0]
+def train_ours(args: argparse.Namespace, device: torch.device, turns: Turns) -> None:
+    model = new_model().to(device)
+    dtype, _ = pick_dtype("bfloat16", device)
     optimizer = build_adamw(parameter_groups(model, 0.01), 5e-4, eps=1e-6)
-    options = {"device": device, "dtype": dtype, "ranks": Ranks(), "n_sums": N_SUMS}
-    engine = Engine(model, optimizer, partial(electra_loss, model), **options)
+    engine = Engine(
+        model,
+        optimizer,
+        partial(electra_loss, model),
+        device=device,
+        dtype=dtype,
+        ranks=Ranks(),
+        n_sums=N_SUMS,
+    )
     compile_blocks(model, args.use_compile, device, print)
     with tempfile.TemporaryDirectory() as folder:
         for step, (batch, totals) in enumerate(batches(args, folder)):

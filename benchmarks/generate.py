@@ -21,8 +21,11 @@ if __name__ == "__main__":
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+from transformers import PreTrainedModel
 
 from benchmarks.arguments import generate_parser
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -33,9 +36,11 @@ from scripts.generate import generate
 
 
 @torch.no_grad()
-def plain_loop(model, ids, tokens, temperature, top_p):
-    """[ids] -> [ids and `tokens` sampled ones]: a forward over everything for each, as in the smallest examples."""
-    ids = torch.tensor([ids])
+def plain_loop(
+    model: PreTrainedModel, prompt: list[int], tokens: int, temperature: float, top_p: float
+) -> torch.Tensor:
+    """prompt -> [1, T], the prompt and `tokens` sampled ids: a forward over everything for each of them."""
+    ids = torch.tensor([prompt])
     for _ in range(tokens):
         logits = model(ids).logits[:, -1] / temperature
         values, order = logits.sort(descending=True)
@@ -45,7 +50,7 @@ def plain_loop(model, ids, tokens, temperature, top_p):
     return ids
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> float:
     args = generate_parser().parse_args(argv)
     args.threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(args.threads)
@@ -57,20 +62,19 @@ def main(argv=None):
     # Neither stops early.
     tokenizer.eos_token = None
 
-    rates = {"plain loop": [], "generate.py": []}
-    for round_ in range(args.rounds + 1):
-        for name, work in (
-            ("plain loop", lambda: plain_loop(model, ids, args.tokens, flags.temperature, flags.top_p)),
-            ("generate.py", lambda: generate(model, tokenizer, ids, flags)),
-        ):
-            if round_ == 0 and name == "plain loop":
-                # A warm-up needs no 256 of them.
-                plain_loop(model, ids, 2, 1.0, 1.0)
-                continue
+    sides: dict[str, Callable[[], torch.Tensor]] = {
+        "plain loop": partial(plain_loop, model, ids, args.tokens, flags.temperature, flags.top_p),
+        "generate.py": partial(generate, model, tokenizer, ids, flags),
+    }
+    # To warm up; of the slow side two tokens are enough for that.
+    plain_loop(model, ids, 2, 1.0, 1.0)
+    sides["generate.py"]()
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(args.rounds):
+        for name, work in sides.items():
             start = time.perf_counter()
             assert work().shape[1] == len(ids) + args.tokens
-            if round_:
-                rates[name].append(args.tokens / (time.perf_counter() - start))
+            rates[name].append(args.tokens / (time.perf_counter() - start))
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
     print(f"{parameters:.1f} M parameters, fp32, {args.threads} threads, {args.tokens} tokens, {args.rounds} rounds")
     for name, values in rates.items():

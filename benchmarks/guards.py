@@ -24,6 +24,7 @@ if __name__ == "__main__":
 import tempfile
 import time
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ from benchmarks.arguments import guards_parser
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from trainer.engine import Engine
+from trainer.engine import Engine, Outcome
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
@@ -43,31 +44,34 @@ from trainer.saving.weights import save_weights
 class PlainEngine(Engine):
     """The engine without its guards."""
 
-    def micro_batch(self, batch, totals) -> None:
+    def micro_batch(self, batch: Batch, totals: Totals, last: bool = True) -> None:
         with self.autocast():
             loss, sums = self.objective(batch, totals)
         loss.backward()
         self.sums += sums
 
-    def update(self, lr, stop_signal=0, save=False) -> None:
+    def update(self, lr: float, stop_signal: int = 0, save: bool = False) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip, foreach=True)
-        self.optimizer.found_inf = None
+        # The optimisers ask for it; the base class does not declare it.
+        self.optimizer.found_inf = None  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def poll(self, where=None) -> None:
-        pass
+    def poll(self, where: Any = None) -> list[Outcome]:
+        return []
 
 
-def random_batch(rows, T, vocab_size):
+def random_batch(rows: int, T: int, vocab_size: int) -> Batch:
+    """Full rows of one document each."""
     ids = torch.randint(3, vocab_size, (rows, T + 1))
-    document_ids, position_ids = torch.zeros(rows, T).long(), torch.arange(T).repeat(rows, 1)
+    document_ids = torch.zeros(rows, T).long()
+    position_ids = torch.arange(T).repeat(rows, 1)
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids, position_ids, rows * T, rows)
 
 
-def one_update(engine, batch, totals):
+def one_update(engine: Engine, batch: Batch, totals: Totals) -> float:
     """Seconds of a micro-batch, its update and the poll."""
     start = time.perf_counter()
     engine.micro_batch(batch, totals)
@@ -84,7 +88,7 @@ def main() -> None:
     torch.manual_seed(0)
     device = pick_device(args.device)
     dtype, _ = pick_dtype(args.dtype, device)
-    model = MiniMindForCausalLM(MiniMindConfig()).to(device).train()
+    model = MiniMindForCausalLM(MiniMindConfig()).to(device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
     optimizer = build_optimizer(model, 1e-4)
     engines = [
         kind(model, optimizer, partial(pretrain_loss, model), device=device, dtype=dtype, ranks=Ranks())
@@ -96,7 +100,7 @@ def main() -> None:
     for engine in engines:
         one_update(engine, batch, totals)
 
-    seconds = [[], []]
+    seconds: tuple[list[float], list[float]] = ([], [])
     for pair in range(args.pairs):
         for side in (0, 1) if pair % 2 else (1, 0):
             seconds[side].append(one_update(engines[side], batch, totals))
@@ -108,7 +112,9 @@ def main() -> None:
 
     engine = engines[0]
     state = {"model": model.state_dict(), "engine": engine.state_dict()}
-    copies, waits, extra = [], [], []
+    copies = []
+    waits = []
+    extra = []
     with tempfile.TemporaryDirectory(dir=ROOT / "out") as folder:
         checkpoints = Checkpoints(folder, keep=2)
         for update in range(args.saves):

@@ -22,9 +22,11 @@ if __name__ == "__main__":
 
     optimizers_parser().parse_args()
 
+import argparse
 import itertools
 import json
 import subprocess
+from collections.abc import Sequence
 from statistics import mean
 
 from benchmarks.arguments import optimizers_parser
@@ -35,15 +37,16 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 VALIDATION = 60
 
 
-def write_corpora(work, sizes) -> None:
+def write_corpora(work: Path, sizes: Sequence[int]) -> None:
     """valid.jsonl and, for each number of tokens, {size}.jsonl of the documents that hold so many."""
     encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
     texts = itertools.chain.from_iterable(zip(*sources(), strict=False))
     with open(work / "valid.jsonl", "w", encoding="utf-8") as file:
         for text in itertools.islice(texts, VALIDATION * len(sources())):
             file.write(json.dumps({"text": text}) + "\n")
+    documents = []
     # Tokens to train up to the end of each document.
-    documents, ends = [], [0]
+    ends = [0]
     for text in texts:
         documents.append(json.dumps({"text": text}) + "\n")
         ends.append(ends[-1] + len(encoder.encode([text])[0]) - 1)
@@ -54,38 +57,24 @@ def write_corpora(work, sizes) -> None:
         (work / f"{size}.jsonl").write_text("".join(documents[:kept]), encoding="utf-8")
 
 
-def val_loss(work, args, size, optimizer, rate, seed):
+def val_loss(work: Path, args: argparse.Namespace, size: int, optimizer: str, rate: float, seed: int) -> float:
     """Validation loss after training on {size}.jsonl once."""
     out = work / f"{optimizer}_{rate:g}_{size}_{args.hidden_size}_seed{seed}"
     metrics = out / f"pretrain_{args.hidden_size}.metrics.jsonl"
     if not (out / "done").exists():
-        command = [sys.executable, ROOT / "trainer" / "train_pretrain.py", "--data_path", work / f"{size}.jsonl"]
-        command += [
-            "--val_path",
-            work / "valid.jsonl",
-            "--eval_interval",
-            "0",
-            "--optimizer",
-            optimizer,
-            "--seed",
-            seed,
-        ]
-        command += [
-            "--learning_rate",
-            rate,
-            "--lr_schedule",
-            "linear",
-            "--warmup_iters",
-            20,
-            "--init_scheme",
-            "zero_out",
-        ]
-        command += ["--hidden_size", args.hidden_size, "--batch_size", 8, "--accumulation_steps", 1, "--num_workers", 0]
-        command += ["--save_interval", 10**6, "--report", 0, "--out_dir", out]
-        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        settings = {
+            "data_path": work / f"{size}.jsonl", "val_path": work / "valid.jsonl", "eval_interval": 0, "out_dir": out,
+            "optimizer": optimizer, "learning_rate": rate, "lr_schedule": "linear", "warmup_iters": 20, "seed": seed,
+            "hidden_size": args.hidden_size, "init_scheme": "zero_out", "batch_size": 8, "accumulation_steps": 1,
+            "num_workers": 0, "save_interval": 10**6, "report": 0,
+        }  # fmt: skip
+        command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py")]
+        for name, value in settings.items():
+            command += [f"--{name}", str(value)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (out / "done").touch()
     lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
-    loss = [line["val_loss"] for line in lines if "val_loss" in line][-1]
+    loss: float = [line["val_loss"] for line in lines if "val_loss" in line][-1]
     print(f"{optimizer:6} learning rate {rate:g}, {size:,} tokens, seed {seed}: validation loss {loss:.4f}", flush=True)
     return loss
 
@@ -100,20 +89,18 @@ def main() -> None:
         write_corpora(work, sizes)
 
     swept = {rate: val_loss(work, args, args.tokens, "adamw", rate, 1) for rate in args.rates}
-    best = min(swept, key=swept.get)
+    best = min(swept, key=swept.__getitem__)
     adamw = [val_loss(work, args, args.tokens, "adamw", best, seed) for seed in range(1, args.seeds + 1)]
     print(
         f"AdamW, {args.tokens:,} tokens, learning rate {best:g}: {mean(adamw):.4f} ({min(adamw):.4f} to {max(adamw):.4f})"
     )
     for share, size in shares.items():
         muon = [val_loss(work, args, size, "muon", args.muon_rate, seed) for seed in range(1, args.seeds + 1)]
-        verdict = (
-            "reached by all"
-            if max(muon) <= mean(adamw)
-            else "reached on average"
-            if mean(muon) <= mean(adamw)
-            else "missed"
-        )
+        verdict = "missed"
+        if mean(muon) <= mean(adamw):
+            verdict = "reached on average"
+        if max(muon) <= mean(adamw):
+            verdict = "reached by all"
         print(f"Muon, {share:.0%} of the tokens: {mean(muon):.4f} ({min(muon):.4f} to {max(muon):.4f}): {verdict}")
 
 

@@ -21,6 +21,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ from trainer.machine.ranks import Ranks
 from trainer.optim.schedules import get_lr
 
 
-def step_context(device: torch.device) -> contextlib.AbstractContextManager:
+def step_context(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """The context of one step's forward pass: bf16 on a GPU, fp32 elsewhere.
 
     One context around the whole loop would keep the half-precision copies of the weights that the first step made, and
@@ -54,7 +55,7 @@ def plain_steps(
     updates: int,
     lr: float,
     seed: int = 42,
-    context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Iterator[tuple[float, int]]:
     """Train `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each.
 
@@ -66,8 +67,8 @@ def plain_steps(
     loader = DataLoader(dataset, batch_size, shuffle=True, drop_last=True, generator=generator)
     # As many epochs as it takes.
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
-    for step, (inputs, targets, mask) in zip(range(updates), batches, strict=False):
-        inputs, targets, mask = (x.to(device) for x in (inputs, targets, mask))
+    for step, batch in zip(range(updates), batches, strict=False):
+        inputs, targets, mask = (part.to(device) for part in batch)
         for group in optimizer.param_groups:
             group["lr"] = get_lr(step, updates, lr)
         with context():
@@ -89,18 +90,24 @@ def main() -> None:
     encoder = DocumentEncoder(tokenizer)
     model = MiniMindForCausalLM(MiniMindConfig(hidden_size=args.hidden_size, vocab_size=encoder.vocab_size)).train()
     dataset = PretrainDataset(args.data_path, tokenizer, max_length=args.max_seq_len)
-    tokens, start = 0, time.perf_counter()
-    for step, (loss, n) in enumerate(
-        plain_steps(model, dataset, args.batch_size, args.updates, args.learning_rate, args.seed)
-    ):
+    tokens = 0
+    start = time.perf_counter()
+    steps = plain_steps(model, dataset, args.batch_size, args.updates, args.learning_rate, args.seed)
+    for step, (loss, n) in enumerate(steps):
         tokens += n
         if step % 25 == 0 or step == args.updates - 1:
             seconds = time.perf_counter() - start
             print(f"update {step + 1}: loss {loss:.3f}, {tokens:,} text tokens, {tokens / seconds:,.0f}/s", flush=True)
 
     corpus = Corpus([args.data_path], encoder, max_seq_len=args.max_seq_len, seed=args.seed, val_path=args.val_path)
-    engine = SimpleNamespace(model=model, ranks=Ranks(), device=torch.device("cpu"), autocast=contextlib.nullcontext)
-    values, _ = evaluate(engine, corpus.validation(), SimpleNamespace(signum=0))
+    validation = corpus.validation()
+    assert validation is not None
+    # All that an evaluation asks of an engine and of the signals.
+    engine: Any = SimpleNamespace(
+        model=model, ranks=Ranks(), device=torch.device("cpu"), autocast=contextlib.nullcontext
+    )
+    no_signal: Any = SimpleNamespace(signum=0)
+    values, _ = evaluate(engine, validation, no_signal)
     print({name: round(value, 4) for name, value in values.items()})
 
 

@@ -3,8 +3,8 @@
 A side hands every update it has made to `Turns.done`, which measures the turn and holds the side until the next one.
 """
 
+import argparse
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -13,8 +13,10 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
+from torch import nn
 
 from benchmarks.plain_loop import plain_steps, step_context
 from dataset.corpus import Corpus
@@ -32,8 +34,9 @@ from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
+LR = 5e-4
 # Updates: more than any run makes.
-LR, ENDLESS = 5e-4, 10**6
+ENDLESS = 10**6
 # Updates before the first turn: compiling, and what the second still has to set up.
 WARM_UP = 2
 
@@ -44,22 +47,25 @@ class Turns:
     started: wall-clock time at which the process was started.
     """
 
-    def __init__(self, commands, answers, device, started) -> None:
-        self.commands, self.answers, self.device, self.started = commands, answers, device, started
+    def __init__(self, commands: TextIO, answers: TextIO, device: torch.device, started: float) -> None:
+        self.commands = commands
+        self.answers = answers
+        self.device = device
+        self.started = started
         self.updates = 0
 
-    def begin(self, model) -> None:
+    def begin(self, model: nn.Module) -> None:
         """Everything is set up and the first update of `model` comes next."""
-        self.first = {"parameters": sum(p.numel() for p in model.parameters())}
+        self.first: dict[str, float] = {"parameters": sum(p.numel() for p in model.parameters())}
         self.start = time.perf_counter()
 
-    def done(self, text, positions) -> None:
+    def done(self, text: int, positions: int) -> None:
         """An update has trained `text` targets in `positions` positions. Ends the process when no turn comes any more."""
         self.updates += 1
         if self.updates == 1:
             self.synchronize()
-            first, since_start = time.perf_counter() - self.start, time.time() - self.started
-            self.first |= {"first_update_seconds": first, "start_to_first_update_seconds": since_start}
+            self.first["first_update_seconds"] = time.perf_counter() - self.start
+            self.first["start_to_first_update_seconds"] = time.time() - self.started
         if self.updates <= WARM_UP:
             if self.updates == WARM_UP:
                 self.synchronize()
@@ -75,50 +81,61 @@ class Turns:
             self.wait()
 
     def wait(self) -> None:
+        """Hold the side until its next turn; end the process when there is none."""
         command = self.commands.readline().strip()
         if not command or command == "end":
             self.answer({"peak_memory_bytes": peak_memory(self.device)})
             sys.exit(0)
         self.slice = {"updates": 0, "text": 0, "positions": 0}
-        self.limit, self.start = float(command), time.perf_counter()
+        self.limit = float(command)
+        self.start = time.perf_counter()
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def answer(self, values) -> None:
+    def answer(self, values: dict[str, Any]) -> None:
         # Whoever asked has gone.
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(values), file=self.answers, flush=True)
 
 
-def train_plain(args, config, device, turns) -> None:
-    model = MiniMindForCausalLM(config).to(device).train()
+def new_model(config: MiniMindConfig, device: torch.device) -> MiniMindForCausalLM:
+    model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device)  # type: ignore[arg-type]  # wrapped without types
+    return model.train()
+
+
+def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
+    model = new_model(config, device)
     dataset = PretrainDataset(args.documents, load_tokenizer(TOKENIZER), args.max_seq_len)
     positions = args.rows * (args.max_seq_len - 1)
     turns.begin(model)
-    context = functools.partial(step_context, device)
+    context = partial(step_context, device)
     for _, text in plain_steps(model, dataset, args.rows, ENDLESS, LR, context=context):
         turns.done(text, positions)
 
 
-def train_hf(args, config, device, turns, compiled=False) -> None:
+def train_hf(
+    args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns, compiled: bool = False
+) -> None:
     """Labels are the inputs, which the model shifts: T - 1 targets a row."""
     from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     from scripts.hf_format import hf_config
 
-    config, T = hf_config(config), args.max_seq_len
-    if hasattr(config, "output_router_logits"):
+    their_config = hf_config(config)
+    T = args.max_seq_len
+    if hasattr(their_config, "output_router_logits"):
         # The auxiliary loss, as on the other sides.
-        config.output_router_logits = True
+        their_config.output_router_logits = True
     with open(args.documents, encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
-    ids = torch.tensor([*itertools.chain(*DocumentEncoder(load_tokenizer(TOKENIZER)).encode(texts))])
+    documents = DocumentEncoder(load_tokenizer(TOKENIZER)).encode(texts)
+    ids = torch.tensor(list(itertools.chain.from_iterable(documents)))
     rows = [{"input_ids": row, "labels": row} for row in ids[: len(ids) // T * T].view(-1, T)]
 
     class Pace(TrainerCallback):
-        def on_step_end(self, *_, **__) -> None:
+        def on_step_end(self, *_: object, **__: object) -> None:
             turns.done(args.rows * (T - 1), args.rows * T)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -128,18 +145,26 @@ def train_hf(args, config, device, turns, compiled=False) -> None:
             bf16=pick_dtype("bfloat16", device)[0] is torch.bfloat16, use_cpu=device.type == "cpu",
             logging_strategy="no", logging_nan_inf_filter=False, save_strategy="no", report_to="none", disable_tqdm=True,
         )  # fmt: skip
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(their_config, dtype=torch.float32, trust_remote_code=False)
         trainer = Trainer(model, settings, train_dataset=rows, callbacks=[Pace()])
         turns.begin(model)
         trainer.train()
 
 
-def train_ours(args, config, device, turns) -> None:
-    T, encoder = args.max_seq_len, DocumentEncoder(load_tokenizer(TOKENIZER))
-    model = MiniMindForCausalLM(config).to(device).train()
-    optimizer, dtype = build_optimizer(model, LR), pick_dtype("bfloat16", device)[0]
-    options = {"device": device, "dtype": dtype, "ranks": Ranks(), "n_sums": n_sums(config)}
-    engine = Engine(model, optimizer, partial(pretrain_loss, model), **options)
+def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
+    T = args.max_seq_len
+    encoder = DocumentEncoder(load_tokenizer(TOKENIZER))
+    model = new_model(config, device)
+    dtype, _ = pick_dtype("bfloat16", device)
+    engine = Engine(
+        model,
+        build_optimizer(model, LR),
+        partial(pretrain_loss, model),
+        device=device,
+        dtype=dtype,
+        ranks=Ranks(),
+        n_sums=n_sums(config),
+    )
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(
             [args.documents], encoder, max_seq_len=T, seed=42, cache_dir=folder, num_procs=args.threads, progress=False
@@ -158,7 +183,7 @@ def train_ours(args, config, device, turns) -> None:
                 turns.done(batch.n_targets, batch.targets.numel())
 
 
-def train_side(args, fields):
+def train_side(args: argparse.Namespace, fields: dict[str, Any]) -> None:
     """Train as side `args.side` until the other end of the pipe has seen enough. fields: of the MiniMindConfig."""
     answers = os.fdopen(os.dup(1), "w")
     # What libraries print must not get into the answers.
@@ -170,9 +195,15 @@ def train_side(args, fields):
     if args.sizes == "electra":
         from benchmarks import electra_sides
 
-        return (electra_sides.train_plain if args.side == "plain" else electra_sides.train_ours)(args, device, turns)
+        if args.side == "plain":
+            electra_sides.train_plain(args, device, turns)
+        else:
+            electra_sides.train_ours(args, device, turns)
+        return
     config = MiniMindConfig(**fields)
-    if args.side.startswith("hf"):
-        train_hf(args, config, device, turns, compiled=args.side == "hf-compiled")
+    if args.side == "plain":
+        train_plain(args, config, device, turns)
+    elif args.side == "ours":
+        train_ours(args, config, device, turns)
     else:
-        (train_plain if args.side == "plain" else train_ours)(args, config, device, turns)
+        train_hf(args, config, device, turns, compiled=args.side == "hf-compiled")

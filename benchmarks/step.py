@@ -39,17 +39,24 @@ from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 
-def packed_batch(rows, T, mean_length, vocab_size, generator):
+def packed_batch(
+    rows: int, T: int, mean_length: int, vocab_size: int, generator: torch.Generator
+) -> tuple[Batch, float]:
     """Full rows of random tokens, cut into documents of geometric-like lengths; (Batch, sum(len^2) / sum(len))."""
-    document_ids, position_ids, lengths = torch.zeros(rows, T).long(), torch.zeros(rows, T).long(), []
+    document_ids = torch.zeros(rows, T).long()
+    position_ids = torch.zeros(rows, T).long()
+    lengths = []
     for row in range(rows):
-        at, document = 0, 0
+        at = 0
+        document = 0
         while at < T:
             draw = torch.empty(()).exponential_(1 / mean_length, generator=generator)
             n = min(max(int(draw), 16), T - at)
-            document_ids[row, at : at + n], position_ids[row, at : at + n] = document, torch.arange(n)
+            document_ids[row, at : at + n] = document
+            position_ids[row, at : at + n] = torch.arange(n)
             lengths.append(n)
-            at, document = at + n, document + 1
+            at += n
+            document += 1
     ids = torch.randint(3, vocab_size, (rows, T + 1), generator=generator)
     batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids, position_ids, rows * T, len(lengths))
     return batch, sum(n * n for n in lengths) / sum(lengths)
@@ -63,7 +70,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     device = torch.device(args.device)
-    model = MiniMindForCausalLM(MiniMindConfig(**STEP_SIZES[args.size])).to(device).train()
+    model = MiniMindForCausalLM(MiniMindConfig(**STEP_SIZES[args.size])).to(device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     batch, length = packed_batch(
@@ -86,7 +93,8 @@ def main() -> None:
         engine.update(5e-4)
 
     first = seconds(step, device)
-    times, rate = [], 0.0
+    times = []
+    rate = 0.0
     for _ in range(args.steps):
         rate = max(rate, product_rate(device))
         time.sleep(args.pause)
@@ -98,22 +106,19 @@ def main() -> None:
 
     tokens = args.rows * args.max_seq_len
     flops = flops_per_token(model.config, length)
-    print(
-        json.dumps(
-            {
-                "size": args.size,
-                "compile": int(args.compile),
-                "threads": args.threads,
-                "tokens_per_second": round(tokens / min(times)),
-                "step_seconds": [round(t, 3) for t in times],
-                "mflop_per_token": round(flops / 1e6, 1),
-                "product_gflops": round(rate / 1e9),
-                "utilisation": round(tokens / min(times) * flops / rate, 3),
-                "first_step_seconds": round(first, 1),
-                "peak_memory_gb": round(peak_memory(device) / 1e9, 2),
-            }
-        )
-    )
+    figures = {
+        "size": args.size,
+        "compile": int(args.compile),
+        "threads": args.threads,
+        "tokens_per_second": round(tokens / min(times)),
+        "step_seconds": [round(t, 3) for t in times],
+        "mflop_per_token": round(flops / 1e6, 1),
+        "product_gflops": round(rate / 1e9),
+        "utilisation": round(tokens / min(times) * flops / rate, 3),
+        "first_step_seconds": round(first, 1),
+        "peak_memory_gb": round(peak_memory(device) / 1e9, 2),
+    }
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

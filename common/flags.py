@@ -128,5 +128,5 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         end_with_line(message)
 
-    def switch(self, group: argparse._ArgumentGroup, name: str, default: bool, help: str) -> None:
+    def switch(self, group: argparse._ActionsContainer, name: str, default: bool | None, help: str) -> None:
         group.add_argument(name, type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=help)

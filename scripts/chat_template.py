@@ -16,8 +16,12 @@ if __package__ in (None, ""):
 import contextlib
 import json
 import subprocess
+from typing import TYPE_CHECKING, Any
 
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # For a template, the process's start included.
 SECONDS = 20
@@ -27,7 +31,7 @@ MEMORY = 1 << 30
 LONGEST = 4_000_000
 
 
-def chat_text(tokenizer, messages: list[dict]) -> str:
+def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]]) -> str:
     """The conversation up to the model's turn.
 
     Errors: UserError for a template that fails, takes too long or too much memory, or writes too much.
@@ -36,14 +40,15 @@ def chat_text(tokenizer, messages: list[dict]) -> str:
 
     template = tokenizer.get_chat_template()
     if template == CHAT_TEMPLATE:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    words = {}
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    # A template may write them by name, as {{ bos_token }}.
+    words: dict[str, str | list[str]] = {}
     for name, token in tokenizer.special_tokens_map.items():
         words[name] = list(map(str, token)) if isinstance(token, list | tuple) else str(token)
     return render_apart({"template": template, "messages": messages, "words": words})
 
 
-def render_apart(request: dict) -> str:
+def render_apart(request: dict[str, Any]) -> str:
     """What `main` makes of the request in a process of its own. Errors: UserError, as `chat_text`."""
     what = "--chat: the chat template of this tokenizer"
     try:
@@ -61,11 +66,11 @@ def render_apart(request: dict) -> str:
     try:
         answer = json.loads(ended.stdout)
     except ValueError:
-        # Out of memory or of time, before it could say so.
+        # The system ended it, out of memory or of time, before it could say so.
         raise UserError(f"{what} takes too much memory or time (exit code {ended.returncode})") from None
     if "error" in answer:
         raise UserError(f"{what} fails: {answer['error']}")
-    return answer["text"]
+    return str(answer["text"])
 
 
 # ------------------------------------------------------------------------------- the process of its own
@@ -80,20 +85,22 @@ def main() -> None:
         if len(text) > LONGEST:
             raise ValueError(f"it writes {len(text):,} characters, more than {LONGEST:,}")
         answer = {"text": text}
+    # A template is a foreign program: it can raise whatever it likes.
     except Exception as error:
-        # Whatever a foreign program can raise.
         reason = " ".join(str(error)[:1000].split())[:200]
         answer = {"error": f"{type(error).__name__}: {reason}".removesuffix(": ")}
     print(json.dumps(answer), flush=True)
 
 
-def render(request: dict) -> str:
+def render(request: dict[str, Any]) -> str:
+    """The text of a request, as transformers renders it in its sandbox."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    texts, _ = render_jinja_template(
+    # (texts, which characters the assistant wrote)
+    rendered: Any = render_jinja_template(
         [request["messages"]], chat_template=request["template"], add_generation_prompt=True, **request["words"]
     )
-    return texts[0]
+    return str(rendered[0][0])
 
 
 def bound_this_process() -> None:

@@ -1,9 +1,12 @@
 """What the scripts share: finding weights and their tokenizer, and ids of a prompt as the model was trained on them."""
 
+import argparse
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError
@@ -25,12 +28,15 @@ ROOT = Path(__file__).resolve().parents[1]
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
-def compute_dtype(name, device):
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     """torch.dtype for the --dtype of that name; auto: as the trainer does by default."""
-    return pick_dtype("bfloat16", device)[0] if name == "auto" else DTYPES[name]
+    if name != "auto":
+        return DTYPES[name]
+    dtype, _ = pick_dtype("bfloat16", device)
+    return dtype
 
 
-def load(args):
+def load(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DocumentEncoder]:
     """args of `model_flags` -> (model in eval mode on its device, in fp32 for a later cast; tokenizer, encoder).
 
     Errors: UserError for a weight or tokenizer that is not there or does not fit.
@@ -48,7 +54,8 @@ def load(args):
             f"{args.weight} has a vocabulary of {model.config.vocab_size}, the tokenizer one of {encoder.vocab_size}: "
             "name the weight's own with --tokenizer_path"
         )
-    return model.to(device), tokenizer, encoder
+    model = model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
+    return model, tokenizer, encoder
 
 
 def check_vocabulary(weight: str | Path, tokenizer: PreTrainedTokenizerBase, tokenizer_path: str | None) -> None:
@@ -67,7 +74,7 @@ def check_vocabulary(weight: str | Path, tokenizer: PreTrainedTokenizerBase, tok
     announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
 
 
-def load_model(weight):
+def load_model(weight: str | Path) -> PreTrainedModel:
     """A .pth (MiniMindForCausalLM) or a folder of any causal language model that transformers knows; fp32, eval mode."""
     path = Path(weight)
     if not path.is_dir():
@@ -79,7 +86,8 @@ def load_model(weight):
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         check_is_causal(path, config)
-        model, faults = AutoModelForCausalLM.from_pretrained(
+        # A pair, as `output_loading_info` asks for; the library's types do not know of it.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=torch.float32,
@@ -89,15 +97,16 @@ def load_model(weight):
         )
     except UserError:
         raise
+    # Each loader of transformers raises errors of its own kinds, and all of them say the same here: it does not load.
     except Exception as error:
-        # Each loader raises its own kinds.
         raise UserError(f"{path}: no model can be loaded from there ({loader_reason(error)})") from error
+    model: PreTrainedModel
+    model, faults = loaded
+    # transformers fills what is missing with random numbers, says so in a log line, and goes on.
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        # Transformers fills them with random numbers and goes on.
-        if faults[what]:
-            raise UserError(
-                f"{path}: {len(faults[what])} {what.replace('_', ' ')}, {sorted(map(str, faults[what]))[0]}"
-            )
+        keys = sorted(map(str, faults[what]))
+        if keys:
+            raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
     return model.eval()
 
 
@@ -117,15 +126,21 @@ def utf8_folder(flag: str, path: str | Path) -> Path:
     return Path(path)
 
 
-def tokenizer_folder(weight, tokenizer_path=None):
+def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> Path:
     """The tokenizer's folder: as the user says, or the weight's own, or the repository's."""
     if tokenizer_path:
         return Path(tokenizer_path)
-    return Path(weight) if (Path(weight) / "tokenizer_config.json").exists() else ROOT / "model"
+    if (Path(weight) / "tokenizer_config.json").exists():
+        return Path(weight)
+    return ROOT / "model"
 
 
-def read_records(path, fields):
-    """Yields (line number, object) of a jsonl file whose objects have `fields`: {name: type or types}.
+# What a field of an object must be: a type, as isinstance takes it.
+Fields = Mapping[str, type]
+
+
+def read_records(path: str | Path, fields: Fields) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number, object) of a jsonl file whose objects have `fields`: {name: type}.
 
     Blank lines count but yield nothing. Errors: UserError that names file and line.
     """
@@ -136,16 +151,19 @@ def read_records(path, fields):
                 if line is None:
                     raise UserError(f"{path}:{number}: {limits.too_long('line')[1]}")
                 line = line.removeprefix(BOM)
-                if not line.strip():
-                    continue
-                try:
-                    record = record_of_line(line.strip(WHITE_SPACE))
-                except BadLine as bad:
-                    reason = bad.args[1].removeprefix("not JSON: ")
-                    raise UserError(f"{path}:{number}: not JSON: {reason}") from None
-                for name, kind in fields.items():
-                    if not isinstance(record, dict) or not isinstance(record.get(name), kind):
-                        raise UserError(f"{path}:{number}: an object with the fields {', '.join(fields)} is wanted")
-                yield number, record
+                if line.strip():
+                    yield number, parse_record(line, fields, f"{path}:{number}")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from error
+
+
+def parse_record(line: bytes, fields: Fields, place: str) -> dict[str, Any]:
+    """The JSON object of a line. Errors: UserError that names the place."""
+    try:
+        record = record_of_line(line.strip(WHITE_SPACE))
+    except BadLine as bad:
+        reason = bad.args[1].removeprefix("not JSON: ")
+        raise UserError(f"{place}: not JSON: {reason}") from None
+    if isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in fields.items()):
+        return record
+    raise UserError(f"{place}: an object with the fields {', '.join(fields)} is wanted")

@@ -34,8 +34,11 @@ import math
 import os
 import re
 import time
+from collections.abc import Sequence
+from typing import Any, BinaryIO
 
 import torch
+from transformers import PreTrainedModel
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file
@@ -45,14 +48,17 @@ from dataset.reading.documents import BadLines
 from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
 from scripts.common import compute_dtype, load
 from scripts.scoring import Score, batches, score_groups
-from scripts.tasks import TASKS, Limits
+from scripts.tasks import TASKS, Item, Limits, Metric
 from trainer.machine.command_line import run_cli
 
+# Of a group: the number of its item, and its own number in there.
+Key = tuple[int, int]
 
-def main(argv=None):
+
+def main(argv: Sequence[str] | None = None) -> int:
     args = evaluate_parser().parse_args(argv)
     check_flags_of_task(args)
-    model, tokenizer, encoder = load(args)
+    model, _, encoder = load(args)
     stride = args.stride or max(args.max_length // 2, 1)
     if stride > args.max_length:
         raise UserError(f"--stride {stride} exceeds --max_length {args.max_length}: tokens would be left out")
@@ -63,7 +69,8 @@ def main(argv=None):
             f"--max_length {args.max_length}: the model has {model.config.max_position_embeddings} positions"
         )
     bad_lines = BadLines() if args.skip_bad_lines else None
-    task, limits = TASKS[args.task], Limits(args.max_length, stride, args.delimiter, args.group_by, bad_lines)
+    task = TASKS[args.task]
+    limits = Limits(args.max_length, stride, args.delimiter, args.group_by, bad_lines)
     with user_errors():
         items = task.items(args.data_path, encoder, limits)
         for line in bad_lines.report() if bad_lines else ():
@@ -77,8 +84,8 @@ def main(argv=None):
         scores, speed = score_items(model, items, args, journal)
         figures, counts = task.metrics(items, scores)
         report(args, figures, counts, speed, out)
+    # Nobody reads the table any more. That is an OSError too, and says nothing of the files.
     except BrokenPipeError:
-        # Nobody reads the table any more; that says nothing of the files.
         raise
     except OSError as error:
         raise UserError(f"{out}.*: {error.strerror}; write elsewhere with --out") from error
@@ -94,9 +101,10 @@ def check_flags_of_task(args: argparse.Namespace) -> None:
         args.delimiter = " "
 
 
-def default_out(args):
+def default_out(args: argparse.Namespace) -> Path:
     """Beside the weight, named after weight, task and data; the digest tells data of the same name apart."""
-    weight, paths = Path(args.weight).resolve(), [Path(path) for path in args.data_path]
+    weight = Path(args.weight).resolve()
+    paths = [Path(path) for path in args.data_path]
     names = "+".join(re.sub(r"(\.(jsonl|txt|parquet|gz|zst))+$", "", path.name) for path in paths)
     names = re.sub(r"[^\w.+-]", "_", names)[:60]
     resolved = "\n".join(str(path.resolve()) for path in paths)
@@ -106,27 +114,42 @@ def default_out(args):
     return weight.with_name(f"{stem}.{args.task}.{names}-{digest}")
 
 
-def score_items(model, items, args, journal):
-    """([[Scores of each group] of each item], items/s of what was computed now); what `journal` has is not repeated."""
-    groups = [(i, j) for i, item in enumerate(items) for j in range(len(item.groups))]
-    todo = [(i, j) for i, j in groups if (i, j) not in journal.done]
-    start, shown = time.perf_counter(), time.perf_counter()
-    done = 0
+def score_items(
+    model: PreTrainedModel, items: Sequence[Item], args: argparse.Namespace, journal: "Journal"
+) -> tuple[list[list[list[Score]]], float | None]:
+    """([[Scores of each group] of each item], items/s of what was computed now); what `journal` has is not repeated.
+
+    The speed is None where nothing was left to compute.
+    """
+    todo: list[Key] = []
+    for i, item in enumerate(items):
+        for j in range(len(item.groups)):
+            if (i, j) not in journal.done:
+                todo.append((i, j))
+    groups = [items[i].groups[j] for i, j in todo]
+    start = time.perf_counter()
+    shown = start
+    n_done = 0
     with journal, precision(model, args.dtype):
-        rows = [items[i].groups[j] for i, j in todo]
-        for batch in batches(rows, args.batch_tokens):
-            journal.add([todo[b] for b in batch], score_groups(model, [rows[b] for b in batch]))
-            done += len(batch)
+        for batch in batches(groups, args.batch_tokens):
+            scores = score_groups(model, [groups[b] for b in batch])
+            journal.add([todo[b] for b in batch], scores)
+            n_done += len(batch)
             if sys.stderr.isatty() and time.perf_counter() - shown > 1:
                 shown = time.perf_counter()
-                rest = (shown - start) / done * (len(todo) - done)
-                print(f"\r{done:,}/{len(todo):,}, {rest:.0f} s left ", end="", file=sys.stderr, flush=True)
+                rest = (shown - start) / n_done * (len(todo) - n_done)
+                print(f"\r{n_done:,}/{len(todo):,}, {rest:.0f} s left ", end="", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - start
-    speed = len({i for i, _ in todo}) / seconds if todo else None
-    return [[journal.done[i, j] for j in range(len(item.groups))] for i, item in enumerate(items)], speed
+    speed = None
+    if todo:
+        speed = len({i for i, _ in todo}) / seconds
+    of_items = []
+    for i, item in enumerate(items):
+        of_items.append([journal.done[i, j] for j in range(len(item.groups))])
+    return of_items, speed
 
 
-def precision(model, name):
+def precision(model: PreTrainedModel, name: str) -> contextlib.AbstractContextManager[object]:
     """Autocast in the dtype of that name, as in training; nothing for float32."""
     if name == "float32":
         return contextlib.nullcontext()
@@ -134,83 +157,105 @@ def precision(model, name):
 
 
 class Journal:
-    """The scores so far, in a file: a first line that says of what, then a line per group. A context manager."""
+    """The scores so far, in a file: a first line that says of what, then a line per group. A context manager.
 
-    def __init__(self, path, fingerprint) -> None:
-        self.path, self.done, self.file = Path(path), {}, None
+    A process that is killed leaves whole lines and at most one that is cut off. The next one reads the whole ones, and
+    writes the file anew before it appends: what was cut off would otherwise run into the first line that follows.
+    """
+
+    def __init__(self, path: str | Path, fingerprint: str) -> None:
+        self.path = Path(path)
         self.header = {"fingerprint": fingerprint}
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
-        if lines and parsed(lines[0]) == self.header:
-            for line in lines[1:]:
-                record = parsed(line)
-                # A kill can cut the last line off.
-                if record:
-                    scores = [Score(*pair) for pair in zip(record["logprob"], record["greedy"], strict=True)]
-                    self.done[record["item"], record["part"]] = scores
-        elif lines:
-            announce(f"{self.path}: scores of another model, data or setting; starting anew", to_stderr=True)
+        self.done: dict[Key, list[Score]] = {}
+        self._read()
 
-    def __enter__(self):
+    def _read(self) -> None:
+        """Take over the scores in the file, if they are of the same weights, tokens and precision."""
+        if not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if not lines:
+            return
+        if parsed(lines[0]) != self.header:
+            announce(f"{self.path}: scores of another model, data or setting; starting anew", to_stderr=True)
+            return
+        for line in lines[1:]:
+            record = parsed(line)
+            if record:
+                scores = [Score(*pair) for pair in zip(record["logprob"], record["greedy"], strict=True)]
+                self.done[record["item"], record["part"]] = scores
+
+    def __enter__(self) -> "Journal":
         with atomic_file(self.path) as file:
             file.write(json.dumps(self.header).encode() + b"\n")
             for key, scores in self.done.items():
-                file.write(line(key, scores))
-        self.file = open(self.path, "ab")  # noqa: SIM115 - __exit__ closes it
+                file.write(line_of(key, scores))
+        self.file: BinaryIO = open(self.path, "ab")  # noqa: SIM115 - __exit__ closes it
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.file.close()
 
-    def add(self, keys, scores) -> None:
-        self.done.update(zip(keys, scores, strict=True))
-        self.file.write(b"".join(line(key, of_key) for key, of_key in zip(keys, scores, strict=True)))
+    def add(self, keys: Sequence[Key], scores: Sequence[list[Score]]) -> None:
+        """Note the scores of some groups, and hand them to the system before the next ones are computed."""
+        for key, of_group in zip(keys, scores, strict=True):
+            self.done[key] = of_group
+            self.file.write(line_of(key, of_group))
         self.file.flush()
 
 
-def line(key, scores):
+def line_of(key: Key, scores: Sequence[Score]) -> bytes:
+    """A group's line in the journal."""
+    item, part = key
     record = {
-        "item": key[0],
-        "part": key[1],
-        "logprob": [s.logprob for s in scores],
-        "greedy": [s.greedy for s in scores],
+        "item": item,
+        "part": part,
+        "logprob": [score.logprob for score in scores],
+        "greedy": [score.greedy for score in scores],
     }
     return json.dumps(record).encode() + b"\n"
 
 
-def parsed(line):
+def parsed(line: str) -> dict[str, Any] | None:
+    """What a line of the journal holds; None for one that a kill cut off."""
+    if not line.endswith("\n"):
+        return None
     try:
-        return json.loads(line) if line.endswith("\n") else None
+        record = json.loads(line)
     except ValueError:
         return None
+    return record if isinstance(record, dict) else None
 
 
-def fingerprint(args, items):
+def fingerprint(args: argparse.Namespace, items: Sequence[Item]) -> str:
     """SHA-256 of the weights, the tokens to score and the precision: all that scores depend on."""
     digest = hashlib.sha256(json.dumps([args.task, args.dtype]).encode())
     weight = Path(args.weight)
-    files = (
-        sorted(p for p in weight.iterdir() if p.suffix in (".safetensors", ".bin", ".json"))
-        if weight.is_dir()
-        else [weight]
-    )
+    files = [weight]
+    if weight.is_dir():
+        files = sorted(path for path in weight.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
     for file in files:
         with open(file, "rb") as opened:
             while chunk := opened.read(1 << 22):
                 digest.update(chunk)
     for item in items:
-        digest.update(json.dumps([[g.prefix, g.branches, g.starts] for g in item.groups]).encode())
+        tokens = [[group.prefix, group.branches, group.starts] for group in item.groups]
+        digest.update(json.dumps(tokens).encode())
     return digest.hexdigest()
 
 
-def report(args, figures, counts, speed, out) -> None:
+def report(
+    args: argparse.Namespace, figures: dict[str, Metric], counts: dict[str, int], speed: float | None, out: Path
+) -> None:
     """{out}.json first, so that a reader who leaves does not cost the figures; then the table on stdout."""
+    settings = {name: getattr(args, name) for name in ("dtype", "max_length", "stride", "delimiter", "group_by")}
     result = {
         "task": args.task,
         "weight": str(args.weight),
         "data_path": args.data_path,
-        "settings": {name: getattr(args, name) for name in ("dtype", "max_length", "stride", "delimiter", "group_by")},
+        "settings": settings,
         "counts": counts,
-        "metrics": {name: {k: None if v != v else v for k, v in m._asdict().items()} for name, m in figures.items()},
+        "metrics": {name: json_fields(metric) for name, metric in figures.items()},
         "items_per_second": speed,
         "torch": torch.__version__,
     }
@@ -220,9 +265,21 @@ def report(args, figures, counts, speed, out) -> None:
     print(f"{args.task}: {printable(Path(args.weight).name)} on {sizes}, {args.dtype}")
     width = max(map(len, figures))
     for name, metric in figures.items():
-        inside = "" if math.isnan(metric.low) else f"   [{metric.low:.6g}, {metric.high:.6g}] 95 %, {metric.interval}"
-        print(f"  {one_line(name):{width}} {metric.value:12.6g}{inside}")
-    print(printable(f"{out}.json") + (f", {speed:,.1f} items/s" if speed else ", every score was there already"))
+        interval = ""
+        if not math.isnan(metric.low):
+            interval = f"   [{metric.low:.6g}, {metric.high:.6g}] 95 %, {metric.interval}"
+        print(f"  {one_line(name):{width}} {metric.value:12.6g}{interval}")
+    said = f", {speed:,.1f} items/s" if speed else ", every score was there already"
+    print(printable(f"{out}.json") + said)
+
+
+def json_fields(metric: Metric) -> dict[str, float | str | None]:
+    """The fields of a figure; JSON has no NaN, so that becomes null."""
+    fields: dict[str, float | str | None] = {}
+    for name, value in metric._asdict().items():
+        is_nan = isinstance(value, float) and math.isnan(value)
+        fields[name] = None if is_nan else value
+    return fields
 
 
 if __name__ == "__main__":

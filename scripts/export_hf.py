@@ -29,10 +29,11 @@ import gc
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from common.errors import UserError, user_errors
 from common.notices import announce
@@ -41,7 +42,7 @@ from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
 from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder, utf8_folder
-from scripts.hf_format import from_hf, hf_config, to_hf
+from scripts.hf_format import StateDict, from_hf, hf_config, to_hf
 from scripts.model_card import model_card
 from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights
@@ -56,7 +57,7 @@ TEXTS = (
 TOLERANCE = 1e-5
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     args = export_parser().parse_args(argv)
     if args.out_dir is not None and args.to_pth is not None:
         raise UserError("--out_dir and --to_pth exclude each other: an export, or the way back")
@@ -72,7 +73,13 @@ def main(argv=None):
     return 0
 
 
-def export(weight, out_dir, tokenizer_path=None, dtype="auto", overwrite=False):
+def export(
+    weight: str | Path,
+    out_dir: Path,
+    tokenizer_path: str | None = None,
+    dtype: str = "auto",
+    overwrite: bool = False,
+) -> float:
     """Write `out_dir`; returns the largest difference of a logit (0.0: bitwise the same model).
 
     Errors: ValueError for weights that no known architecture computes or that the dtype cannot hold.
@@ -83,9 +90,11 @@ def export(weight, out_dir, tokenizer_path=None, dtype="auto", overwrite=False):
         raise UserError(f"{weight} is a {type(model).__name__} already; --to_pth brings it back to a .pth")
     tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
     check_vocabulary(weight, tokenizer, tokenizer_path)
-    config, state = hf_config(model.config), to_hf(model.state_dict(), model.config)
-    config.dtype = smallest_exact(state) if dtype == "auto" else DTYPES[dtype]
-    state = {name: cast(tensor, config.dtype, name) for name, tensor in state.items()}
+    config = hf_config(model.config)
+    state = to_hf(model.state_dict(), model.config)
+    out_dtype = smallest_exact(state) if dtype == "auto" else DTYPES[dtype]
+    config.dtype = out_dtype
+    state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{out_dir.name}.", suffix=".tmp", dir=out_dir.parent) as temporary:
@@ -98,7 +107,7 @@ def export(weight, out_dir, tokenizer_path=None, dtype="auto", overwrite=False):
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
 
-        difference, said = check_export(unfinished, model, config, DocumentEncoder(tokenizer), dtype)
+        difference, said = check_export(unfinished, model, out_dtype, DocumentEncoder(tokenizer), dtype)
         card = model_card(model, weight, config, said, out_dir.name, tokenizer)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
         # The reloaded model is gone, but for cycles that hold its weights: in float32 they are the file itself, mapped,
@@ -107,29 +116,36 @@ def export(weight, out_dir, tokenizer_path=None, dtype="auto", overwrite=False):
         if out_dir.exists():
             shutil.rmtree(out_dir)
         unfinished.rename(out_dir)
-    dtype_name = str(config.dtype).removeprefix("torch.")
+    dtype_name = str(out_dtype).removeprefix("torch.")
+    assert config.architectures
     announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{said}")
     return difference
 
 
 def check_export(
-    folder: Path, model: MiniMindForCausalLM, config: PretrainedConfig, encoder: DocumentEncoder, dtype: str
+    folder: Path, model: MiniMindForCausalLM, out_dtype: torch.dtype, encoder: DocumentEncoder, dtype: str
 ) -> tuple[float, str]:
     """Load what was written and compare it with the source; (largest difference of a logit, what to say of it).
+
+    dtype: as the user asked for it; out_dtype: what came of "auto".
 
     Errors: ValueError where they do not compute the same.
     """
     reloaded = load_model(folder)
-    rounded = model if dtype == "auto" else copy.deepcopy(model).to(config.dtype).float()
+    rounded = model
+    if dtype != "auto":
+        rounded = copy.deepcopy(model)
+        rounded.load_state_dict({name: tensor.to(out_dtype).float() for name, tensor in model.state_dict().items()})
     difference, positions = compare(rounded, reloaded, encoder)
-    what = f"reloaded as {config.architectures[0]} with AutoModelForCausalLM, no remote code"
+    what = f"reloaded as {type(reloaded).__name__} with AutoModelForCausalLM, no remote code"
     said = verdict(difference, positions, what)
     if dtype != "auto":
-        said += f"; {dtype} itself moves the source's logits by {compare(model, reloaded, encoder)[0]:.1e}"
+        by_rounding, _ = compare(model, reloaded, encoder)
+        said += f"; {dtype} itself moves the source's logits by {by_rounding:.1e}"
     return difference, said
 
 
-def check_free(out_dir, weight, overwrite) -> None:
+def check_free(out_dir: Path, weight: str | Path, overwrite: bool) -> None:
     """UserError unless an export can be written there; only what looks like an earlier one is ever replaced."""
     if not out_dir.exists():
         return
@@ -138,13 +154,15 @@ def check_free(out_dir, weight, overwrite) -> None:
     if not any(out_dir.iterdir()):
         return
     looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()
-    if not looks_like_one or out_dir.resolve() in (Path(weight).resolve(), *Path(weight).resolve().parents):
+    weight = Path(weight).resolve()
+    holds_weight = out_dir.resolve() in (weight, *weight.parents)
+    if not looks_like_one or holds_weight:
         raise UserError(f"{out_dir} is no earlier export, or holds the weight itself: choose another --out_dir")
     if not overwrite:
         raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
 
 
-def bring_back(folder, path, tokenizer_path=None, overwrite=False):
+def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, overwrite: bool = False) -> float:
     """Write `path` (.pth, half precision) and its .json; returns the largest difference of a logit before rounding."""
     if path.suffix != ".pth":
         raise UserError(f"--to_pth {path}: the name must end in .pth")
@@ -157,7 +175,9 @@ def bring_back(folder, path, tokenizer_path=None, overwrite=False):
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise UserError(f"{folder}: no .safetensors file")
-        state = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        state: StateDict = {}
+        for file in files:
+            state.update(load_file(file))
         config, state = from_hf(theirs.config, state)
         model = MiniMindForCausalLM(config)
         model.load_state_dict(state, strict=True)
@@ -168,16 +188,20 @@ def bring_back(folder, path, tokenizer_path=None, overwrite=False):
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
     said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    rounding = max(float((t - t.half().float()).abs().max()) for t in model.state_dict().values())
+    rounding = 0.0
+    for tensor in model.state_dict().values():
+        change = (tensor - tensor.half().float()).abs()
+        rounding = max(rounding, float(change.max()))
     save_weights(model.state_dict(), model.config.to_dict(), path.with_suffix(""))
     announce(f"{path}: {model.config.generation}\n{said}")
-    announce(
-        f"rounded to half precision: weights changed by {rounding:.1e} at most" if rounding else "no weight was rounded"
-    )
+    if rounding:
+        announce(f"rounded to half precision: weights changed by {rounding:.1e} at most")
+    else:
+        announce("no weight was rounded")
     return difference
 
 
-def smallest_exact(state):
+def smallest_exact(state: StateDict) -> torch.dtype:
     """The first of float16, bfloat16, float32 that holds every weight unchanged."""
     for dtype in (torch.float16, torch.bfloat16):
         if all(torch.equal(tensor.to(dtype).float(), tensor.float()) for tensor in state.values()):
@@ -185,7 +209,7 @@ def smallest_exact(state):
     return torch.float32
 
 
-def cast(tensor, dtype, name):
+def cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     """tensor in dtype; ValueError where a finite number would become infinite, or one is not finite to begin with."""
     out = tensor.to(dtype)
     if not out.isfinite().all():
@@ -193,21 +217,26 @@ def cast(tensor, dtype, name):
     return out.contiguous()
 
 
-def write_config(config, path) -> None:
+# What transformers writes besides the architecture; of classifiers, of encoders, or of this machine.
+NOT_OF_THIS_KIND = (
+    "_name_or_path",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "chunk_size_feed_forward",
+    "is_encoder_decoder",
+)
+
+
+def write_config(config: PretrainedConfig, path: Path) -> None:
     """config.json with the spellings of older readers beside those of transformers 5."""
-    # All, for readers with defaults of their own.
+    # All fields, not only those that differ from the class: other readers have defaults of their own.
     fields = json.loads(config.to_json_string(use_diff=False))
-    for name in (
-        "_name_or_path",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "chunk_size_feed_forward",
-        "is_encoder_decoder",
-    ):
+    for name in NOT_OF_THIS_KIND:
         fields.pop(name, None)
     rope = fields["rope_parameters"]
-    fields["rope_theta"], fields["torch_dtype"] = rope["rope_theta"], fields["dtype"]
+    fields["rope_theta"] = rope["rope_theta"]
+    fields["torch_dtype"] = fields["dtype"]
     if rope["rope_type"] != "default":
         fields["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
     # Of Qwen3-MoE transformers 5 writes the first name alone, and transformers 4 reads the second alone.
@@ -217,12 +246,13 @@ def write_config(config, path) -> None:
 
 
 @torch.no_grad()
-def compare(first, second, encoder):
+def compare(first: PreTrainedModel, second: PreTrainedModel, encoder: DocumentEncoder) -> tuple[float, int]:
     """(largest difference of a logit over TEXTS in fp32, number of positions).
 
     Relative to the largest logit where that is above 1: fp32 itself rounds in proportion.
     """
-    worst, positions = 0.0, 0
+    worst = torch.zeros(())
+    positions = 0
     for text in TEXTS:
         ids = torch.tensor([encoder.prompt_ids(text)])
         if ids.max() >= first.config.vocab_size:
@@ -230,13 +260,16 @@ def compare(first, second, encoder):
                 f"the tokenizer gives id {int(ids.max())}, beyond the vocabulary of {first.config.vocab_size}: name the "
                 "weight's own with --tokenizer_path"
             )
-        a, b = first(ids).logits, second(ids).logits
-        worst = max(worst, float((a - b).abs().max() / a.abs().max().clamp(min=1)))
+        ours = first(ids).logits
+        theirs = second(ids).logits
+        scale = ours.abs().max().clamp(min=1)
+        # Unlike Python's `max`, this one does not lose a NaN.
+        worst = torch.maximum(worst, (ours - theirs).abs().max() / scale)
         positions += ids.shape[1]
-    return worst, positions
+    return float(worst), positions
 
 
-def verdict(difference, positions, what):
+def verdict(difference: float, positions: int, what: str) -> str:
     """One line about a comparison; ValueError if the two do not compute the same."""
     if not difference <= TOLERANCE:
         raise ValueError(f"{what}: the logits differ by {difference:.1e}, more than {TOLERANCE}; not written")

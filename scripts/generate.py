@@ -26,8 +26,11 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from common.errors import UserError
@@ -41,17 +44,22 @@ from trainer.machine.command_line import run_cli
 __all__ = ["TextStream", "generate", "main"]
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     args = generate_parser().parse_args(argv)
     model, tokenizer, encoder = load(args)
-    model = model.to(compute_dtype(args.dtype, model.device))
+    dtype = compute_dtype(args.dtype, model.device)
+    model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
     if args.chat and not tokenizer.chat_template:
         raise UserError("--chat: this tokenizer has no chat template; name another one with --tokenizer_path")
     for line in ignored_settings(args):
         announce(line, to_stderr=True)
     torch.manual_seed(args.seed)
-    messages, failed = [], False
+    # The conversation so far, as chat templates want it.
+    messages: list[dict[str, str]] = []
+    failed = False
+    n_prompts = 0
     for prompt in args.prompts or typed_prompts():
+        n_prompts += 1
         try:
             if not args.chat:
                 reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), args, echo=prompt)
@@ -62,7 +70,7 @@ def main(argv=None):
         except UserError as error:
             if args.prompts:
                 raise
-            # Of this line alone: the next one may do.
+            # What is wrong with this line need not be wrong with the next one.
             announce(f"error: {one_line(error)}", to_stderr=True)
             failed = True
             continue
@@ -76,6 +84,8 @@ def main(argv=None):
         # Each prompt of the command line is a conversation of its own.
         if args.prompts:
             messages = []
+    if n_prompts == 0 and not sys.stdin.isatty():
+        announce("no prompt came through the pipe: nothing to continue", to_stderr=True)
     return 2 if failed and not sys.stdin.isatty() else 0
 
 
@@ -84,14 +94,15 @@ def ignored_settings(args: argparse.Namespace) -> list[str]:
     if args.temperature > 0:
         return []
     default = generate_parser().get_default
-    given = [name for name in ("top_p", "top_k", "min_p", "seed") if getattr(args, name) != default(name)]
-    return [
-        f"warning: --{name} {getattr(args, name)} has no effect: --temperature 0 takes the likeliest token"
-        for name in given
-    ]
+    lines = []
+    for name in ("top_p", "top_k", "min_p", "seed"):
+        value = getattr(args, name)
+        if value != default(name):
+            lines.append(f"warning: --{name} {value} has no effect: --temperature 0 takes the likeliest token")
+    return lines
 
 
-def utf8(prompt):
+def utf8(prompt: str) -> str:
     """The prompt, if it is text; the shell and a pipe hand over any bytes."""
     try:
         prompt.encode()
@@ -100,7 +111,7 @@ def utf8(prompt):
     return prompt
 
 
-def typed_prompts():
+def typed_prompts() -> Iterator[str]:
     """Lines of stdin; with a prompt sign and line editing on a terminal."""
     if sys.stdin is None:
         raise UserError("there is no standard input to read prompts from: name them on the command line")
@@ -108,9 +119,11 @@ def typed_prompts():
         # `utf8` answers for bytes that are no text.
         sys.stdin.reconfigure(errors="surrogateescape")
     if not sys.stdin.isatty():
-        yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+        for line in sys.stdin:
+            if line.strip():
+                yield line.rstrip("\n")
         return
-    # Windows has none.
+    # Windows has no such module.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - history and editing in input()
     while True:
@@ -120,16 +133,16 @@ def typed_prompts():
             print()
             return
         except KeyboardInterrupt:
-            # Drops the line that was begun, as in a shell; the conversation stays.
+            # It drops the line that was begun, as in a shell; the conversation stays.
             print("\n(Ctrl-D ends the session; on Windows Ctrl-Z and Enter)")
             continue
         if line.strip():
             yield line
 
 
-def room(model, args):
+def room(model: PreTrainedModel, args: argparse.Namespace) -> int:
     """How many tokens a prompt may have."""
-    left = model.config.max_position_embeddings - args.max_new_tokens
+    left: int = model.config.max_position_embeddings - args.max_new_tokens
     if left < 1:
         raise UserError(
             f"--max_new_tokens {args.max_new_tokens} leaves no room for a prompt: the model has "
@@ -138,16 +151,20 @@ def room(model, args):
     return left
 
 
-def chat_ids(tokenizer, messages, length):
+def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], length: int) -> list[int]:
     """The ids of a conversation up to the model's turn; the oldest exchanges are dropped until it fits."""
     while True:
-        ids = tokenizer(chat_text(tokenizer, messages), add_special_tokens=False).input_ids
+        # The template writes its special tokens itself.
+        ids: list[int] = tokenizer(chat_text(tokenizer, messages), add_special_tokens=False).input_ids
         if len(ids) <= length or len(messages) < 3:
             return ids
+        # A question and its answer
         messages = messages[2:]
 
 
-def reply(model, tokenizer, ids, args, echo=""):
+def reply(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], args: argparse.Namespace, echo: str = ""
+) -> str:
     """Print a continuation of `ids` as it is sampled, then its speed; returns the text. At a prompt Ctrl-C cuts it short."""
     if len(ids) > room(model, args):
         raise UserError(
@@ -159,7 +176,7 @@ def reply(model, tokenizer, ids, args, echo=""):
     try:
         generate(model, tokenizer, ids, args, stream)
     except KeyboardInterrupt:
-        # A person at the prompt wants the next one; who hands over texts wants an end.
+        # A person at the prompt wants to go on with the next one. Who handed over texts wants the program to end.
         if args.prompts or not sys.stdin.isatty():
             raise
         stream.end()
@@ -169,22 +186,29 @@ def reply(model, tokenizer, ids, args, echo=""):
     return stream.text
 
 
-def generate(model, tokenizer, ids, args, streamer=None):
-    """ids, a list -> ids of the prompt and its continuation, [1, T]; args: see `generate_parser`."""
-    ids = torch.tensor([ids], device=model.device)
-    sampling = (
-        {
+def generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    args: argparse.Namespace,
+    streamer: BaseStreamer | None = None,
+) -> torch.Tensor:
+    """ids -> ids of the prompt and its continuation, [1, T]; args: see `generate_parser`."""
+    prompt = torch.tensor([ids], device=model.device)
+    # Named although nothing is sampled: the model's own generation settings would warn that they have no effect.
+    sampling: dict[str, float | None] = {"temperature": None, "top_p": None, "top_k": None}
+    if args.temperature > 0:
+        sampling = {
             "temperature": args.temperature,
             "top_p": args.top_p,
             "top_k": args.top_k,
             "min_p": args.min_p or None,
         }
-        if args.temperature
-        else {"temperature": None, "top_p": None, "top_k": None}
-    )
-    return model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
+    # Typed by transformers for some classes only.
+    model_of_any_kind: Any = model
+    found: torch.Tensor = model_of_any_kind.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
         max_new_tokens=args.max_new_tokens,
         do_sample=args.temperature > 0,
         repetition_penalty=args.repetition_penalty,
@@ -193,6 +217,7 @@ def generate(model, tokenizer, ids, args, streamer=None):
         streamer=streamer,
         **sampling,
     )
+    return found
 
 
 def print_text(text: str) -> None:
@@ -201,39 +226,51 @@ def print_text(text: str) -> None:
 
 
 class TextStream(BaseStreamer):
-    """Prints text as its tokens come; a character is held back until its last byte is there.
+    """Prints text as its tokens come. `text` is what was printed, the same as decoding all tokens at once; `count` is
+    the number of tokens.
 
-    `text` is what was printed, the same as decoding all tokens at once, and `count` the number of tokens.
+    A Chinese character has three bytes, and its bytes may be spread over several tokens. So tokens are held back until
+    the text that they end is whole. Some decoders look at the token before, to decide on a space: the tokens printed
+    last are decoded once more with the new ones, and the text that they gave is cut off.
     """
 
-    def __init__(self, tokenizer, write=print_text) -> None:
-        self.tokenizer, self.write = tokenizer, write
-        self.text, self.count, self.started = "", 0, False
-        # The tokens printed last, for decoders that look back; those not yet printed.
-        self.shown, self.waiting = [], []
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], object] = print_text) -> None:
+        self.tokenizer = tokenizer
+        self.write = write
+        self.text = ""
+        self.count = 0
+        self.prompt_came = False
+        self.shown: list[int] = []
+        self.waiting: list[int] = []
 
-    def put(self, value) -> None:
+    def put(self, value: torch.Tensor) -> None:
         """Called with the prompt, then with each new token."""
-        if not self.started:
-            self.started = True
+        if not self.prompt_came:
+            self.prompt_came = True
             return
         new = value.tolist()
         self.count += len(new)
         self.waiting += new
         text = self._decode()
-        # What an incomplete character decodes to.
+        # The replacement character is what the first bytes of a character decode to.
         if text and not text.endswith("\ufffd"):
             self._print(text)
 
     def end(self) -> None:
+        """Print what was held back, be it whole or not."""
         self._print(self._decode())
 
-    def _decode(self):
-        before = self.tokenizer.decode(self.shown, skip_special_tokens=True)
-        return self.tokenizer.decode(self.shown + self.waiting, skip_special_tokens=True)[len(before) :]
+    def _decode(self) -> str:
+        """The text of the waiting tokens."""
+        before = self._text_of(self.shown)
+        return self._text_of(self.shown + self.waiting)[len(before) :]
 
-    def _print(self, text) -> None:
-        self.shown, self.waiting = self.waiting, []
+    def _text_of(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _print(self, text: str) -> None:
+        self.shown = self.waiting
+        self.waiting = []
         self.text += text
         self.write(text)
 

@@ -2,10 +2,16 @@
 
 import contextlib
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from common.errors import UserError
 from dataset.tokenizing.tokenizer_files import starts_with_bos
+from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
 from trainer.reporting.records import FIGURES, RunRecords
 
 SIZES = (
@@ -19,63 +25,100 @@ SIZES = (
 
 
 # Flags that tell of the machine, its places and its accounts, not of the training
-UNPUBLISHED = (
-    *(
-        "out_dir",
-        "cache_dir",
-        "tokenizer_path",
-        "sample_prompts",
-        "save_weight",
-        "wandb_project",
-        "tracker",
-        "use_wandb",
-    ),
-    *("device", "local_rank", "ddp", "dist_timeout", "num_workers", "report", "keep_checkpoints", "from_resume"),
+UNPUBLISHED = {
+    "out_dir", "cache_dir", "tokenizer_path", "sample_prompts", "save_weight", "wandb_project", "tracker", "use_wandb",
+    "device", "local_rank", "ddp", "dist_timeout", "num_workers", "report", "keep_checkpoints", "from_resume",
+}  # fmt: skip
+
+# The block that model hubs read.
+METADATA = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- minimind
+---"""
+
+SNIPPET = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("{name}")
+ids = tokenizer("The harbour", return_tensors="pt")
+print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0], skip_special_tokens=True))
+```"""
+
+LIMITS = (
+    "A language model writes what is likely after its training text, true or not. Its training text decides its language, "
+    "knowledge and bias; look at it before you rely on an answer."
 )
 
+# Of a table: label, value.
+Row = tuple[str, str]
 
-def model_card(model, weight, hf_config, verdict, name, tokenizer):
+
+def model_card(
+    model: MiniMindForCausalLM,
+    weight: str | Path,
+    hf_config: PretrainedConfig,
+    verdict: str,
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> str:
     """Markdown with the metadata block that model hubs read. `verdict`: the line about the comparison of logits."""
-    config, parameters = model.config, sum(p.numel() for p in model.parameters())
-    kind = "mixture of experts" if config.use_moe else "dense"
-    architecture = [(label, f"{getattr(config, field):,}") for label, field in SIZES]
-    if config.use_moe:
-        experts = f"{config.num_experts}, {config.num_experts_per_tok} per token, {config.n_shared_experts} shared"
-        architecture.append(("experts", experts))
-    metrics = Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl")
-    run = []
-    # None there, or a run that ended before its first line.
-    with contextlib.suppress(UserError):
-        records = RunRecords(metrics)
-        run = [
-            (label, write(records.last(field))) for label, field, write in FIGURES if records.last(field) is not None
-        ]
-        run += published_settings(records.settings)
+    config: MiniMindConfig = model.config
+    file_name = Path(weight).name
+    run = rows_of_run(Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl"))
+    training = f"## Training\nNo record of the run lay beside `{file_name}`."
+    if run:
+        training = f"## Training\nFrom the records beside `{file_name}`.\n\n" + table(run)
     sections = [
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- minimind\n---",
+        METADATA,
         f"# {name}",
-        f"A {kind} {config.generation} with {parameters / 1e6:.2f} M parameters, stored as `{hf_config.architectures[0]}` in "
-        f"{str(hf_config.dtype).removeprefix('torch.')}. It loads without remote code.",
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = AutoModelForCausalLM.from_pretrained("{name}")\n'
-        'ids = tokenizer("The harbour", return_tensors="pt")\n'
-        "print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0], skip_special_tokens=True))\n```",
+        what_it_is(model, hf_config),
+        SNIPPET.format(name=name),
         bos_line(tokenizer),
         versions_line(config),
-        "## Architecture\n" + table(architecture),
+        "## Architecture\n" + table(rows_of_architecture(config)),
+        training,
+        f"## Check\n{verdict[0].upper() + verdict[1:]}.\n\n{LIMITS}",
     ]
-    if run:
-        sections.append(f"## Training\nFrom the records beside `{Path(weight).name}`.\n\n" + table(run))
-    else:
-        sections.append(f"## Training\nNo record of the run lay beside `{Path(weight).name}`.")
-    sections.append(
-        f"## Check\n{verdict[0].upper() + verdict[1:]}.\n\nA language model writes what is likely after its training text, "
-        "true or not. Its training text decides its language, knowledge and bias; look at it before you rely on an answer."
-    )
     return "\n\n".join(sections) + "\n"
 
 
-def bos_line(tokenizer) -> str:
+def what_it_is(model: MiniMindForCausalLM, hf_config: PretrainedConfig) -> str:
+    """The first sentences of the card."""
+    parameters = sum(p.numel() for p in model.parameters())
+    kind = "mixture of experts" if model.config.use_moe else "dense"
+    dtype = str(hf_config.dtype).removeprefix("torch.")
+    assert hf_config.architectures
+    return (
+        f"A {kind} {model.config.generation} with {parameters / 1e6:.2f} M parameters, stored as "
+        f"`{hf_config.architectures[0]}` in {dtype}. It loads without remote code."
+    )
+
+
+def rows_of_architecture(config: MiniMindConfig) -> list[Row]:
+    rows = [(label, f"{getattr(config, field):,}") for label, field in SIZES]
+    if config.use_moe:
+        experts = f"{config.num_experts}, {config.num_experts_per_tok} per token, {config.n_shared_experts} shared"
+        rows.append(("experts", experts))
+    return rows
+
+
+def rows_of_run(metrics: Path) -> list[Row]:
+    """The last figures of a run and its settings; none where it left no record, or ended before its first line."""
+    rows: list[Row] = []
+    with contextlib.suppress(UserError):
+        records = RunRecords(metrics)
+        for label, field, write in FIGURES:
+            value = records.last(field)
+            if value is not None:
+                rows.append((label, write(value)))
+        rows += published_settings(records.settings)
+    return rows
+
+
+def bos_line(tokenizer: PreTrainedTokenizerBase) -> str:
     """What the tokenizer puts before a text, and why that matters."""
     if tokenizer.bos_token is None:
         return "The tokenizer has no begin token, so documents began without one in training too."
@@ -91,7 +134,7 @@ def bos_line(tokenizer) -> str:
     )
 
 
-def versions_line(config) -> str:
+def versions_line(config: MiniMindConfig) -> str:
     """The transformers that compute this model."""
     if config.inference_rope_scaling:
         return "It needs transformers 4.57 or newer: older ones leave out a part of its YaRN scaling, without a word."
@@ -99,7 +142,7 @@ def versions_line(config) -> str:
     return f"It loads in transformers {least} or newer, 4 and 5 alike."
 
 
-def published_settings(settings: dict) -> list[tuple[str, str]]:
+def published_settings(settings: Mapping[str, Any]) -> list[Row]:
     """Rows of the flags that tell of the training; of a path its last part alone."""
     rows = []
     for name, value in sorted(settings.items()):
@@ -108,21 +151,24 @@ def published_settings(settings: dict) -> list[tuple[str, str]]:
     return rows
 
 
-def without_places(value):
+def without_places(value: object) -> object:
     """A flag's value with each path cut down to its last part, which may carry a share (`data.jsonl:0.7`)."""
     if isinstance(value, list | tuple):
         return [without_places(part) for part in value]
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not re.search(r"[/\\]|^~", value):
         return value
-    if not re.search(r"[/\\]|^~", value):
-        return value
-    path, share = re.fullmatch(r"(.*?)(:[\d.]+)?", value, re.DOTALL).groups(default="")
-    last = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    has_share = re.search(r":[\d.]+\Z", value)
+    share = has_share[0] if has_share else ""
+    path = value.removesuffix(share).rstrip("/\\")
+    last = re.split(r"[/\\]", path)[-1]
     # The home folder tells who the user is.
     if last.startswith("~") or last.lower() == Path.home().name.lower():
         last = "a folder"
     return last + share
 
 
-def table(rows):
-    return "\n".join(["| | |", "|---|---|", *(f"| {left} | {right} |" for left, right in rows)])
+def table(rows: Iterable[Row]) -> str:
+    lines = ["| | |", "|---|---|"]
+    for left, right in rows:
+        lines.append(f"| {left} | {right} |")
+    return "\n".join(lines)

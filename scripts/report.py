@@ -23,6 +23,8 @@ if __name__ == "__main__":
 
     report_parser().parse_args()
 
+from collections.abc import Sequence
+
 from common.errors import UserError
 from common.notices import announce
 from scripts.arguments import report_parser
@@ -33,11 +35,15 @@ from trainer.reporting.records import find_metrics
 __all__ = ["main"]
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     args = report_parser().parse_args(argv)
     metrics = find_metrics(args.runs)
-    own = str(metrics[0]).removesuffix(".metrics.jsonl") + ".report.html"
-    page = Path(args.out or (own if len(metrics) == 1 else metrics[0].with_name("compare.html")))
+    if args.out:
+        page = Path(args.out)
+    elif len(metrics) == 1:
+        page = Path(str(metrics[0]).removesuffix(".metrics.jsonl") + ".report.html")
+    else:
+        page = metrics[0].with_name("compare.html")
     if page.suffix != ".html":
         raise UserError(f"--out {page}: a name that ends in .html is wanted")
     png = page.with_name(page.name.removesuffix(".html").removesuffix(".report") + ".loss.png")

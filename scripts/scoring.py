@@ -1,14 +1,24 @@
 """Log-probabilities of many continuations at once.
 
-A `Group` is some continuations of one beginning, which is computed once: the tokens form a tree in one row, and the
-attention mask lets each branch see the beginning and itself. Rows of like length share a forward.
+A `Group` is some continuations of one beginning, such as the four answers to one question. To compute the beginning four
+times would waste most of the work, so it stands once in a row, and the branches stand behind it, one after the other:
+
+    row        the  cat  sat | on  a  | under  the
+    position    0    1    2  | 3   4  |   3     4
+    segment     0    0    0  | 1   1  |   2     2
+
+Each branch has the positions that it would have right behind the beginning. The attention mask lets a token see what
+stands before it in the beginning (segment 0) and in its own branch, and nothing of the other branches. So each token is
+computed from the very context that it would have alone. Rows of like length share a forward.
 
 Shape letters: B rows, T positions, C positions in a batch that predict something, H hidden, V vocabulary.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
+from transformers import PreTrainedModel
 
 from model.model_minimind import MiniMindForCausalLM
 
@@ -20,27 +30,28 @@ LOGITS_AT_ONCE = 2048
 class Group:
     """prefix: ids, at least one. branches: ids that go on from there. starts: how many ids of each branch are only read."""
 
-    prefix: list
-    branches: list
-    starts: list
+    prefix: list[int]
+    branches: list[list[int]]
+    starts: list[int]
 
     @property
-    def length(self):
+    def length(self) -> int:
         """Positions of its row: the last token of a branch is predicted but not read."""
         return len(self.prefix) + sum(len(branch) - 1 for branch in self.branches)
 
     @classmethod
-    def of(cls, sequences, starts, max_length):
+    def of(cls, sequences: list[list[int]], starts: list[int], max_length: int) -> "Group":
         """Whole sequences of ids and where in each the scored part begins (at least 1) -> their Group.
 
         A sequence of more than max_length + 1 tokens loses its beginning, and then all of them lose as much.
         """
-        cut = max(0, max(map(len, sequences)) - max_length - 1)
+        longest = max(map(len, sequences))
+        cut = max(0, longest - max_length - 1)
         if cut >= min(starts):
-            raise ValueError(
-                f"{max(map(len, sequences)) - 1} positions, of which the scored ones alone exceed {max_length}"
-            )
-        sequences, starts = [ids[cut:] for ids in sequences], [start - cut for start in starts]
+            raise ValueError(f"{longest - 1} positions, of which the scored ones alone exceed {max_length}")
+        sequences = [ids[cut:] for ids in sequences]
+        starts = [start - cut for start in starts]
+        # No further than where the scored part of any begins: the prefix is only read.
         shared = 0
         while shared < min(starts) and len({ids[shared] for ids in sequences}) == 1:
             shared += 1
@@ -55,11 +66,13 @@ class Score:
     greedy: bool
 
 
-def batches(groups, batch_tokens):
+def batches(groups: Sequence[Group], batch_tokens: int) -> Iterator[list[int]]:
     """Lists of indices into `groups`, longest rows first, of at most batch_tokens padded positions (or one row)."""
-    order = sorted(range(len(groups)), key=lambda i: (-groups[i].length, i))
-    batch = []
+    # Stable, so equal lengths stay in their order.
+    order = sorted(range(len(groups)), key=lambda i: -groups[i].length)
+    batch: list[int] = []
     for i in order:
+        # The first row of a batch is its longest, to which the others are padded.
         if batch and (len(batch) + 1) * groups[batch[0]].length > batch_tokens:
             yield batch
             batch = []
@@ -68,57 +81,105 @@ def batches(groups, batch_tokens):
         yield batch
 
 
-@torch.no_grad()
-def score_groups(model, groups):
-    """[[Score of each branch] of each group], in one forward."""
-    B, T = len(groups), max(group.length for group in groups)
-    ids, positions, segments = (torch.zeros(B, T, dtype=torch.long) for _ in range(3))
-    # Padding; 0: the prefix; 1, 2, ...: a branch.
-    segments -= 1
-    owners, places, targets = (
-        [],
-        [],
-        [],
-    )  # of each target: its branch, counted through; the flat position that predicts it
-    branch_number = 0
-    for row, group in enumerate(groups):
-        n = len(group.prefix)
-        ids[row, :n], positions[row, :n], segments[row, :n] = torch.tensor(group.prefix), torch.arange(n), 0
-        at = n
-        for k, (branch, start) in enumerate(zip(group.branches, group.starts, strict=True), start=1):
-            read = len(branch) - 1
-            ids[row, at : at + read] = torch.tensor(branch[:-1])
-            positions[row, at : at + read] = torch.arange(n, n + read)
-            segments[row, at : at + read] = k
-            # The position before each token.
-            before = [row * T + n - 1, *range(row * T + at, row * T + at + read)]
-            places += before[start:]
-            targets += branch[start:]
-            owners += [branch_number] * (len(branch) - start)
-            at, branch_number = at + read, branch_number + 1
-    logprobs, hits = target_logprobs(model, ids, positions, segments, places, targets)
-    owners = torch.tensor(owners)
-    sums = torch.zeros(branch_number, dtype=torch.float64).index_add(0, owners, logprobs.double()).tolist()
-    misses = torch.zeros(branch_number).index_add(0, owners, (~hits).float()).tolist()
-    scores = iter([Score(total, missed == 0) for total, missed in zip(sums, misses, strict=True)])
-    return [[next(scores) for _ in group.branches] for group in groups]
+@dataclass
+class Rows:
+    """Groups laid out in rows, and where their targets are predicted. ids, positions, segments: [B, T].
 
-
-def target_logprobs(model, ids, positions, segments, places, targets):
-    """-> (log-probability, whether it is the likeliest token) of each target, [C] on the CPU.
-
-    ids, positions, segments [B, T]; places: positions in the flattened [B*T] that predict the targets.
+    places, targets, owners: of each target the flat position in [B*T] that predicts it, its id, and the number of its
+    branch, counted through all groups.
     """
-    # One branch a row, padding at its end: plain causal attention is right.
-    mask = None
-    if int(segments.max()) > 1:
-        ancestor = (segments.unsqueeze(1) == 0) | (segments.unsqueeze(2) == segments.unsqueeze(1))
-        mask = (ancestor & torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()).unsqueeze(1)  # [B, 1, T, T]
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    segments: torch.Tensor
+    places: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+    n_branches: int = 0
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> "Rows":
+        """A row for each group, as long as the longest of them."""
+        B = len(groups)
+        T = max(group.length for group in groups)
+        # Padding has a segment of its own, which no token belongs to.
+        rows = cls(
+            ids=torch.zeros(B, T, dtype=torch.long),
+            positions=torch.zeros(B, T, dtype=torch.long),
+            segments=torch.full((B, T), -1),
+        )
+        for row, group in enumerate(groups):
+            rows._lay_out(row, group)
+        return rows
+
+    def _lay_out(self, row: int, group: Group) -> None:
+        """Write one group into its row."""
+        n = len(group.prefix)
+        self.ids[row, :n] = torch.tensor(group.prefix)
+        self.positions[row, :n] = torch.arange(n)
+        self.segments[row, :n] = 0
+        first = row * self.ids.shape[1]
+        at = n
+        for segment, (branch, start) in enumerate(zip(group.branches, group.starts, strict=True), start=1):
+            # The last token of a branch is predicted, and nothing after it: it is not read.
+            read = len(branch) - 1
+            self.ids[row, at : at + read] = torch.tensor(branch[:-1])
+            self.positions[row, at : at + read] = torch.arange(n, n + read)
+            self.segments[row, at : at + read] = segment
+            # Token i of a branch is predicted by the position before it; the first one by the end of the prefix.
+            before = [first + n - 1, *range(first + at, first + at + read)]
+            self.places += before[start:]
+            self.targets += branch[start:]
+            self.owners += [self.n_branches] * (len(branch) - start)
+            self.n_branches += 1
+            at += read
+
+    def attention_mask(self) -> torch.Tensor | None:
+        """[B, 1, T, T], True: the query (third axis) sees the key (fourth axis). None: plain causal attention is right."""
+        # One branch a row is a plain text, with padding at its end that no earlier position sees.
+        if int(self.segments.max()) <= 1:
+            return None
+        T = self.ids.shape[1]
+        of_key = self.segments.unsqueeze(1)  # [B, 1, T]
+        of_query = self.segments.unsqueeze(2)  # [B, T, 1]
+        is_context = (of_key == 0) | (of_query == of_key)  # [B, T, T]
+        is_earlier = torch.ones(T, T, dtype=torch.bool).tril()
+        return (is_context & is_earlier).unsqueeze(1)
+
+
+@torch.no_grad()
+def score_groups(model: PreTrainedModel, groups: Sequence[Group]) -> list[list[Score]]:
+    """[[Score of each branch] of each group], in one forward."""
+    rows = Rows.of(groups)
+    logprobs, hits = target_logprobs(model, rows)
+    owners = torch.tensor(rows.owners)
+    # In fp64: a sum over thousands of tokens keeps its digits.
+    sums = torch.zeros(rows.n_branches, dtype=torch.float64).index_add(0, owners, logprobs.double())
+    misses = torch.zeros(rows.n_branches).index_add(0, owners, (~hits).float())
+    totals = iter(zip(sums.tolist(), misses.tolist(), strict=True))
+    scores = []
+    for group in groups:
+        of_group = []
+        for _ in group.branches:
+            total, missed = next(totals)
+            of_group.append(Score(total, missed == 0))
+        scores.append(of_group)
+    return scores
+
+
+def target_logprobs(model: PreTrainedModel, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> (log-probability, whether it is the likeliest token) of each target, [C] on the CPU."""
     device = model.device
-    hidden = hidden_states(model, ids.to(device), positions.to(device), None if mask is None else mask.to(device))
-    hidden = hidden.flatten(0, 1)[torch.tensor(places, device=device)]  # [C, H]
-    head, targets = model.get_output_embeddings(), torch.tensor(targets, device=device)
-    logprobs, hits = [], []
+    mask = rows.attention_mask()
+    if mask is not None:
+        mask = mask.to(device)
+    hidden = hidden_states(model, rows.ids.to(device), rows.positions.to(device), mask)
+    hidden = hidden.flatten(0, 1)[torch.tensor(rows.places, device=device)]  # [C, H]
+    targets = torch.tensor(rows.targets, device=device)
+    head = model.get_output_embeddings()
+    logprobs = []
+    hits = []
+    # The logits [C, V] of a whole batch would be the largest tensor of all: a part of them at a time.
     for some, ids in zip(hidden.split(LOGITS_AT_ONCE), targets.split(LOGITS_AT_ONCE), strict=True):
         logits = head(some).float()
         chosen = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
@@ -127,10 +188,13 @@ def target_logprobs(model, ids, positions, segments, places, targets):
     return torch.cat(logprobs).cpu(), torch.cat(hits).cpu()
 
 
-def hidden_states(model, ids, positions, mask):
+def hidden_states(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
     """The last hidden states [B, T, H], final norm included, of our model or one of transformers' own."""
     if isinstance(model, MiniMindForCausalLM):
-        return model(ids, attention_mask=mask, position_ids=positions, logits_to_keep=1).last_hidden_state
-    return model.base_model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
-    ).last_hidden_state
+        output = model(ids, attention_mask=mask, position_ids=positions, logits_to_keep=1)
+    else:
+        output = model.base_model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+    states: torch.Tensor = output.last_hidden_state
+    return states

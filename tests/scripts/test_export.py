@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -323,3 +324,20 @@ def test_no_file_of_an_export_is_open_when_its_folder_is_renamed(tmp_path, monke
 def test_the_way_back_takes_no_dtype(tmp_path):
     with pytest.raises(UserError, match="--dtype float32 has no effect with --to_pth"):
         export_hf.main(["--weight", str(tmp_path), "--to_pth", str(tmp_path / "a.pth"), "--dtype", "float32"])
+
+
+def test_a_model_that_gives_no_number_is_no_match():
+    """Python's max(0.0, nan) is 0.0, so a NaN of the last text would have passed for equal logits."""
+
+    def model(value):
+        def forward(ids):
+            return SimpleNamespace(logits=torch.full((1, ids.shape[1], 8), value))
+
+        forward.config = SimpleNamespace(vocab_size=8)
+        return forward
+
+    encoder = SimpleNamespace(prompt_ids=lambda text: [1, 2, 3])
+    difference, positions = export_hf.compare(model(1.0), model(float("nan")), encoder)
+    assert positions == 9
+    with pytest.raises(ValueError, match="the logits differ by nan"):
+        export_hf.verdict(difference, positions, "it")

@@ -317,3 +317,10 @@ def test_a_closed_standard_input_is_one_line(weight, monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(UserError, match="there is no standard input"):
         generate.main(["--weight", weight, "--device", "cpu"])
+
+
+def test_a_pipe_without_prompts_says_so(weight, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n  \n"))
+    assert generate.main(["--weight", weight, "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and "no prompt came through the pipe" in err
