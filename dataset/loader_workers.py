@@ -43,6 +43,9 @@ class Loadable(Protocol):
 
     def __iter__(self) -> Iterator[object]: ...
 
+    def to(self, device: torch.device | str) -> Self:
+        """The same with its tensors on a device."""
+
     def pin_memory(self) -> Self:
         """The same with its tensors in memory that a GPU can fetch from by itself."""
 

@@ -29,38 +29,53 @@ from trainer.machine.ranks import Ranks
 from trainer.reducer import Reducer, broadcast_weights
 
 BatchT = TypeVar("BatchT")
-Objective = Callable[[BatchT, Any], tuple[torch.Tensor, torch.Tensor]]
+TotalsT = TypeVar("TotalsT")
+Objective = Callable[[BatchT, TotalsT], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Where(NamedTuple):
+    """Which update it was, as the caller of `poll` counts: its number, its last micro-batch, its rows [first, end)."""
+
+    update: int
+    step: int
+    first_row: int
+    end_row: int
 
 
 class Outcome(NamedTuple):
     """What became of an update, the same on every rank."""
 
-    skipped: float  # updates not applied so far
+    # Updates not applied so far: in all, and without a good one after them.
+    skipped: float
     skipped_in_a_row: float
-    grad_norm: float  # before clipping
-    stop_signal: float  # signal number if a rank was asked to stop, else 0
-    save: float  # > 0 if a rank was asked to save
-    where: Any = None  # what the caller of `poll` said about the update
+    # Before clipping.
+    grad_norm: float
+    # The number of a signal if a rank was asked to stop, else 0.
+    stop_signal: float
+    # More than 0 if a rank was asked to save.
+    save: float
+    # What the caller of `poll` said of the update.
+    where: Where | None = None
 
 
 # How many of its fields are computed on the device.
 N_OUTCOME = len(Outcome._fields) - 1
 
 
-def _outcome(values: torch.Tensor, where: Any) -> Outcome:
+def _outcome(values: torch.Tensor, where: Where | None) -> Outcome:
     """values [N_OUTCOME]. Waits for the device where they are on it."""
     skipped, skipped_in_a_row, grad_norm, stop_signal, save = values.tolist()
     return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, where)
 
 
-class Engine(Generic[BatchT]):
+class Engine(Generic[BatchT, TotalsT]):
     """Accumulates gradients over micro-batches and applies updates."""
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        objective: Objective[BatchT],
+        objective: Objective[BatchT, TotalsT],
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -76,7 +91,9 @@ class Engine(Generic[BatchT]):
         self.dtype = dtype
         self.ranks = ranks
         self.grad_clip = grad_clip
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.parameters: list[torch.nn.Parameter] = []
+        for group in optimizer.param_groups:
+            self.parameters += group["params"]
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
         # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
@@ -92,14 +109,14 @@ class Engine(Generic[BatchT]):
         self.bad_losses = torch.zeros(1, device=device)
         self.outcome = torch.zeros(N_OUTCOME, device=device)
         # An outcome on its way: (pinned copy of it, event that says it has arrived, what `poll` was told).
-        self._pending: tuple[torch.Tensor, torch.cuda.Event, Any] | None = None
+        self._pending: tuple[torch.Tensor, torch.cuda.Event, Where | None] | None = None
 
     def _parameters_in_order(self) -> list[torch.nn.Parameter]:
         """Those that are trained, in the order of the model: the optimiser's groups have another one."""
         trained = {id(parameter) for parameter in self.parameters}
         return [parameter for parameter in self.model.parameters() if id(parameter) in trained]
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
         if self.dtype is torch.float32:
             return contextlib.nullcontext()
@@ -107,7 +124,7 @@ class Engine(Generic[BatchT]):
 
     # -------------------------------------------------------------------------------------------------- an update
 
-    def micro_batch(self, batch: BatchT, totals: Any, last: bool = False) -> None:
+    def micro_batch(self, batch: BatchT, totals: TotalsT, last: bool = False) -> None:
         """Add the gradients of one micro-batch to those of the update that `totals` describes.
 
         last: no other of this update follows, so its gradients may be sent to the other ranks as they come.
@@ -134,7 +151,8 @@ class Engine(Generic[BatchT]):
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
 
-        gradients = [parameter.grad for parameter in self.parameters]
+        # `_all_reduce` has given one of zeros to each parameter that had none.
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
         bad = (~torch.isfinite(norm) | (bad_losses > 0)).float()
@@ -178,7 +196,7 @@ class Engine(Generic[BatchT]):
 
     # --------------------------------------------------------------------------------------- what became of updates
 
-    def poll(self, where: Any = None) -> list[Outcome]:
+    def poll(self, where: Where | None = None) -> list[Outcome]:
         """The Outcomes that are known after an update, oldest first; `where` says what the update was.
 
         On CUDA that of the last update is still under way: the host gets it with the next one and need not wait for
@@ -222,7 +240,8 @@ class Engine(Generic[BatchT]):
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "skipped": self.outcome[:2].tolist(),  # in all, in a row
+            # In all, and in a row.
+            "skipped": self.outcome[:2].tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
 from dataset.corpus import ValidationBatches
+from dataset.loader import Batch
+from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
@@ -20,7 +22,9 @@ from trainer.machine.signals import StopSignals
 
 
 @torch.no_grad()
-def evaluate(engine: Engine[Any], batches: ValidationBatches, signals: StopSignals) -> tuple[dict[str, float], int]:
+def evaluate(
+    engine: Engine[Batch, Totals], batches: ValidationBatches, signals: StopSignals
+) -> tuple[dict[str, float], int]:
     """Validation figures, identical on every world size: (dict, number of a stop signal that came meanwhile, or 0).
 
     Floating-point sums depend on their order, and figures must not depend on the number of ranks. So batch i is computed
@@ -59,7 +63,7 @@ def evaluate(engine: Engine[Any], batches: ValidationBatches, signals: StopSigna
 
 
 def samples(
-    engine: Engine[Any],
+    engine: Engine[Batch, Totals],
     tokenizer: PreTrainedTokenizerBase,
     encoder: DocumentEncoder,
     prompts: Sequence[str],
@@ -92,7 +96,7 @@ def samples(
 
 @torch.no_grad()
 def sample(
-    engine: Engine[Any],
+    engine: Engine[Batch, Totals],
     tokenizer: PreTrainedTokenizerBase,
     encoder: DocumentEncoder,
     prompt: str,

@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from common.wording import counted
+from dataset.loader_workers import Loadable, MakesBatches
 from dataset.store.check import TokenCheck
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
@@ -22,6 +23,8 @@ from trainer.reporting.charts import COMMON, Chart
 from trainer.reporting.next_commands import NextCommand
 
 UNLIMITED = float("inf")
+# A number, a text, or lists and dicts of them: what a metrics file or a checkpoint can hold.
+Value = object
 
 
 class Totals(Protocol):
@@ -32,27 +35,32 @@ class Totals(Protocol):
         """The tokens that are trained."""
 
 
-class Plan(Protocol):
+# What a job's classes hand on to each other: what is sent to the process that makes a batch, the batch that is made of
+# it, and what the update holds that the batch belongs to.
+RecipeT = TypeVar("RecipeT")
+BatchT = TypeVar("BatchT", bound=Loadable)
+TotalsT = TypeVar("TotalsT", bound=Totals)
+RecipeT_co = TypeVar("RecipeT_co", covariant=True)
+TotalsT_co = TypeVar("TotalsT_co", bound=Totals, covariant=True)
+
+
+class Plan(Protocol[RecipeT_co, TotalsT_co]):
     """The rows of one epoch, the same on every rank."""
 
     n_rows: int
-    T: int  # positions of a row
-    fill: float  # share of the positions that hold a token
+    # Positions of a row.
+    T: int
+    # The share of the positions that hold a token.
+    fill: float
 
-    def totals(self, lo: int, hi: int) -> Any:
+    def totals(self, lo: int, hi: int) -> TotalsT_co:
         """The Totals of the rows [lo, hi)."""
 
     def documents_of(self, lo: int, hi: int) -> Iterable[int]:
         """The numbers of the documents in the rows [lo, hi), for the line on an update that was skipped."""
 
-    def recipe(self, rows: range) -> Any:
+    def recipe(self, rows: range) -> RecipeT_co:
         """What the job's assembler needs to make the batch of these rows; small, since it goes to a worker process."""
-
-
-class Assembler(Protocol):
-    """Makes batches from recipes, here or in a worker process."""
-
-    def __getitem__(self, recipe: Any) -> Any: ...
 
 
 class RunSettings(Protocol):
@@ -74,101 +82,139 @@ class RunSettings(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The process that a run lives in."""
+    """The process that a run lives in. command: the one that started it, for the report."""
 
     ranks: Ranks
     device: torch.device
     signals: StopSignals
-    command: str = ""  # that started it, for the report
+    command: str = ""
 
 
 @dataclass
 class Progress:
-    """Where a run stands. `row` is the global row of `epoch` that comes next, whatever the world size."""
+    """Where a run stands. It is saved with every checkpoint."""
 
     epoch: int = 0
+    # The row of `epoch` that comes next, counted over all ranks. So a resume may have another world size.
     row: int = 0
     update: int = 0
-    step: int = -1  # the last micro-batch, counted over all epochs and resumes
-    tokens: int = 0  # targets seen so far by all ranks, those of skipped updates included
-    skipped: int = 0  # updates that were not applied, as far as they are reported
-    grad_norm: float | None = None  # of the last update whose outcome is known
+    # The last micro-batch, counted over all epochs and resumes.
+    step: int = -1
+    # Targets seen so far by all ranks, those of skipped updates included.
+    tokens: int = 0
+    # Updates that were not applied, as far as they are reported.
+    skipped: int = 0
+    # Of the last update whose outcome is known.
+    grad_norm: float | None = None
     best_val_loss: float = float("inf")
-    evaluation_due: bool = False  # a stop signal came before or in an evaluation
+    # A stop signal came before an evaluation or within it: the resume begins with it.
+    evaluation_due: bool = False
 
 
 @dataclass(frozen=True)
-class Update:
-    """One optimiser step: the global rows [first_row, end_row) of an epoch of `n_rows`, and this rank's part of them."""
+class Update(Generic[BatchT, TotalsT]):
+    """One optimiser step: the rows [first_row, end_row) of an epoch of `n_rows` over all ranks, and this rank's part."""
 
     epoch: int
     n_rows: int
     first_row: int
     end_row: int
-    first_step: int  # of the epoch's micro-batches the first one of this update, counted from 0
-    totals: Any
-    batches: Sequence[Any]  # one for each micro-batch; None where this rank has no rows left
+    # Of the epoch's micro-batches the first one of this update, counted from 0.
+    first_step: int
+    totals: TotalsT
+    # One for each micro-batch; None where this rank has no rows left.
+    batches: Sequence[BatchT | None]
 
 
 @dataclass
 class Outlook:
     """What a job expects of its run: said before the first update, and used to make it fast."""
 
-    rows: Plan  # of the epoch that comes next
-    lines: Sequence[str]  # on data and model, printed before the line on the run
-    notices: Sequence[str]  # printed behind it
-    model_fields: Mapping[str, Any]  # what the report shows of the model
+    # Of the epoch that comes next.
+    rows: Plan[object, Totals]
+    # On data and model, printed before the line on the run.
+    lines: Sequence[str]
+    # Printed behind it.
+    notices: Sequence[str]
+    # What the report shows of the model.
+    model_fields: Mapping[str, Value]
     n_documents: int
     flops_per_token: float = 0.0
-    flops: float = 0.0  # of this rank in the whole run; 0: nothing is timed
-    epochs: int | None = None  # where updates limit the run: the epochs that they take
+    # Of this rank in the whole run; 0: nothing is timed.
+    flops: float = 0.0
+    # Where updates limit the run: the epochs that they take.
+    epochs: int | None = None
 
 
-BatchT = TypeVar("BatchT")
+class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
+    """One run of one kind of training.
 
+    The constructor reads the settings, opens the data, builds model and optimiser, and sets the attributes below that
+    have no default. From then on the Trainer asks.
+    """
 
-class Job(ABC, Generic[BatchT]):
-    """One run of one kind of training. Attributes without a default are set by the job's constructor."""
-
-    settings: RunSettings  # a dataclass of the job's own
-    stem: Path  # of the run's files, without their endings
+    # What is trained, and how.
+    settings: RunSettings
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    dtype: torch.dtype  # of matrix products
-    n_sums: int  # numbers that `loss` gives to be added up
-    assembler: Assembler
-    outputs: Mapping[str, Path]  # what `save_weights` leaves at the end: {what: path}
-    identity: dict[str, Any]  # what a resumed checkpoint must agree with: {what: value}
-    mended_by: Mapping[str, str] = {}  # {entry of `identity`: the flags that may mend it where it differs}
+    # Of matrix products.
+    dtype: torch.dtype
+    # assembler[recipe] is a batch. A worker process gets a copy of it.
+    assembler: MakesBatches[RecipeT, BatchT]
+    # How many numbers `loss` gives to be added up.
+    n_sums: int
 
+    # Where the run ends: after so many epochs, or after so many updates, though that be in the middle of an epoch.
     epochs: int = 1
-    max_updates: float = UNLIMITED  # the run ends there, though it be in the middle of an epoch
-    save_at: Container[int] = frozenset()  # updates after which it is saved, beside those of --save_interval
-    shown: Sequence[str] = ("grad_norm",)  # fields of a log line beside loss and rate
-    may_change: Sequence[str] = ()  # flags that a resume may change, and then says so
-    only_at_start: Sequence[str] = ()  # flags that a resume does not read, and says so where they differ
-    replaced: Sequence[Path] = ()  # what else an earlier run may have left; a fresh one moves it away
-    begun: Sequence[Path] = ()  # that of it which a run leaves before it has saved anything
-    token_check: TokenCheck | None = None  # of the data, on one rank of a machine
-    charts: Sequence[Chart] = COMMON  # what the report draws, in this order
+    max_updates: float = UNLIMITED
+
+    # The path of the run's files, without their endings.
+    stem: Path
+    # What `save_weights` leaves at the end: {what it is: path}.
+    outputs: Mapping[str, Path]
+    # What else an earlier run of this name may have left. A fresh run moves it away.
+    replaced: Sequence[Path] = ()
+    # The part of `replaced` that a run leaves before it has saved anything.
+    begun: Sequence[Path] = ()
+    # Updates after which the run is saved, beside those of --save_interval.
+    save_at: Container[int] = frozenset()
+
+    # What a resumed checkpoint must agree with: {what it is: value}.
+    identity: Mapping[str, Value]
+    # Of the entries of `identity` some: the flags that may mend it where it differs.
+    mended_by: Mapping[str, str] = {}
+    # Flags that a resume may change, and then says so.
+    may_change: Sequence[str] = ()
+    # Flags that a resume does not read. It says so where they differ.
+    only_at_start: Sequence[str] = ()
+
+    # Fields of a log line beside loss and rate.
+    shown: Sequence[str] = ("grad_norm",)
+    # What the report draws, in this order.
+    charts: Sequence[Chart] = COMMON
+    # The check of all token ids, which runs in a thread on one rank of a machine.
+    token_check: TokenCheck | None = None
+
+    # Whether `evaluate` gives figures, and the micro-batches from one evaluation to the next; 0: only one, at the end.
     evaluates: bool = False
-    eval_interval: int = 0  # micro-batches between evaluations, 0: one at the end
+    eval_interval: int = 0
+    # Whether `samples` gives texts.
     has_samples: bool = False
 
     @abstractmethod
-    def plan(self, epoch: int) -> Plan:
+    def plan(self, epoch: int) -> Plan[RecipeT, TotalsT]:
         """The rows of an epoch, the same on every rank and at every call."""
 
     @abstractmethod
-    def loss(self, batch: BatchT, totals: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(self, batch: BatchT, totals: TotalsT) -> tuple[torch.Tensor, torch.Tensor]:
         """(this micro-batch's share of the update's loss, 0-d; float32 [n_sums] to add up for the log, detached)."""
 
     @abstractmethod
-    def learning_rate(self, update: Update, progress: Progress) -> float:
+    def learning_rate(self, update: Update[BatchT, TotalsT], progress: Progress) -> float:
         """The rate of the update that comes next."""
 
     @abstractmethod
-    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Value], float]:
         """(what to log, tokens) of the sums of `loss` over some updates and all ranks."""
 
     @abstractmethod
@@ -197,11 +243,13 @@ class Job(ABC, Generic[BatchT]):
         """Compile the model where that pays. Returns lines on what could not be done."""
         return []
 
-    def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
+    def evaluate(
+        self, engine: Engine[BatchT, TotalsT], signals: StopSignals, update: int
+    ) -> tuple[dict[str, float], int]:
         """(figures with val_loss among them, number of a stop signal that came meanwhile or 0)."""
         return {}, 0
 
-    def samples(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
+    def samples(self, engine: Engine[BatchT, TotalsT], signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
         """([(prompt, text)], number of a stop signal that came meanwhile or 0)."""
         return [], 0
 

@@ -10,14 +10,14 @@ What differs between trainers is in a Job (trainer/job.py), what makes an update
 
 import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from common.errors import UserError
 from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
-from trainer.engine import Engine, Outcome
-from trainer.job import UNLIMITED, Job, Outlook, Plan, Progress, Surroundings, Update
+from trainer.engine import Engine, Outcome, Where
+from trainer.job import UNLIMITED, BatchT, Job, Outlook, Plan, Progress, RecipeT, Surroundings, TotalsT, Update
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main
 from trainer.reporting import opening
@@ -35,15 +35,15 @@ LARGEST_SIGNAL = 64
 WORTH_MEASURING = 1e13
 
 
-class Epoch(NamedTuple):
+class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
     """The epoch that is under way: its number from 0, its rows, and how they are dealt out to updates and ranks."""
 
     number: int
-    plan: Plan
+    plan: Plan[RecipeT, TotalsT]
     schedule: UpdateSchedule
 
 
-class Trainer:
+class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     """Trains a Job in its Surroundings. Everything that changes while a run goes on is an attribute of this object.
 
     epochs, max_updates: where the run ends. progress: where it stands. all_updates: of the whole run, as the epoch
@@ -52,7 +52,7 @@ class Trainer:
     which the resumed run was stopped.
     """
 
-    def __init__(self, job: Job, surroundings: Surroundings) -> None:
+    def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
         settings = job.settings
         self.job = job
         self.settings = settings
@@ -73,7 +73,7 @@ class Trainer:
         self.checkpoints = Checkpoints(f"{job.stem}_resume", settings.keep_checkpoints)
         self.reporter = Reporter(self.ranks.is_main)
         # Made for the first epoch and kept for the next ones.
-        self.loader: Loader | None = None
+        self.loader: Loader[RecipeT, BatchT] | None = None
         self.watch: Stopwatch | None = None
         self.progress = Progress()
         self.epochs = job.epochs
@@ -102,6 +102,7 @@ class Trainer:
         if self.finished and not self.progress.evaluation_due:
             self.say_that_all_is_done()
             return 0
+        # Rank 0 alone writes, and an error of its own ends all ranks.
         on_main(self.ranks, lambda: opening.open_records(self, resumed))
         self.job.begin()
         self.prepare()
@@ -207,7 +208,7 @@ class Trainer:
                 break
         return 0
 
-    def begin_epoch(self) -> Epoch:
+    def begin_epoch(self) -> Epoch[RecipeT, TotalsT]:
         """The epoch of `progress`, whose updates begin at row `progress.row`."""
         settings = self.settings
         number = self.progress.epoch
@@ -217,6 +218,7 @@ class Trainer:
         if self.loader is None:
             pin_memory = self.device.type == "cuda"
             self.loader = Loader(self.job.assembler, self.ranks.rank, settings.num_workers, pin_memory)
+        # For the bar and the time that is left.
         updates_left = schedule.n_updates - schedule.first_update
         of_later_epochs = UpdateSchedule(*rows).n_updates * (self.epochs - number - 1)
         self.all_updates = self.progress.update + updates_left + of_later_epochs
@@ -228,7 +230,7 @@ class Trainer:
         self.signals.arm()
         return Epoch(number, plan, schedule)
 
-    def updates(self, epoch: Epoch) -> Iterator[Update]:
+    def updates(self, epoch: Epoch[RecipeT, TotalsT]) -> Iterator[Update[BatchT, TotalsT]]:
         """The Updates that are left of an epoch, each with all of its batches."""
         assert self.loader is not None
         for number, batches in self.loader.updates(epoch.plan, epoch.schedule):
@@ -250,18 +252,20 @@ class Trainer:
             return self.signals.signum
         return LOADER_FAILED if self.loader.failure else 0
 
-    def after_update(self, epoch: Epoch, update: Update, rate: float) -> int:
+    def after_update(self, epoch: Epoch[RecipeT, TotalsT], update: Update[BatchT, TotalsT], rate: float) -> int:
         """Count, log, evaluate and save. Returns the number of a stop signal that any rank got, or 0."""
         progress = self.progress
+        # It reads the whole store in a thread of its own, and tells here of an id that the model does not have.
         if self.job.token_check:
             self.job.token_check.raise_if_damaged()
         steps_before = progress.step + 1 - len(update.batches)
         step = update.first_step + len(update.batches) - 1
         self.count(update)
 
-        outcomes = self.engine.poll((progress.update, step, update))
+        outcomes = self.engine.poll(Where(progress.update, step, update.first_row, update.end_row))
         saving = self.saving_is_due(steps_before) or any(outcome.stop_signal or outcome.save for outcome in outcomes)
-        # Nothing may be under way at a save, nor when the plan changes.
+        # On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the
+        # update ended, nor when the plan changes, since the documents of a skipped update are read from it.
         if saving or progress.row == 0:
             outcomes += self.engine.drain()
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
@@ -285,7 +289,7 @@ class Trainer:
             self.save()
         return stop_signal
 
-    def count(self, update: Update) -> None:
+    def count(self, update: Update[BatchT, TotalsT]) -> None:
         """Move `progress` behind an update."""
         progress = self.progress
         progress.update += 1
@@ -312,11 +316,11 @@ class Trainer:
             return False
         return self.finished or crosses(self.job.eval_interval, steps_before, self.progress.step)
 
-    def log_is_due(self, epoch: Epoch, step: int) -> bool:
+    def log_is_due(self, epoch: Epoch[RecipeT, TotalsT], step: int) -> bool:
         """step: of the epoch's micro-batches, counted from 0."""
         return step % self.settings.log_interval == 0 or step == epoch.schedule.n_steps - 1
 
-    def log(self, epoch: Epoch, step: int, rate: float) -> None:
+    def log(self, epoch: Epoch[RecipeT, TotalsT], step: int, rate: float) -> None:
         """One log line: means over the tokens since the last one, over all ranks."""
         sums = self.engine.collect()
         if not self.ranks.is_main:
@@ -325,11 +329,12 @@ class Trainer:
         head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{epoch.schedule.n_steps})"
         self.reporter.log(record, log_line(record, head, self.job.shown))
 
-    def report_skipped(self, outcome: Outcome, plan: Plan) -> None:
+    def report_skipped(self, outcome: Outcome, plan: Plan[RecipeT, TotalsT]) -> None:
         """Say which update was not applied; UserError after `--max_bad_updates` in a row."""
-        number, step, update = outcome.where
+        assert outcome.where is not None
+        number, step, first_row, end_row = outcome.where
         self.progress.skipped = int(outcome.skipped)
-        documents = [str(number) for number in plan.documents_of(update.first_row, update.end_row)]
+        documents = [str(document) for document in plan.documents_of(first_row, end_row)]
         more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
         self.reporter.say(
             f"step {step}: non-finite loss or gradient: update {number} is not applied ({self.progress.skipped} so far); "

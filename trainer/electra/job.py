@@ -13,7 +13,7 @@ from common.files import atomic_folder
 from common.paths import ROOT
 from common.wording import counted
 from dataset.corpus import repeated_sources
-from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
+from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.store.check import TokenCheck
 from dataset.store.token_store import open_or_build
@@ -39,7 +39,7 @@ from trainer.saving.places import check_kinds
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 
-class ElectraJob(Job[Batch]):
+class ElectraJob(Job[Recipe, Batch, Totals]):
     """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
 
     settings: ElectraSettings

@@ -17,6 +17,7 @@ from common.errors import user_errors
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, Features, GlueAssembler, GluePlan, Totals
 from dataset.loader import UpdateSchedule
+from dataset.store.interface import Ints
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from model.checkpointing import recompute_layers
 from trainer.engine import Engine
@@ -69,7 +70,7 @@ class Command:
         return self.surroundings.ranks
 
 
-class GlueJob(Job[Batch]):
+class GlueJob(Job[Ints, Batch, Totals]):
     """train_glue.py's part of a run. Errors: UserError, in one line, where the model does not fit the task."""
 
     settings: GlueSettings

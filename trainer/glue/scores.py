@@ -16,7 +16,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from common.files import atomic_file
-from dataset.glue.glue_dataset import GlueAssembler
+from dataset.glue.glue_dataset import Batch, GlueAssembler, Totals
 from dataset.glue.glue_tasks import TASKS, Task
 from trainer.engine import Engine
 from trainer.glue.model import forward, loss_sum
@@ -62,7 +62,7 @@ class Evaluation:
 
     def __init__(
         self,
-        engine: Engine[Any],
+        engine: Engine[Batch, Totals],
         task: Task,
         dev: Mapping[str, GlueAssembler],
         batch_size: int,

@@ -16,7 +16,7 @@ from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import Assembler, Batch
-from dataset.packing import EpochPlan, Totals
+from dataset.packing import EpochPlan, Recipe, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.vocabulary import check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
@@ -51,7 +51,7 @@ BYTES_PER_PARAMETER = 16
 MODEL_FLAGS = tuple(field.name for field in dataclasses.fields(ModelSettings) if field.name in DECLARATIONS)
 
 
-class PretrainJob(Job[Batch]):
+class PretrainJob(Job[Recipe, Batch, Totals]):
     """train_pretrain.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
 
     settings: PretrainSettings
