@@ -19,11 +19,14 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     Errors: OSError that names `path` (a full disk does not name a file by itself).
     """
     path = Path(path)
+    # In the same folder, since a rename between two disks is a copy. With the number of this process, so that two that
+    # write the same file do not write into one another.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
             file.flush()
+            # Otherwise a power cut after the rename could leave the name with nothing in it.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
@@ -31,6 +34,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+    # The name is in the folder only when the folder itself is on the disk.
     sync_folder(path.parent)
 
 
@@ -109,6 +113,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 def replace(source: Path, target: Path) -> None:
     """Move a file or folder to `target`, in the place of what is there."""
+    # A rename takes the place of a file, but not of a folder with something in it.
     if target.is_dir():
         remove(target)
     os.replace(source, target)

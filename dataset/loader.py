@@ -53,8 +53,10 @@ class Batch(NamedTuple):
 
     input_ids: torch.Tensor
     targets: torch.Tensor
-    document_ids: torch.Tensor  # 0, 1, ... within a row
-    position_ids: torch.Tensor  # restart with each document
+    # 0, 1, ... within a row.
+    document_ids: torch.Tensor
+    # Restart with each document.
+    position_ids: torch.Tensor
     n_targets: int
     n_documents: int
 

@@ -119,11 +119,13 @@ def sum_of_targets(store: HasOffsets, documents: Ints, most: int | None = None) 
 class Share(NamedTuple):
     """What one source gives to an epoch."""
 
-    asked: float  # of the trained tokens (targets) of the epoch
+    # Of the trained tokens (targets) of the epoch.
+    asked: float
     drawn: float
     documents: int
     targets: int
-    used: float  # targets drawn / targets that the source has
+    # Targets drawn / targets that the source has.
+    used: float
 
 
 class Mixture:

@@ -52,7 +52,8 @@ class Layout(NamedTuple):
 
     cos: torch.Tensor  # [B or 1, 1, T, D]: see `rope_tables`
     sin: torch.Tensor
-    mask: Mask  # which keys each query sees, as `backend` takes it
+    # Which keys each query sees, as `backend` takes it.
+    mask: Mask
     segments: torch.Tensor | None  # [B*T]: whose balance each token counts for, see `moe.balance_loss`
     num_segments: int
     backend: Backend

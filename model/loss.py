@@ -14,9 +14,12 @@ CHUNK_ROWS = 2048
 class _Softmax(NamedTuple):
     """What the loss and its gradient share. kept and at [n, 1]: whether a row has a target, and which; -100 is 0 in `at`."""
 
-    loss: torch.Tensor  # 0-d: cross-entropy summed over the targets
-    powers: torch.Tensor  # fp32 [n, V]: exp(score - highest score)
-    total: torch.Tensor  # fp32 [n, 1]: their sum
+    # 0-d: cross-entropy summed over the targets.
+    loss: torch.Tensor
+    # fp32 [n, V]: exp(score - highest score).
+    powers: torch.Tensor
+    # fp32 [n, 1]: their sum.
+    total: torch.Tensor
     kept: torch.Tensor
     at: torch.Tensor
 

@@ -59,9 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = evaluate_parser().parse_args(argv)
     check_flags_of_task(args)
     model, _, encoder = load(args)
+    # Half a window: each token has at least that much context, at twice the work.
     stride = args.stride or max(args.max_length // 2, 1)
     if stride > args.max_length:
         raise UserError(f"--stride {stride} exceeds --max_length {args.max_length}: tokens would be left out")
+    # Measured: more positions than the caches of a CPU hold make it slower.
     args.batch_tokens = args.batch_tokens or (1024 if model.device.type == "cpu" else 16384)
     args.dtype = str(compute_dtype(args.dtype, model.device)).removeprefix("torch.")
     if args.max_length > model.config.max_position_embeddings:
@@ -77,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             announce(line, to_stderr=True)
         if not items:
             raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
+        # Before the hours of scoring: a place that cannot be written to is found out at once.
         out = Path(args.out or default_out(args))
         out.parent.mkdir(parents=True, exist_ok=True)
         journal = Journal(f"{out}.items.jsonl", fingerprint(args, items))
@@ -135,6 +138,7 @@ def score_items(
             scores = score_groups(model, [groups[b] for b in batch])
             journal.add([todo[b] for b in batch], scores)
             n_done += len(batch)
+            # Once a second at most, and only where somebody looks.
             if sys.stderr.isatty() and time.perf_counter() - shown > 1:
                 shown = time.perf_counter()
                 rest = (shown - start) / n_done * (len(todo) - n_done)
@@ -233,6 +237,7 @@ def fingerprint(args: argparse.Namespace, items: Sequence[Item]) -> str:
     weight = Path(args.weight)
     files = [weight]
     if weight.is_dir():
+        # A folder of save_pretrained: weights and settings, not the card or the tokenizer's pictures.
         files = sorted(path for path in weight.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
     for file in files:
         with open(file, "rb") as opened:

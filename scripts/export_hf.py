@@ -97,16 +97,20 @@ def export(
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
+    # Beside its place, so that the rename at the end is one on the same disk.
     with tempfile.TemporaryDirectory(prefix=f"{out_dir.name}.", suffix=".tmp", dir=out_dir.parent) as temporary:
         unfinished = Path(temporary, "export")
         unfinished.mkdir()
+        # safetensors, since no pickle is to be run by whoever loads it.
         save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
         write_config(config, unfinished / "config.json")
+        # `tokenizer("hi")` of the export begins as every training text did.
         add_bos(tokenizer)
         save_tokenizer(tokenizer, unfinished)
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
 
+        # Of the files that were just written, so that an error of writing is found as well.
         difference, said = check_export(unfinished, model, out_dtype, DocumentEncoder(tokenizer), dtype)
         card = model_card(model, weight, config, said, out_dir.name, tokenizer)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
@@ -182,6 +186,7 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
         model = MiniMindForCausalLM(config)
         model.load_state_dict(state, strict=True)
         model.eval()
+    # A .pth is in half precision: what that cannot hold is refused before anything is written.
     for name, tensor in model.state_dict().items():
         cast(tensor, torch.float16, name)
     tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))

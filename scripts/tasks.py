@@ -31,11 +31,16 @@ class Metric(NamedTuple):
 
 
 class Limits(NamedTuple):
-    max_length: int  # positions of a window
-    stride: int  # new tokens in a window that overlaps the one before
-    delimiter: str  # between a context and a choice
-    group_by: str | None = None  # a field of the objects whose values get figures of their own
-    bad_lines: BadLines | None = None  # counts faulty lines of a text corpus; None: the first one is an error
+    # Positions of a window.
+    max_length: int
+    # New tokens in a window that overlaps the one before.
+    stride: int
+    # Between a context and a choice.
+    delimiter: str
+    # A field of the objects whose values get figures of their own.
+    group_by: str | None = None
+    # Counts faulty lines of a text corpus; None: the first one is an error.
+    bad_lines: BadLines | None = None
 
 
 @dataclass
@@ -76,7 +81,9 @@ class Perplexity:
         for path in paths:
             for file in find_files(path):
                 for _, text in read_documents(file, bad_lines=limits.bad_lines):
+                    # As in training: one call for one document.
                     (ids,) = encoder.encode([text])
+                    # A single token has nothing to predict.
                     if len(ids) > 1:
                         sizes = {"bytes": len(encoder.body(text).encode()), "words": len(text.split())}
                         items.append(Item(windows(ids, limits.max_length, limits.stride), sizes))
@@ -148,6 +155,7 @@ class Pairs:
         right = []
         for of_item in scores:
             good, bad = only(of_item)
+            # A tie is no success: a model that gives everything the same would have 100 % otherwise.
             right.append(good.logprob > bad.logprob)
         return {"accuracy": share(right), **by_subset(items, right)}, {"pairs": len(items)}
 
@@ -158,6 +166,7 @@ class LastWord:
     def items(self, paths: Sequence[str], encoder: DocumentEncoder, limits: Limits) -> list[Item]:
         items = []
         for place, record in records(paths, {"text": str}):
+            # A space at the end would be taken for the one before the last word.
             text = record["text"].rstrip()
             context, _, _ = text.rpartition(" ")
             if not context:
@@ -308,6 +317,7 @@ def only(values: list[Value]) -> Value:
 
 def share(right: Sequence[bool]) -> Metric:
     """Share of true values with Wilson's interval (Wilson 1927; https://doi.org/10.1080/01621459.1927.10502953)."""
+    # The plain interval p ± z sqrt(p (1 - p) / n) is empty at p = 0 and p = 1; Wilson's is not.
     n = len(right)
     p = sum(right) / n
     middle = p + Z * Z / (2 * n)
@@ -323,6 +333,7 @@ def ratio(tops: Sequence[float], bottoms: Sequence[int], interval: str) -> Metri
     value = math.fsum(tops) / sum(bottoms)
     if n < 2:
         return Metric(value, math.nan, math.nan, "none: one unit")
+    # The residuals of the documents from the common ratio.
     squares = math.fsum((top - value * bottom) ** 2 for top, bottom in zip(tops, bottoms, strict=True))
     half = Z * math.sqrt(n / (n - 1) * squares) / sum(bottoms)
     return Metric(value, value - half, value + half, interval)

@@ -34,6 +34,7 @@ def evaluate(
     """
     model = cast(MiniMindForCausalLM, engine.model)
     ranks = engine.ranks
+    # Without dropout.
     model.eval()
     # For each batch its loss and its number of targets; behind them the sum of the ranks' signals, and how many got one.
     slots = torch.zeros(2 * len(batches) + 2, dtype=torch.float64)
@@ -82,6 +83,7 @@ def samples(
         own = []
         if mine < len(prompts) and not signals.signum:
             own.append((prompts[mine], sample(engine, tokenizer, encoder, prompts[mine], seed)))
+        # What each rank has, and whether it was asked to stop.
         answers = [(own, signals.signum)]
         if ranks.world_size > 1:
             answers *= ranks.world_size
@@ -111,12 +113,14 @@ def sample(
     device = engine.device
     # The end of a prompt that does not fit, so that the new tokens have room.
     ids = encoder.prompt_ids(prompt)[max_new_tokens - model.config.max_position_embeddings :]
+    # A sample must not change what the training draws next.
     before = rng_state(device)
     model.eval()
     try:
         torch.manual_seed(seed)
         with engine.autocast():
             output = model.generate(
+                # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
                 torch.tensor([ids or [encoder.eos_id or 0]], device=device),
                 max_new_tokens=max_new_tokens,
                 do_sample=True,

@@ -97,8 +97,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     def run(self) -> int:
         """Go on or begin, train to the end or to a stop signal, and write the report. Returns the exit code."""
         if self.ranks.is_main:
+            # A run that was killed in the middle of a save has left them.
             remove_temporaries(self.job.stem, self.checkpoints.folder)
         resumed = bool(self.settings.from_resume) and resume.resume(self)
+        # A resume of a run that has done all it was asked to do.
         if self.finished and not self.progress.evaluation_due:
             self.say_that_all_is_done()
             return 0
@@ -129,6 +131,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         goal, flag = self.job.goal(self.progress, self.epochs)
         self.reporter.say(f"this run has already done its {goal}: nothing to do (a higher {flag} goes on)")
         if not all(path.exists() for path in self.job.outputs.values()):
+            # A later run has moved them away, and this one was brought back by renaming its folder.
             weights = self.engine.model.state_dict()
             on_main(self.ranks, lambda: self.job.save_weights(weights, self.progress.update, is_last=True))
         self.reporter.say(self.written)
@@ -137,6 +140,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """Say what the run will do, and make it fast."""
         outlook: Outlook = self.job.outlook(self.progress)
         self.flops_per_token = outlook.flops_per_token
+        # Updates limit the run, and the job has worked out the epochs that they take.
         if outlook.epochs is not None:
             self.epochs = outlook.epochs
         describe(self, outlook)
@@ -194,6 +198,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             rate = self.job.learning_rate(update, self.progress)
             for number, batch in enumerate(update.batches):
                 is_last = number == len(update.batches) - 1
+                # This rank has no rows in the last micro-batches of an epoch, but goes through them with the others.
                 if batch is not None:
                     self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
                 self.progress.step += 1
@@ -294,6 +299,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         progress = self.progress
         progress.update += 1
         progress.tokens += update.totals.targets
+        # Behind the last row comes the first one of the next epoch.
         if update.end_row < update.n_rows:
             progress.epoch = update.epoch
             progress.row = update.end_row
@@ -322,6 +328,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     def log(self, epoch: Epoch[RecipeT, TotalsT], step: int, rate: float) -> None:
         """One log line: means over the tokens since the last one, over all ranks."""
+        # All ranks take part, though one writes the line.
         sums = self.engine.collect()
         if not self.ranks.is_main:
             return
@@ -359,6 +366,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         stop_signal = self.evaluate()
         if self.finished and not stop_signal:
             # No update comes that would be saved, and the evaluation is not to be done again.
+            # Otherwise the save below would find that this update was saved already.
             self.saved_update = -1
             self.save()
         return stop_signal

@@ -95,6 +95,7 @@ def load(folder: str) -> Tokenizer:
     except Exception as error:
         # The library raises nothing narrower.
         raise ValueError(f"{path}: not a tokenizer ({error})") from error
+    # `<|im_end|>` in a text is ten characters there, and not the end of anything.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -135,6 +136,7 @@ def count(tokenizer: Tokenizer, source: Source) -> Count:
     while batch := list(islice(documents, BATCH)):
         n_bytes += sum(len(text.encode("utf-8")) for text in batch)
         start = time.perf_counter()
+        # Only this is timed: reading the files is not the tokenizer's work.
         encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         seconds += time.perf_counter() - start
         n_tokens += sum(len(encoding.ids) for encoding in encodings)
@@ -171,6 +173,7 @@ def run(args: argparse.Namespace) -> None:
     weights = args.weights or [1.0] * len(sources)
     if len(weights) != len(sources):
         raise ValueError(f"--weights has {len(weights)} values for {len(sources)} sources; one for each --data_path")
+    # The 256 bytes are always there, so that a byte-level tokenizer can write any text.
     smallest = len(WORDPIECE_TOKENS) + 1 if args.type == "wordpiece" else len(SPECIAL_TOKENS) + 256
     if args.vocab_size < smallest:
         raise ValueError(

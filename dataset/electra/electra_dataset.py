@@ -141,8 +141,10 @@ def _uniform(bits: np.random.PCG64, n: int) -> Ints:
 class Totals(NamedTuple):
     """What an update trains, over all micro-batches and ranks."""
 
-    targets: int  # positions without padding: the discriminator's
-    masked: int  # the generator's
+    # Positions without padding: the discriminator's.
+    targets: int
+    # The generator's.
+    masked: int
 
 
 class Recipe(NamedTuple):

@@ -135,12 +135,18 @@ class Features(NamedTuple):
     """A file's examples. tokens: the ids of all sentences, one after the other; the rest arrays [N]."""
 
     tokens: Ints
-    begin: Ints  # of an example's first token
-    first: Ints  # tokens of its first sentence
-    second: Ints  # and of its second; 0 in single-sentence tasks
-    labels: Ints  # int64 classes or float32 scores; [0] for a test file
-    pair: Ints  # 0-d: whether the task has two sentences
-    skipped: Ints  # 0-d: lines of the file that were left out
+    # Of an example's first token.
+    begin: Ints
+    # Tokens of its first sentence.
+    first: Ints
+    # And of its second; 0 in single-sentence tasks.
+    second: Ints
+    # int64 classes or float32 scores; [0] for a test file.
+    labels: Ints
+    # 0-d: whether the task has two sentences.
+    pair: Ints
+    # 0-d: lines of the file that were left out.
+    skipped: Ints
 
     @property
     def lengths(self) -> Ints:
@@ -243,7 +249,8 @@ def read_features(path: Path) -> Features:
 class Totals(NamedTuple):
     """What an update trains, over all micro-batches and ranks."""
 
-    targets: int  # tokens without padding
+    # Tokens without padding.
+    targets: int
     examples: int
 
 
@@ -281,9 +288,12 @@ class GluePlan:
 class Batch(NamedTuple):
     """Examples, padded to one length."""
 
-    ids: torch.Tensor  # int64 [R, T]
-    mask: torch.Tensor  # int64 [R, T]: 1 where there is a token
-    types: torch.Tensor  # int64 [R, T]: 1 in the second sentence; CLS has the tokenizer's own
+    # int64 [R, T].
+    ids: torch.Tensor
+    # int64 [R, T]: 1 where there is a token.
+    mask: torch.Tensor
+    # int64 [R, T]: 1 in the second sentence; CLS has the tokenizer's own.
+    types: torch.Tensor
     labels: torch.Tensor  # [R]: int64 classes or float32 scores; [0] for a test file
 
     def to(self, device: torch.device | str) -> "Batch":

@@ -11,15 +11,20 @@ class Task(NamedTuple):
     """A task of the benchmark. `dev` and `test` are (suffix of the metrics' names, file), (leaderboard's name, file)."""
 
     folder: str
-    text: Words  # columns of the sentences
-    label: str  # column of the label
-    labels: Words  # its words, in the order of the classes; empty: a score from 0 to 5
+    # Columns of the sentences.
+    text: Words
+    # Column of the label.
+    label: str
+    # Its words, in the order of the classes; empty: a score from 0 to 5.
+    labels: Words
     metrics: Words
     epochs: int = 3
-    names: Words = ()  # columns of train and dev files, where these have no header
+    # Columns of train and dev files, where these have no header.
+    names: Words = ()
     dev: Files = (("", "dev.tsv"),)
     test: Files = ()
-    skip_short_lines: bool = False  # the public file has lines with too few fields
+    # The public file has lines with too few fields.
+    skip_short_lines: bool = False
 
     @property
     def outputs(self) -> int:

@@ -57,9 +57,11 @@ class Builder:
 
     place: Path
     name: str
-    meta: dict[str, Any]  # what is known before the first document is read
+    # What is known before the first document is read.
+    meta: dict[str, Any]
     files: list[Path]
-    stats: list[Stats]  # of the files when they were hashed
+    # Of the files when they were hashed.
+    stats: list[Stats]
     encode: BlockEncoder
     num_procs: int | None
     progress: bool

@@ -47,11 +47,16 @@ Numbers = Any
 class EncodedBlock:
     """The documents of a block, one after the other."""
 
-    tokens: Numbers  # uint16 or uint32
-    lengths: Numbers  # int64: tokens of each document
-    text_bytes: Numbers  # uint32: UTF-8 bytes of each document
-    hashes: Numbers  # uint64: hash of each document's text
-    bad: BadLines  # line numbers count from the start of the block
+    # uint16 or uint32.
+    tokens: Numbers
+    # int64: tokens of each document.
+    lengths: Numbers
+    # uint32: UTF-8 bytes of each document.
+    text_bytes: Numbers
+    # uint64: hash of each document's text.
+    hashes: Numbers
+    # Line numbers count from the start of the block.
+    bad: BadLines
     max_token_id: int = -1
 
 

@@ -35,7 +35,8 @@ class HasTokens(Protocol):
 class Documents(HasOffsets, HasTokens, Protocol):
     """Tokenised documents, numbered from 0: a TokenStore or a ConcatStore."""
 
-    fingerprint: str  # of the data and of how it was tokenised
+    # Of the data and of how it was tokenised.
+    fingerprint: str
 
     @property
     def text_bytes(self) -> Column:

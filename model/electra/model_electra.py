@@ -117,9 +117,11 @@ class Losses(NamedTuple):
     mlm: torch.Tensor
     disc: torch.Tensor
     sampled: torch.Tensor  # [R, K] what the generator put there
-    replaced: torch.Tensor  # bool [R, T]: the discriminator's labels
+    # bool [R, T]: the discriminator's labels.
+    replaced: torch.Tensor
     disc_logits: torch.Tensor  # [R, T]
-    correct: torch.Tensor  # 0-d: masked positions whose likeliest token is the right one
+    # 0-d: masked positions whose likeliest token is the right one.
+    correct: torch.Tensor
 
 
 class ElectraPretrainer(torch.nn.Module):

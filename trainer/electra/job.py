@@ -125,10 +125,14 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             settings.mask_style,
             settings.seed,
         )
+        # One rank of each machine reads all tokens: they have the same files.
         self.token_check = TokenCheck([self.store]) if self.ranks.local_rank == 0 else None
+        # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
         self.save_at = frozenset(save_points(settings))
+        # Networks that an earlier run has saved on its way.
         self.replaced = sorted(self.folder.glob("percent_*"))
+        # A vocabulary of its own is written before the first update.
         self.begun = [self.folder / OWN]
         row_layout = ("max_seq_len", "seed", "mask_share", "mask_style")
         self.identity = {
@@ -183,10 +187,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         percent = 100.0 if update >= settings.max_steps else save_points(settings).get(update)
         if percent is None:
             return
+        # What is published has the names that users expect; what was saved on the way lies below it.
         target = self.folder if percent == 100 else self.folder / f"percent_{percent:g}"
         target.mkdir(exist_ok=True)
+        # It would be drawn over our own.
         disable_progress_bar()
         for name in NETWORKS:
+            # Generator and discriminator are one module here, and two models on the disk.
             prefix = f"{name}."
             own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
             with atomic_folder(target / name, target / f"{self.folder.name}.{name}.tmp") as temporary:
@@ -208,6 +215,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         discriminator = self.model.discriminator.config
         per_position = flops_per_token(generator, discriminator, settings.max_seq_len, settings.mask_share)
         rows_per_update = settings.batch_size * settings.accumulation_steps * self.ranks.world_size
+        # The last update of an epoch may have fewer rows.
         updates_per_epoch = math.ceil(plan.n_rows / rows_per_update)
         positions_of_rank = settings.max_steps * settings.batch_size * settings.accumulation_steps * plan.T
         parameters = sum(p.numel() for p in self.model.parameters())

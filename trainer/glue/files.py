@@ -29,10 +29,14 @@ class Data(NamedTuple):
 
     name: str
     task: Task
-    key: str  # changes with the training file, the tokenizer and the length
-    train: GlueAssembler | None  # None: nothing is trained
-    dev: dict[str, GlueAssembler]  # {suffix of the metrics' names: ...}
-    test: dict[str, GlueAssembler]  # {leaderboard's name: ...}
+    # Changes with the training file, the tokenizer and the length.
+    key: str
+    # None: nothing is trained.
+    train: GlueAssembler | None
+    # {suffix of the metrics' names: ...}.
+    dev: dict[str, GlueAssembler]
+    # {leaderboard's name: ...}.
+    test: dict[str, GlueAssembler]
 
 
 def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:

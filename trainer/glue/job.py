@@ -116,6 +116,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             make_folder(folder)
             on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
         set_longest_text(command.tokenizer, self.model.config)
+        # Before trained weights are loaded: the identity says what the run has begun with.
         begins_with = weights_digest(self.model)
         if trained is not None:
             self.model.load_state_dict(load_file(trained))
@@ -125,14 +126,17 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
+        # eps=1e-6 as in the code that came with ELECTRA.
         groups = layer_groups(self.model, settings.weight_decay, settings.layer_decay)
         self.optimizer = build_adamw(groups, settings.learning_rate, eps=1e-6)
         if data.train is not None:
             self.assembler = data.train
         self.epochs = settings.epochs or data.task.epochs
         self.max_updates = settings.max_steps or UNLIMITED
+        # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
             self.save_at = range(settings.save_steps, sys.maxsize, settings.save_steps)
+        # What an earlier run of this seed may have left.
         self.replaced = [folder / "eval_results.json", *folder.glob("checkpoint-*[0-9]")]
         self.evaluates = bool(settings.do_eval)
         self.eval_interval = settings.eval_interval or 0
@@ -177,6 +181,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         else:
             done = progress.update
             total = int(self.max_updates)
+        # Warm-up and decay are two lines that meet, as in the published fine-tuning.
         factor = ENCODER_SCHEDULES["separate_linear"](done, total, int(self.settings.warmup_share * total))
         return self.settings.learning_rate * max(0.0, factor)
 
@@ -204,6 +209,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings
         plan = self.plan(0)
+        # None: the job's own number of epochs holds.
         epochs = None
         # The updates decide, as in the benchmark's own script; the epochs are those that they take.
         if settings.max_steps:
@@ -241,7 +247,9 @@ class GlueJob(Job[Ints, Batch, Totals]):
         rows_per_update = schedule(settings, self.ranks, self.data).rows_per_update
         rows = min(plan.n_rows * epochs, self.max_updates * rows_per_update)
         flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
+        # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
         full = GlueAssembler(self.features, self.command.encoder, settings.max_seq_len, full=True)
+        # In FLOPs, as compile_blocks weighs them against the seconds that compiling takes.
         saved = flops_per_position * (PLAIN_TIME * plan.width(settings.batch_size) - COMPILED_TIME * full.width)
         can_compile = is_known(self.model) and not settings.gradient_checkpointing
         choice = settings.use_compile if can_compile else "0"

@@ -38,6 +38,7 @@ def find_model(model_path: str) -> Path:
             cached = cached_file(str(model_path), "config.json", local_files_only=True)
             if cached is not None:
                 return Path(cached).parent
+    # The folder of an ELECTRA run holds two networks, and users name it as a whole.
     if (path / "discriminator" / "config.json").is_file():
         raise UserError(f"--model_path {model_path}: no config.json there; {path / 'discriminator'} has one")
     raise UserError(
@@ -79,7 +80,9 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
     if not settings.from_scratch:
         with user_errors():
             check_size(vocab_size, config.vocab_size, what)
+    # A regression has one output, which Hugging Face calls so.
     words = task.labels or ("LABEL_0",)
+    # A saved classifier may have its classes in another order; its answers would be read wrongly, without an error.
     saved = [word for _, word in sorted((config.id2label or {}).items())]
     if not settings.do_train and set(saved) == set(words) and saved != list(words):
         raise UserError(f"{what}: its classes are {', '.join(saved)}, in another order than {', '.join(words)}")
@@ -117,6 +120,7 @@ def load_pretrained(settings: GlueSettings, config: PretrainedConfig, folder: Pa
 def check_new(settings: GlueSettings, task: Task, model: Any, new: set[str]) -> None:
     """Errors: UserError where weights are new that must be pretrained, or, without training, any."""
     what = f"--model_path {settings.model_path}"
+    # A new pooler and a new head are what fine-tuning is for; a new encoder means that nothing was loaded.
     encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
     if encoder:
         raise UserError(f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}")
@@ -159,8 +163,10 @@ def check_positions(model: Any, settings: GlueSettings) -> None:
 class Checked(NamedTuple):
     """What is known of a model before hours are spent on it."""
 
-    lines: list[str]  # for the user, on what it lacks
-    dtype: torch.dtype  # of its products
+    # For the user, on what it lacks.
+    lines: list[str]
+    # Of its products.
+    dtype: torch.dtype
 
 
 def check_models(
@@ -185,6 +191,7 @@ def check_models(
 def layer_groups(model: Any, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
     """Optimiser groups with `lr_scale` = layer_decay ** exponent: 0 for the head, 1 for the top layer and so on down to
     the embeddings; each with and without weight decay. Every trainable parameter is in exactly one."""
+    # The number of its layer stands in a parameter's name: `layer.3.` of BERT and its kin, `layers.3.` of others.
     layer_of: dict[str, int] = {}
     for name, _ in model.named_parameters():
         match = re.search(r"\.layers?\.(\d+)\.", name)
@@ -194,8 +201,10 @@ def layer_groups(model: Any, weight_decay: float, layer_decay: float) -> list[di
     parts: dict[int, list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if name in layer_of:
+            # The top layer has 1, the lowest one n_layers.
             exponent = n_layers - layer_of[name]
         else:
+            # Below all layers are the embeddings, above them the head.
             exponent = n_layers + 1 if "embeddings" in name else 0
         parts.setdefault(exponent, []).append(parameter)
     groups = []
@@ -246,6 +255,7 @@ def compiled_shape(model: Any) -> tuple[int, int] | None:
 def forward(model: Any, batch: Batch) -> torch.Tensor:
     """Logits, float32 [R, outputs]."""
     shape = compiled_shape(model)
+    # Only the batches that it was compiled for: another shape would compile a second graph.
     is_for_it = model.training and shape == batch.ids.shape
     with eager_if(shape is not None and not is_for_it):
         return way_of(model)(model, batch).float()

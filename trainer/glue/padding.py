@@ -142,7 +142,8 @@ def leaves_padding_out(model: Any, way: Way, reference: torch.Tensor, longest: i
 
 class Outputs(NamedTuple):
     logits: torch.Tensor  # [R, outputs]
-    hidden: torch.Tensor  # what the encoder gives below the head, most often [R, T, H]
+    # What the encoder gives below the head, most often [R, T, H].
+    hidden: torch.Tensor
 
 
 def watched(model: Any, way: Way, batch: Batch) -> Outputs:

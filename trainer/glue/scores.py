@@ -86,6 +86,7 @@ class Evaluation:
                 return {}, stop_signal
             labels = assembler.features.labels
             loss = float(loss_sum(self.task, logits, torch.from_numpy(labels))) / len(labels)
+            # MNLI has two development files. The first one's loss is the one to follow.
             found.setdefault("val_loss", loss)
             for name, value in scores(self.task, logits, labels).items():
                 found[name + suffix] = value
@@ -102,6 +103,7 @@ class Evaluation:
         model = self.engine.model
         ranks = self.engine.ranks
         n = self.task.outputs
+        # Examples of like length stand together, so that little is padding.
         order = np.argsort(assembler.features.lengths, kind="stable")
         # A last row for stop requests: signal numbers, how many.
         logits = torch.zeros(len(order) + 1, max(n, 2))
@@ -140,6 +142,7 @@ def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:
     if task.labels:
         words = [task.labels[i] for i in found]
     else:
+        # The leaderboard takes scores from 0 to 5.
         words = [f"{score:.3f}" for score in found.clip(0, 5)]
     lines = ["index\tprediction\n"]
     for i, word in enumerate(words):
@@ -229,6 +232,7 @@ def predict(data: "Data", folder: Path, evaluation: Evaluation, say: Say) -> int
         if stop_signal:
             return stop_signal
         target = folder / "predictions" / f"{name}.tsv"
+        # All ranks have the same logits; one writes.
         on_main(evaluation.engine.ranks, partial(write_predictions, target, data.task, logits))
         say(f"predictions: {target}")
     return 0

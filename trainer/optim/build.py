@@ -19,14 +19,17 @@ class Options(NamedTuple):
     learning_rate: float
     weight_decay: float
     muon_lr: float
-    adam: dict[str, Any]  # further options of build_adamw
+    # Further options of build_adamw.
+    adam: dict[str, Any]
 
 
 class Kept(NamedTuple):
     """What an optimiser keeps for a parameter. A resume looks for it in a checkpoint before anything is taken over."""
 
-    moments: tuple[str, ...]  # tensors of the parameter's shape
-    counts: tuple[str, ...] = ()  # numbers
+    # Tensors of the parameter's shape.
+    moments: tuple[str, ...]
+    # Numbers.
+    counts: tuple[str, ...] = ()
 
 
 KEPT: dict[type[torch.optim.Optimizer], Kept] = {

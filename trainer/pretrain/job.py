@@ -57,6 +57,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     settings: PretrainSettings
     model: MiniMindForCausalLM
 
+    # These shape how a run goes on from here, and leave alone which document stands in which row.
     may_change = (
         "epochs",
         "learning_rate",
@@ -69,6 +70,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         "weight_decay",
     )
 
+    # They decide the first weights. A resume takes those of its checkpoint.
     only_at_start = ("from_weight", "init_scheme")
 
     mended_by = {
@@ -104,7 +106,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.stem = Path(settings.out_dir) / weight_name(settings.save_weight, self.config)
             self.outputs = {"weights": Path(f"{self.stem}.pth"), "config": Path(f"{self.stem}.json")}
             check_length(settings.max_seq_len, self.config)
+            # From here on no other run may write files of this name.
             claim(self.ranks, self.stem)
+            # A folder in the place of a file would be found out at the first save, hours later.
             on_main(self.ranks, lambda: check_kinds(self.stem, files=self.outputs.values()))
             self.corpus = open_corpus(settings, self.encoder, self.ranks)
             self._check_tokens()
@@ -118,9 +122,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.model, settings.learning_rate, settings.weight_decay, settings.optimizer, settings.muon_lr
         )
         self.n_sums = n_sums(self.config)
+        # Padding is not trained, so any id that the model has will do.
         pad_id = self.tokenizer.pad_token_id or 0
         self.assembler = Assembler(self.corpus.store, pad_id)
         self.validation = self.corpus.validation(pad_id)
+        # It reads all tokens in a thread. One rank of each machine does it, since all read the same files.
         self.token_check = self.corpus.token_check() if self.ranks.local_rank == 0 else None
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         self.shown = ("aux_loss", "grad_norm") if self.config.use_moe else ("grad_norm",)
@@ -138,6 +144,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _build_model(self) -> MiniMindForCausalLM:
         settings = self.settings
         config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
+        # Before the model is made: the system would end a process that asks for too much, without a line.
         check_memory(config, self.device)
         if settings.from_weight != "none":
             self._check_vocabulary(find_weight(settings.from_weight, config, Path(settings.out_dir)))
@@ -157,6 +164,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         """Whether the tokens of the data, the tokenizer and the model fit each other."""
         what = f"--tokenizer_path {self.settings.tokenizer_path}"
         check_size(self.encoder.vocab_size, self.config.vocab_size, what)
+        # Each document has them, so they do not count as known.
         added = (self.encoder.bos_id, self.encoder.eos_id)
         check_known(self.corpus.store.tokens, self.tokenizer.unk_token_id, f"--data_path, {what}", added)
         if self.corpus.max_token_id >= self.config.vocab_size:
@@ -176,6 +184,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def learning_rate(self, update: Update, progress: Progress) -> float:
         """Progress is counted in rows (see schedules.learning_rate)."""
         settings = self.settings
+        # Rows, not updates: with another batch size or another number of ranks the rate ends at the same value.
         done = (update.epoch + update.first_row / update.n_rows) / settings.epochs
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup_rows = settings.warmup_iters * settings.batch_size * self.ranks.world_size
@@ -203,6 +212,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         first = self.corpus.plan(0)
         per_token = flops_per_token(config, first.T)
         flops = per_token * first.n_rows * first.T * self.epochs / self.ranks.world_size
+        # Rounded up: the last micro-batch may have fewer rows.
         micro_batches = -(-first.n_rows // (settings.batch_size * self.ranks.world_size)) * self.epochs
         rows = self.corpus.plan(progress.epoch)
         parameters = sum(p.numel() for p in self.model.parameters())
@@ -231,6 +241,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def next_commands(self) -> list[NextCommand]:
         weight = "--weight {stem}.pth"
+        # The scripts take the repository's own tokenizer unless they are told of another.
         if self.settings.tokenizer_path != default_of(PretrainSettings, "tokenizer_path"):
             weight += f" --tokenizer_path {shlex.quote(self.settings.tokenizer_path)}"
         measure = f"python {{top}}scripts/evaluate.py perplexity {weight} --data_path my.txt"
@@ -302,7 +313,9 @@ def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path
         raise UserError(
             f"--from_weight {path} is a folder; scripts/export_hf.py --weight {path} --to_pth FILE makes a .pth of an export"
         )
+    # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
     by_name = out_dir / f"{weight_name(from_weight, config)}.pth"
+    # The name may also be whole but for its ending, with a folder or in --out_dir.
     whole_names = [path.with_name(f"{path.name}.pth"), out_dir / f"{path.name}.pth"]
     for candidate in (by_name, *whole_names):
         if candidate.is_file():

@@ -52,6 +52,7 @@ def check_form(state: Any) -> None:
         require(isinstance(state[name], kind), f"{name} is a {type(state[name]).__name__}, not a {kind.__name__}")
     for name in ("identity", "settings", "tracker_ids"):
         _check_plain(state[name], name)
+    # The resume computes with them.
     for name in ("batch_size", "accumulation_steps"):
         value = state["settings"].get(name)
         require(_is_count(value) and value > 0, f"settings: {name} is {_short(value)}")
@@ -61,6 +62,8 @@ def check_form(state: Any) -> None:
 
 def _check_plain(value: Any, name: str) -> None:
     """Text, numbers, and lists and dicts of them, in a bounded amount."""
+    # A list of what is still to be looked at, instead of a function that calls itself: a nesting of a million levels
+    # would end the process.
     waiting = [(value, 0)]
     seen = 0
     while waiting:
@@ -85,6 +88,7 @@ def check_fit(state: dict[str, Any], trainer: "Trainer", update: int) -> None:
 
     state: passed check_form, and is of this run's data, model and optimiser. update: the one that the file is named for.
     """
+    # From the cheap to the dear.
     check_progress(state["progress"], trainer.progress, update)
     check_weights(state["model"], trainer.engine.model.state_dict())
     check_engine(state["engine"], trainer.engine, update)
@@ -144,6 +148,7 @@ def check_engine(state: dict[str, Any], engine: Any, update: int) -> None:
     _check_scaler(state["scaler"])
     applied = update - skipped[0]
     optimizer = engine.optimizer
+    # Muon with AdamW: two optimisers behind one interface.
     together = getattr(optimizer, "optimizers", None)
     if together is None:
         _check_optimizer(state["optimizer"], optimizer, applied)
@@ -177,9 +182,11 @@ def _check_optimizer(state: dict[str, Any], own: torch.optim.Optimizer, applied:
         params = group.get("params")
         of_numbers = isinstance(params, list) and all(map(_is_count, params))
         require(of_numbers and params == my_group["params"], "optimizer: a group has other parameters")
+        # Rates and the like. The run has its own and does not take these over, but reads them.
         options = {str(name): value for name, value in group.items() if name != "params"}
         _check_plain(options, "optimizer: a group")
     require(isinstance(of_parameter, dict), "optimizer: its state is no dict")
+    # Every update so far was skipped, or there was none.
     if not of_parameter and applied <= 0:
         return
     parameters = [parameter for group in own.param_groups for parameter in group["params"]]
@@ -226,6 +233,7 @@ def check_rank(state: Any, name: str, n_sums: int, device_type: str) -> None:
         if state is None:
             continue
         _check_tensor(state, f"{name}: the random state of {kind}", None, torch.uint8)
+        # Of the device that this run has, the state must fit; one of another kind is kept for nothing.
         if kind == device_type:
             backend = torch.cuda if kind == "cuda" else torch.mps
             wanted = backend.get_rng_state().shape
@@ -259,6 +267,8 @@ def _has_own_memory(tensor: torch.Tensor) -> bool:
     if not tensor.numel():
         return True
     expected = 1
+    # From the dimension whose neighbours are nearest to the one whose are farthest: each stride must be the product of
+    # the sizes before it.
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
             continue

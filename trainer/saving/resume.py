@@ -47,9 +47,11 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
 
 def save(trainer: "Trainer") -> None:
     """Begin to write a checkpoint and the half-precision weights. A disk that is full is reported, and training goes on."""
+    # The end of a run and a signal may ask for the same save.
     if trainer.saved_update == trainer.progress.update:
         return
     trainer.saved_update = trainer.progress.update
+    # All ranks take part in this, and only rank 0 writes.
     state = state_dict(trainer)
     if not trainer.ranks.is_main:
         return
@@ -125,6 +127,7 @@ def resume(trainer: "Trainer") -> bool:
         hint = f" (rename {earlier} to {trainer.checkpoints.folder} to go on with the run before)" if earlier else ""
         say(f"--from_resume 1: there is no checkpoint yet, starting afresh{hint}")
         return False
+    # The other ranks, which were told the path alone.
     if state is None:
         state = load_checkpoint(path)
     trainer.engine.model.load_state_dict(state["model"])
@@ -133,6 +136,7 @@ def resume(trainer: "Trainer") -> bool:
     trainer.tracker_ids = state["tracker_ids"]
     trainer.seconds_before = state["seconds"]
     trainer.saved_update = trainer.progress.update
+    # Last: building the model and the optimiser has drawn random numbers.
     restore_rank(trainer, state["ranks"])
     announce_changes(trainer, state)
     progress = trainer.progress
@@ -180,6 +184,7 @@ def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
                 f"warning: --{name} {now.get(name)} has no effect: the run goes on from its checkpoint, which began with "
                 f"{before.get(name)}"
             )
+    # As many ranks as have left their state.
     rows_before = before["batch_size"] * before["accumulation_steps"] * len(state["ranks"])
     rows_now = now["batch_size"] * now["accumulation_steps"] * trainer.ranks.world_size
     if rows_before != rows_now:
