@@ -54,8 +54,8 @@ class _Packer:
 
     def place(self, length: int, count: int) -> None:
         """Put `count` pieces of one length into the fullest rows that have room, and what is left into new rows."""
-        # Rows that take pieces here end with less room than `length`, or with the last piece. So none comes back into this
-        # list, and it can be made once.
+        # A row that takes pieces here ends with less room than `length`, unless the pieces run out, which ends the loop. So
+        # no row comes back into this list, and it can be made once.
         fullest_first = np.flatnonzero(self.occupied[length:]) + length
         for free in [*fullest_first.tolist(), self.T]:
             if not count:

@@ -13,7 +13,7 @@ from dataset.loader import Batch, ceil_div, gather
 from dataset.packing import EpochPlan, chunks
 from dataset.reading.file_kinds import find_files
 from dataset.sources import ConcatStore, Mixture, split_by_hash, sum_of_targets, text_bytes
-from dataset.store.check import TokenCheck
+from dataset.store.check import DigestCheck
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
 from dataset.store.token_store import open_or_build
@@ -215,12 +215,12 @@ class Corpus:
         self._last_plan = (epoch, plan)
         return plan
 
-    def token_check(self) -> TokenCheck:
+    def digest_check(self) -> DigestCheck:
         """What looks at the tokens of all stores of this run while it trains."""
         stores = [*self.stores]
         if isinstance(self.val_store, TokenStore) and self.val_store is not self.store:
             stores.append(self.val_store)
-        return TokenCheck(stores)
+        return DigestCheck(stores)
 
     def layout(self) -> dict[str, object]:
         """What decides, beside the data, which document stands in which row: a resume must not change it."""

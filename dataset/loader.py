@@ -16,7 +16,8 @@ from dataset.store.interface import Column, HasTokens, Ints
 
 # The target of a position that has none.
 IGNORE = -100
-# On CUDA the ranks learn of a request to stop one update after it was made, so it must be known two before.
+# Updates whose batches are ready beyond the one that is computed. When a rank's loader fails, the others learn of it with
+# its next update, on CUDA one later. So long this rank must be able to take part.
 UPDATES_AHEAD = 2
 
 # A NamedTuple. That its constructor takes its own parts is more than a type can say: hence the Any.

@@ -146,9 +146,9 @@ class EpochPlan:
         one length are in random order in that list, and the rows get random places in the epoch. So what shares a row,
         and when it comes, differs from epoch to epoch, and the rows are as full as best-fit makes them.
 
-        Twice one sort of keys does it. First the keys carry the length of each piece, and give the list. Then the length
-        is overwritten by the piece's row, and sorting again gives the pieces row by row. The test has the same with lists,
-        piece by piece.
+        Two sorts of one array of keys do this. First the keys carry the length of each piece, and give the list. Then the
+        length is overwritten by the piece's row, and sorting again gives the pieces row by row. The same with lists, piece
+        by piece, stands in tests/dataset/test_packing.py.
         """
         runs, room = best_fit(counts, self.T)
         self.n_rows = 0

@@ -36,11 +36,11 @@ class Backend:
     def block(
         self, block: "Block", x: torch.Tensor, layout: "Layout", past_key_values: "Cache | None"
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the block makes of x [B, T, H]: see `Block.compute`."""
+        """What the block makes of x [B, T, H]. A hook: a compiled backend puts a compiled `Block.compute` here."""
         return block.compute(x, layout, past_key_values)
 
     def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """hidden [N, H], weight of the head [V, H], targets [N] (-100: none) -> sum over the targets, 0-d fp32."""
+        """hidden [B*T, H], weight of the head [V, H], targets [B*T] (-100: none) -> sum over the targets, 0-d fp32."""
         return chunked_cross_entropy(hidden, weight, targets)
 
 
@@ -48,12 +48,14 @@ PLAIN = Backend()
 
 
 class Layout(NamedTuple):
-    """What all layers have to know of the rows that they compute."""
+    """What all layers have to know of the rows that they compute, and the way to compute them."""
 
-    cos: torch.Tensor  # [B or 1, 1, T, D]: see `rope_tables`
+    # Both [B or 1, 1, T, D]: see `rope_tables`.
+    cos: torch.Tensor
     sin: torch.Tensor
     # Which keys each query sees, as `backend` takes it.
     mask: Mask
-    segments: torch.Tensor | None  # [B*T]: whose balance each token counts for, see `moe.balance_loss`
+    # [B*T]: the group within which the experts of a token are to be balanced, see `moe.balance_loss`.
+    segments: torch.Tensor | None
     num_segments: int
     backend: Backend

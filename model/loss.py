@@ -11,54 +11,58 @@ from model.products import compute_dtype
 CHUNK_ROWS = 2048
 
 
-class _Softmax(NamedTuple):
-    """What the loss and its gradient share. kept and at [n, 1]: whether a row has a target, and which; -100 is 0 in `at`."""
+class _SoftmaxTerms(NamedTuple):
+    """What the loss and its gradient share."""
 
-    # 0-d: cross-entropy summed over the targets.
+    # Cross-entropy summed over the targets, 0-d.
     loss: torch.Tensor
-    # fp32 [n, V]: exp(score - highest score).
-    powers: torch.Tensor
-    # fp32 [n, 1]: their sum.
-    total: torch.Tensor
-    kept: torch.Tensor
-    at: torch.Tensor
+    # exp(logit - largest logit of the row), fp32 [n, V].
+    exp_logits: torch.Tensor
+    # The sum of a row's exp_logits, fp32 [n, 1]: softmax = exp_logits / denominator.
+    denominator: torch.Tensor
+    # Whether a row has a target, [n, 1].
+    has_target: torch.Tensor
+    # Which, [n, 1]; 0 where there is none.
+    target_ids: torch.Tensor
 
 
-def _softmax(logits: torch.Tensor, targets: torch.Tensor) -> _Softmax:
-    """logits [n, V], targets [n] -> the parts of -log(softmax(logits)[target]) = log(total) + top - score[target]."""
-    scores = logits.float()
-    top = scores.amax(dim=-1, keepdim=True)
-    powers = (scores - top).exp_()
-    total = powers.sum(dim=-1, keepdim=True)
-    kept = (targets != -100).unsqueeze(1)
-    at = targets.clamp(min=0).unsqueeze(1)
-    loss = ((total.log() + top - scores.gather(1, at)) * kept).sum()
-    return _Softmax(loss, powers, total, kept, at)
+def _softmax_terms(logits: torch.Tensor, targets: torch.Tensor) -> _SoftmaxTerms:
+    """logits [n, V], targets [n] -> the terms of -log softmax(logits)[target] = log(denominator) + row_max - logit[target]."""
+    logits = logits.float()
+    # Without it exp would overflow.
+    row_max = logits.amax(dim=-1, keepdim=True)
+    exp_logits = (logits - row_max).exp_()
+    denominator = exp_logits.sum(dim=-1, keepdim=True)
+    has_target = (targets != -100).unsqueeze(1)
+    target_ids = targets.clamp(min=0).unsqueeze(1)
+    loss = ((denominator.log() + row_max - logits.gather(1, target_ids)) * has_target).sum()
+    return _SoftmaxTerms(loss, exp_logits, denominator, has_target, target_ids)
 
 
-def logit_gradients(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def loss_and_gradient(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [n, V], targets [n] -> (cross-entropy summed over the targets, its gradient for the logits, in their dtype)."""
-    loss, powers, total, kept, at = _softmax(logits, targets)
+    loss, exp_logits, denominator, has_target, target_ids = _softmax_terms(logits, targets)
     ids = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32)
     # Compared, not scattered: the compiler cannot fuse a scatter with the loop.
-    one_hot = ids == at.int()
+    one_hot = ids == target_ids.int()
     # softmax - one_hot, and 0 in rows without a target.
-    return loss, powers.mul_(kept / total).sub_(one_hot * kept.float()).to(logits.dtype)
+    gradient = exp_logits.mul_(has_target / denominator).sub_(one_hot * has_target.float())
+    return loss, gradient.to(logits.dtype)
 
 
-LogitGradients = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+LossAndGradient = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def chunked_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     targets: torch.Tensor,
-    logit_gradients: LogitGradients = logit_gradients,
+    loss_and_gradient: LossAndGradient = loss_and_gradient,
 ) -> torch.Tensor:
     """hidden [N, H], weight [V, H], targets [N] (-100: none) -> cross-entropy summed over the targets, 0-d fp32.
 
     The product runs in autocast's dtype, the loss in fp32; at most CHUNK_ROWS rows of logits exist at a time.
-    logit_gradients: the function above, compiled or not. Where no gradient is recorded none is computed: one product
+    loss_and_gradient: the function above, compiled or not. Where no gradient is recorded none is computed: one product
     with the weight instead of three.
     """
     # Asked here: within the Function's forward the gradient mode is always off, and `needs_input_grad` says True of
@@ -66,20 +70,20 @@ def chunked_cross_entropy(
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     dtype = compute_dtype(hidden)
     if wanted:
-        return _ChunkedCrossEntropy.apply(hidden, weight, targets, dtype, logit_gradients)
+        return _ChunkedCrossEntropy.apply(hidden, weight, targets, dtype, loss_and_gradient)
     total = hidden.new_zeros((), dtype=torch.float32)
     with torch.autocast(hidden.device.type, enabled=False):
         for rows, _, logits in _chunks(hidden, weight.to(dtype)):
-            total += _softmax(logits, targets[rows]).loss
+            total += _softmax_terms(logits, targets[rows]).loss
     return total
 
 
-def _chunks(hidden: torch.Tensor, half_weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+def _chunks(hidden: torch.Tensor, cast_weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """(rows, their hidden states, their logits) of each chunk, in the dtype of the weight."""
     for start in range(0, len(hidden), CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
-        h = hidden[rows].to(half_weight.dtype)
-        yield rows, h, h @ half_weight.T
+        h = hidden[rows].to(cast_weight.dtype)
+        yield rows, h, h @ cast_weight.T
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -97,18 +101,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         targets: torch.Tensor,
         dtype: torch.dtype,
-        logit_gradients: LogitGradients,
+        loss_and_gradient: LossAndGradient,
     ) -> torch.Tensor:
         """See `chunked_cross_entropy`; dtype: of the products."""
-        half_weight = weight.to(dtype)
+        cast_weight = weight.to(dtype)
         total = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows, h, logits in _chunks(hidden, half_weight):
-                loss, d_logits = logit_gradients(logits, targets[rows])
+            for rows, h, logits in _chunks(hidden, cast_weight):
+                loss, d_logits = loss_and_gradient(logits, targets[rows])
                 total += loss
-                grad_hidden[rows] = d_logits @ half_weight
+                grad_hidden[rows] = d_logits @ cast_weight
                 grad_weight += d_logits.T @ h
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total

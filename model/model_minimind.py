@@ -282,7 +282,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         if position_ids is None:
             position_ids = torch.arange(T, device=x.device).unsqueeze(0)
         segments = self.segments(B, T, document_ids, x.device)
-        # Before the pass, not after it: gradient checkpointing counts once more in the backward pass.
+        # Before the pass, not after it: with gradient checkpointing the backward pass counts every token once more.
         for mlp in self._expert_layers():
             mlp.slots.zero_()
         backend = self._backend(x)

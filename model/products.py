@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# Of the rows, in a weight's gradient.
+# Parts of the rows in the product that makes a weight's gradient.
 PARTS = 4
 
 

@@ -6,7 +6,7 @@ whole update over all micro-batches and ranks, so the objective divides by the r
 be scaled again afterwards. `loss` (0-d) is this micro-batch's share of the update's loss; `sums` (1-d, float32, detached)
 are the quantities to add up for the log.
 
-A loss or a gradient that is not finite must not reach the weights. So an update has three steps:
+A loss or a gradient that is not finite must not reach the weights. So an update has three stages:
 
 1. The ranks add up their gradients, and with them, in the same message, what they have to tell each other: whether one of
    them had a loss that was not finite, was asked to stop, or was asked to save.
@@ -14,8 +14,8 @@ A loss or a gradient that is not finite must not reach the weights. So an update
 3. A good one is applied. A bad one leaves weights and optimiser as they are, and is counted.
 
 The answer is a number on the device. Reading it makes the host wait until the device has done all its work, and then the
-device waits for the host. On CUDA nothing here reads it: the fused optimiser looks at it on the device, and the host
-learns of an update's outcome while the next one runs.
+device waits for the host. With a fused optimiser on CUDA nothing here reads it: the optimiser looks at it on the device,
+and the host learns of an update's outcome while the next one runs. Another optimiser costs one wait for each update.
 """
 
 import contextlib
@@ -151,7 +151,7 @@ class Engine(Generic[BatchT, TotalsT]):
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
 
-        # `_all_reduce` has given one of zeros to each parameter that had none.
+        # `_all_reduce` has put zeros in the place of missing ones.
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
@@ -222,7 +222,7 @@ class Engine(Generic[BatchT, TotalsT]):
         return [_outcome(host, where)]
 
     def collect(self) -> list[float]:
-        """The sums of all ranks since the last call, as floats (on rank 0; the other ranks get their own)."""
+        """The sums of all ranks since the last call, as floats (on rank 0; on the others they mean nothing)."""
         sums = self.sums
         if self.ranks.world_size > 1:
             if dist.get_backend() == "gloo":

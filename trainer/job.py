@@ -2,7 +2,7 @@
 
 A *job* is what differs between pretraining, ELECTRA and GLUE: data, model, loss, learning rate, what is logged and what is
 saved. A *Trainer* (trainer/loop.py) is what does not differ: the loop, updates, checkpoints, signals and reports. Neither
-looks into the other. CONTRIBUTING.md has a job of about sixty lines.
+looks into the other. CONTRIBUTING.md has a small one.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ import torch
 
 from common.wording import counted
 from dataset.loader_workers import Loadable, MakesBatches
-from dataset.store.check import TokenCheck
+from dataset.store.check import DigestCheck
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
@@ -157,7 +157,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     settings: RunSettings
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    # Of matrix products.
+    # The precision of matrix products.
     dtype: torch.dtype
     # assembler[recipe] is a batch. A worker process gets a copy of it.
     assembler: MakesBatches[RecipeT, BatchT]
@@ -174,7 +174,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     outputs: Mapping[str, Path]
     # What else an earlier run of this name may have left. A fresh run moves it away.
     replaced: Sequence[Path] = ()
-    # The part of `replaced` that a run leaves before it has saved anything.
+    # Those of `replaced` that a run has written before its first save.
     begun: Sequence[Path] = ()
     # Updates after which the run is saved, beside those of --save_interval.
     save_at: Container[int] = frozenset()
@@ -192,8 +192,8 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     shown: Sequence[str] = ("grad_norm",)
     # What the report draws, in this order.
     charts: Sequence[Chart] = COMMON
-    # The check of all token ids, which runs in a thread on one rank of a machine.
-    token_check: TokenCheck | None = None
+    # Compares the SHA-256 of the token files with what was written, in a thread on one rank of each machine.
+    digest_check: DigestCheck | None = None
 
     # Whether `evaluate` gives figures, and the micro-batches from one evaluation to the next; 0: only one, at the end.
     evaluates: bool = False

@@ -41,7 +41,7 @@ def launch(
         at_end.callback(release_all)
         ranks, device = init_distributed_mode(settings.device, settings.dist_timeout, ddp)
         exit_code = train(settings, Surroundings(ranks, device, signals, launch_line(script, argv)))
-        # Not after an error: the other ranks are not where they could take part.
+        # After an error this is not reached, and the other ranks would not reach it either.
         if dist.is_initialized():
             # A launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done.
             dist.barrier()

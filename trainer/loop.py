@@ -26,9 +26,11 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving import resume
 from trainer.saving.checkpoint import Checkpoints, remove_temporaries
 
-# A stop signal must not wait for longer.
+# How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
-# Asks the other ranks to stop in the place of a signal's number. With some ranks' signals the mean stays above them.
+# A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed. What
+# comes back is the mean over the ranks that asked. So it may be the number of no signal, but with one loader failure in it,
+# it is larger than any signal's number as long as fewer than a thousand ranks ask.
 LOADER_FAILED = 1 << 16
 LARGEST_SIGNAL = 64
 # A run of fewer FLOPs, some tens of seconds, is not kept waiting for a measurement of the machine.
@@ -44,7 +46,7 @@ class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
 
 
 class Trainer(Generic[RecipeT, BatchT, TotalsT]):
-    """Trains a Job in its Surroundings. Everything that changes while a run goes on is an attribute of this object.
+    """Trains a Job in its Surroundings, and owns what changes while a run goes on.
 
     epochs, max_updates: where the run ends. progress: where it stands. all_updates: of the whole run, as the epoch
     that is under way expects. flops_per_token, product_rate: for the log; 0 where they are not known. tracker_ids:
@@ -260,9 +262,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     def after_update(self, epoch: Epoch[RecipeT, TotalsT], update: Update[BatchT, TotalsT], rate: float) -> int:
         """Count, log, evaluate and save. Returns the number of a stop signal that any rank got, or 0."""
         progress = self.progress
-        # It reads the whole store in a thread of its own, and tells here of an id that the model does not have.
-        if self.job.token_check:
-            self.job.token_check.raise_if_damaged()
+        # It reads the whole store in a thread, and raises here once it has found that tokens.bin is not what was written.
+        if self.job.digest_check:
+            self.job.digest_check.raise_if_damaged()
         steps_before = progress.step + 1 - len(update.batches)
         step = update.first_step + len(update.batches) - 1
         self.count(update)
@@ -289,8 +291,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 stop_signal = self.evaluate()
         if saving or stop_signal:
             # By now it has long ended, unless this is the beginning or the data is huge.
-            if self.job.token_check:
-                self.job.token_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
+            if self.job.digest_check:
+                self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
             self.save()
         return stop_signal
 

@@ -51,8 +51,8 @@ class Builder:
     that name. The writer makes it durable from time to time, so a build that is killed goes on where it was. When it is
     complete, one rename gives it its name: a folder with that name is always a whole store.
 
-    For `--shard k/n` each process makes one part, a store of every n-th block of the corpus, with a list of where its
-    blocks belong. Whoever finishes last puts the parts together.
+    For `--shard k/n` each process makes one part, a store of the blocks that `Dealing` gives to shard k, with a list of
+    where they belong. Whoever finishes last puts the parts together.
     """
 
     place: Path

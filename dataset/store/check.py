@@ -1,4 +1,4 @@
-"""Looks at the tokens of a store once, beside the training that reads them."""
+"""Whether the tokens of a store are what was written, found out beside the training that reads them."""
 
 import contextlib
 import threading
@@ -8,7 +8,7 @@ from common.files import file_digest
 from dataset.store.format import CHECKED_AT_ONCE, TokenStore
 
 
-class TokenCheck:
+class DigestCheck:
     """Compares the SHA-256 of each store's tokens.bin with the one in its meta.json, in a thread of its own.
 
     The other files, and the tokens of a small store, are checked when it is opened. The thread starts with the
@@ -30,7 +30,7 @@ class TokenCheck:
         if not self.stores:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="token check", daemon=True)
+            self._thread = threading.Thread(target=self._look, name="digest check", daemon=True)
             self._thread.start()
         if wait_s and self._thread.is_alive():
             self._thread.join(wait_s)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dataset.reading.documents import Block, sizes_of_sections, split_into_blocks
 
-# Raised when the same data would be dealt out in another way.
+# Raise this number when the same data is dealt out in another way, so that no old parts are put together with new ones.
 VERSION = 2
 # Of the mean part: larger sections are shared. With smaller ones no part gets much more than the mean and a quarter.
 SHARED_FROM = 1 / 4

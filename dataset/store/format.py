@@ -36,7 +36,7 @@ class TokenStore:
     doc_hash   uint64 [documents]: hash of the text, for splits by content
 
     Sizes and the SHA-256 of the files are checked here, against meta.json, which carries its own. Only the tokens of a
-    large store are left to `TokenCheck` (check.py), which reads them beside the training.
+    large store are left to `DigestCheck` (check.py), which reads them beside the training.
     Errors: DamagedStore.
     """
 

@@ -27,7 +27,7 @@ from dataset.store.format import TokenStore
 from dataset.store.places import first_writable, user_cache
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# Raised when the same input would give another store.
+# Raise this number when the same input gives another store, so that no old one is taken for it.
 FORMAT = 1
 
 

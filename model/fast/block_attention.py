@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-# In a row. With more blocks the products get small, with fewer more of each is masked; 8 were no faster.
+# Blocks of queries in a row. With more of them the products get small, with fewer more of each is masked; 8 were no faster.
 BLOCKS = 4
 
 
@@ -53,8 +53,9 @@ def block_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: tor
 class _BlockAttention(torch.autograd.Function):
     """Softmax attention of each block, with a backward pass that keeps the probabilities.
 
-    For a query, power = exp(score - highest score) and total = sum of its powers. Attention is sum(power * v) / total.
-    The powers are kept as they are, and the output is divided: it has D numbers for each query where the powers have S.
+    For a query, exp_score = exp(score - largest score), and denominator = the sum of its exp_scores over the keys.
+    Attention is sum(exp_score * v) / denominator. The exp_scores are kept as they are, and the output is divided: it has D
+    numbers for each query where the exp_scores have S.
     """
 
     @staticmethod
@@ -64,26 +65,26 @@ class _BlockAttention(torch.autograd.Function):
         """k, v [B*G, T, D]; for each block a mask [B, 1, W, S] and queries [B*G, W*R, D] -> [B*G, W*R, D] each."""
         scale = k.shape[2] ** -0.5
         outputs = []
-        totals = []
-        powers = []
+        denominators = []
+        exp_scores_of_all = []
         for q, mask in zip(queries, masks, strict=True):
             B, _, W, S = mask.shape
             R = q.shape[1] // W
             scores = q @ k[:, :S].transpose(1, 2)  # [B*G, W*R, S]
             scores = scores.view(B, -1, W, R, S).float() * scale + mask.unsqueeze(3).float()
-            power = (scores - scores.amax(dim=-1, keepdim=True)).exp().to(q.dtype).view(len(q), -1, S)
-            # The total is of the rounded powers, because it is these that v is multiplied with.
-            total = power.float().sum(dim=-1, keepdim=True)
-            outputs.append(((power @ v[:, :S]).float() / total).to(q.dtype))
-            totals.append(total)
-            powers.append(power)
+            exp_scores = (scores - scores.amax(dim=-1, keepdim=True)).exp().to(q.dtype).view(len(q), -1, S)
+            # Summed after rounding, because v is multiplied with the rounded ones.
+            denominator = exp_scores.float().sum(dim=-1, keepdim=True)
+            outputs.append(((exp_scores @ v[:, :S]).float() / denominator).to(q.dtype))
+            denominators.append(denominator)
+            exp_scores_of_all.append(exp_scores)
         ctx.n_blocks = len(queries)
-        ctx.save_for_backward(k, v, *queries, *outputs, *totals, *powers)
+        ctx.save_for_backward(k, v, *queries, *outputs, *denominators, *exp_scores_of_all)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """With p = power / total: d score = p * (d p - sum over keys of d p * p).
+        """With p = exp_score / denominator: d score = p * (d p - sum over keys of d p * p).
 
         That sum over S keys equals the sum over D of (d output * output), which is shorter.
         """
@@ -91,21 +92,23 @@ class _BlockAttention(torch.autograd.Function):
         n = ctx.n_blocks
         queries = saved[:n]
         outputs = saved[n : 2 * n]
-        totals = saved[2 * n : 3 * n]
-        powers = saved[3 * n :]
+        denominators = saved[2 * n : 3 * n]
+        exp_scores_of_all = saved[3 * n :]
         scale = k.shape[2] ** -0.5
         d_queries = []
         # Every block adds to the gradients of the keys that it saw, in fp32.
         d_k = torch.zeros_like(k, dtype=torch.float32)
         d_v = torch.zeros_like(v, dtype=torch.float32)
-        for q, output, total, power, grad in zip(queries, outputs, totals, powers, grads, strict=True):
-            S = power.shape[2]
-            grad = grad.float() / total
+        for q, output, denominator, exp_scores, grad in zip(
+            queries, outputs, denominators, exp_scores_of_all, grads, strict=True
+        ):
+            S = exp_scores.shape[2]
+            grad = grad.float() / denominator
             mean = (grad * output.float()).sum(dim=-1, keepdim=True)  # [B*G, W*R, 1]
             grad = grad.to(q.dtype)
-            d_power = (grad @ v[:, :S].transpose(1, 2)).float()
-            d_scores = (power.float() * (d_power - mean) * scale).to(q.dtype)
+            d_exp_scores = (grad @ v[:, :S].transpose(1, 2)).float()
+            d_scores = (exp_scores.float() * (d_exp_scores - mean) * scale).to(q.dtype)
             d_queries.append(d_scores @ k[:, :S])
             d_k[:, :S] += d_scores.transpose(1, 2) @ q
-            d_v[:, :S] += power.transpose(1, 2) @ grad
+            d_v[:, :S] += exp_scores.transpose(1, 2) @ grad
         return d_k.to(k.dtype), d_v.to(v.dtype), None, *d_queries

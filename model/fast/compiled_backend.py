@@ -13,7 +13,7 @@ from model.backend import Backend, Layout, Mask
 from model.config import MiniMindConfig
 from model.fast.block_attention import additive_mask, block_attention
 from model.fast.flex_attention import flex_attend, flex_mask, flex_works
-from model.loss import chunked_cross_entropy, logit_gradients
+from model.loss import chunked_cross_entropy, loss_and_gradient
 from model.products import compute_dtype
 
 if TYPE_CHECKING:
@@ -31,11 +31,14 @@ class CompiledBackend(Backend):
     def __init__(self, block_class: "type[Block]", shape: tuple[int, int] | None = None) -> None:
         # One compilation serves all blocks: they differ in their weights only.
         self._compiled_block = torch.compile(block_class.compute, dynamic=False)
-        self._compiled_gradients = torch.compile(logit_gradients, dynamic=False)
+        self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
         self.shape = shape
 
     def serves(self, x: torch.Tensor) -> bool:
-        """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for."""
+        """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for.
+
+        Without a shape given, the first micro-batch that comes sets it.
+        """
         B, T, _ = x.shape
         if self.shape is None:
             self.shape = (B, T)

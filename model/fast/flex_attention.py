@@ -1,4 +1,4 @@
-"""Attention of packed training rows on a GPU: FlexAttention skips the blocks of keys that no document lets see.
+"""Attention of packed training rows on a GPU: FlexAttention skips blocks of keys that no query of a block may see.
 
 PyTorch's module is imported only where it is used: it loads the compiler, which takes a second that a CPU need not spend.
 

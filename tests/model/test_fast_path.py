@@ -11,7 +11,7 @@ from model import moe
 from model.attention import document_mask
 from model.checkpointing import recompute_layers
 from model.fast.block_attention import additive_mask, block_attention
-from model.loss import logit_gradients
+from model.loss import loss_and_gradient
 from model.products import projections
 from tests.model.test_training_losses import KINDS, batches, every_kind, gradients, tiny
 from trainer.machine import compiling
@@ -52,7 +52,7 @@ def test_logit_gradients_are_those_of_cross_entropy():
     torch.manual_seed(0)
     logits = (5 * torch.randn(9, 17)).requires_grad_()
     targets = torch.tensor([0, 16, -100, 3, 3, -100, 5, 1, 2])
-    loss, grad = logit_gradients(logits.detach(), targets)
+    loss, grad = loss_and_gradient(logits.detach(), targets)
     reference = F.cross_entropy(logits, targets, reduction="sum")
     torch.testing.assert_close(loss, reference)
     torch.testing.assert_close(grad, *torch.autograd.grad(reference, logits), atol=1e-6, rtol=1e-5)

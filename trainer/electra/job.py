@@ -15,7 +15,7 @@ from common.wording import counted
 from dataset.corpus import repeated_sources
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.store.check import TokenCheck
+from dataset.store.check import DigestCheck
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
@@ -126,7 +126,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             settings.seed,
         )
         # One rank of each machine reads all tokens: they have the same files.
-        self.token_check = TokenCheck([self.store]) if self.ranks.local_rank == 0 else None
+        self.digest_check = DigestCheck([self.store]) if self.ranks.local_rank == 0 else None
         # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
         self.save_at = frozenset(save_points(settings))

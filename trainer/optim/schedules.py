@@ -40,15 +40,16 @@ def constant(progress: float) -> float:
 SCHEDULES = {"minimind": minimind, "cosine": cosine, "wsd": wsd, "linear": linear, "constant": constant}
 
 
-def learning_rate(progress: float, warmup_progress: float, lr: float, schedule: str = "minimind") -> float:
-    """The rate of an update that starts at `progress` (0 to 1 of all rows of the run).
+def learning_rate(done: float, warmup_done: float, lr: float, schedule: str = "minimind") -> float:
+    """The rate of an update that starts when the share `done` (0 to 1) of all rows of the run is done.
 
-    warmup_progress: share of the warm-up done at the end of this update; from 1 on it has no effect.
-    Progress is counted in rows rather than micro-batches, so that the same global batch gets the same rate however it
-    is cut into micro-batches and ranks.
+    warmup_done: share of the warm-up done at the end of this update; from 1 on it has no effect. At its end, because the
+    first update would otherwise have a rate of 0.
+    Rows are counted, not micro-batches: the same global batch has the same place on the schedule however it is cut into
+    micro-batches and ranks. The warm-up alone depends on the cut, because --warmup_iters counts micro-batches.
     """
     # The order of the factors decides the last bit of the rate.
-    return lr * SCHEDULES[schedule](progress) * min(1.0, warmup_progress)
+    return lr * SCHEDULES[schedule](done) * min(1.0, warmup_done)
 
 
 # ------------------- factors by t updates done of T, the first w of them a warm-up, for ELECTRA and fine-tuning

@@ -127,7 +127,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.assembler = Assembler(self.corpus.store, pad_id)
         self.validation = self.corpus.validation(pad_id)
         # It reads all tokens in a thread. One rank of each machine does it, since all read the same files.
-        self.token_check = self.corpus.token_check() if self.ranks.local_rank == 0 else None
+        self.digest_check = self.corpus.digest_check() if self.ranks.local_rank == 0 else None
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         self.shown = ("aux_loss", "grad_norm") if self.config.use_moe else ("grad_norm",)
         self.evaluates = bool(self.validation)
@@ -182,7 +182,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return pretrain_loss(self.model, batch, totals)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        """Progress is counted in rows (see schedules.learning_rate)."""
+        """See schedules.learning_rate, which counts in rows."""
         settings = self.settings
         # Rows, not updates: with another batch size or another number of ranks the rate ends at the same value.
         done = (update.epoch + update.first_row / update.n_rows) / settings.epochs
@@ -208,7 +208,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def outlook(self, progress: Progress) -> Outlook:
         settings, config = self.settings, self.config
-        # Whatever the epoch: a resume decides as the first start did. The plans that this looks at are not kept.
+        # Of epoch 0 whatever comes next: a resume decides on compiling as the first start did.
         first = self.corpus.plan(0)
         per_token = flops_per_token(config, first.T)
         flops = per_token * first.n_rows * first.T * self.epochs / self.ranks.world_size

@@ -22,7 +22,7 @@ from dataset.store import builder, file_digests
 from dataset.store import check as store_check
 from dataset.store import format as store_format
 from dataset.store import writer as store_writer
-from dataset.store.check import TokenCheck
+from dataset.store.check import DigestCheck
 from dataset.store.format import TokenStore
 from dataset.store.token_store import build_shard, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -503,12 +503,12 @@ def test_damaged_tokens_of_a_large_store_are_noticed_beside_the_training(tmp_pat
     monkeypatch.setattr(store_check, "CHECKED_AT_ONCE", 0)
     path = write(tmp_path / "a.jsonl")
     folder = open_or_build(path, encoder, progress=False).folder
-    TokenCheck([TokenStore(folder)]).raise_if_damaged(wait_s=60)
+    DigestCheck([TokenStore(folder)]).raise_if_damaged(wait_s=60)
     tokens = bytearray((folder / "tokens.bin").read_bytes())
     tokens[100] ^= 1
     (folder / "tokens.bin").write_bytes(tokens)
     with pytest.raises(DataError, match=r"tokens.bin is damaged.*tokenises the data again"):
-        TokenCheck([TokenStore(folder)]).raise_if_damaged(wait_s=60)
+        DigestCheck([TokenStore(folder)]).raise_if_damaged(wait_s=60)
     check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
 
 
