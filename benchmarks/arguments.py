@@ -4,12 +4,11 @@ What only torch knows, the number of threads and the device, is None here and fi
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from common.flags import HelpWithDefaults, Parser, not_negative, positive, seed
+from common.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 # Shapes of the model by name: what differs from MiniMindConfig's defaults
 STEP_SIZES: dict[str, dict[str, Any]] = {
     "26m": {},

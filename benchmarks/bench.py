@@ -114,6 +114,12 @@ def write_documents(path: Path, n: int) -> list[int]:
     return [len(ids) - 1 for ids in DocumentEncoder(tokenizer).encode(documents)]
 
 
+def plain_share(pairs: Sequence[int], max_seq_len: int) -> float:
+    """Of the positions of rows with one document each, cut to max_seq_len tokens, the share that trains something."""
+    trained = sum(min(n, max_seq_len - 1) for n in pairs)
+    return trained / (len(pairs) * (max_seq_len - 1))
+
+
 # ------------------------------------------------------------------------------- the run, and its figures
 
 
@@ -137,7 +143,7 @@ class Side:
             "threads": threads,
             "rows": args.rows,
             "max_seq_len": args.max_seq_len,
-            "device": args.device,
+            "device": torch.device(args.device).type,
             "use_compile": args.use_compile,
             "num_workers": args.num_workers,
             "documents": documents,
@@ -204,7 +210,7 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
                     raise SystemExit(f"{side.name} on {size} has ended within the run (its error stands above)")
                 # A turn has too few rows to tell the padding by them.
                 if side.name == "plain" and size != "electra":
-                    answer["text"] = answer["positions"] * sum(pairs) / (len(pairs) * (args.max_seq_len - 1))
+                    answer["text"] = answer["positions"] * plain_share(pairs, args.max_seq_len)
                 side.slices.append(answer)
             round_seconds = time.monotonic() - begin
         ends = {side.name: side.ask("end") for side in sides}
@@ -229,9 +235,11 @@ def start_sides(
 ) -> list[Side]:
     """The sides of a size that could start; `stack` ends them. One after the other, so that none disturbs another."""
     environment = {}
-    # One GPU; the Trainer would take all.
+    # The Trainer would take all GPUs, so the sides see one alone, which is their first.
     if args.device.startswith("cuda"):
-        environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        number = torch.device(args.device).index or 0
+        environment["CUDA_VISIBLE_DEVICES"] = visible[number] if visible[0] else str(number)
     if args.cold:
         environment["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
     sides = []
@@ -330,15 +338,15 @@ def show(record: Record) -> None:
 
 def fill_in(args: argparse.Namespace) -> None:
     """What only torch knows, for the flags that were not given."""
-    on_gpu = torch.cuda.is_available()
+    if args.device is None:
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_gpu = args.device.startswith("cuda")
     if args.threads is None:
         args.threads = str(torch.get_num_threads())
     if args.rows is None:
         args.rows = 32 if on_gpu else 8
     if args.num_workers is None:
         args.num_workers = 1 if on_gpu else 0
-    if args.device is None:
-        args.device = "cuda" if on_gpu else "cpu"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,7 +6,7 @@
 
 The text is English and Chinese Wikipedia (docs/corpora.md), or the documentation inside the installed Python where
 MINIMIND_REFERENCE leads to none. Prints a markdown table. Rates come from alternating runs and are medians, so that
-other processes disturb them less.
+other processes disturb them less. Memory is read from /proc, so it runs on Linux alone.
 """
 
 import sys
@@ -98,7 +98,7 @@ def repeated(path: Path, size: float) -> Path:
 
 
 def python(code: str, *arguments: object, **environment: str) -> list[float]:
-    """What a fresh process with this code prints, as floats."""
+    """The last three words, or fewer, that a fresh process with this code prints, as floats."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     out = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
     return [float(word) for word in out.stdout.split()[-3:]]
@@ -210,10 +210,9 @@ def mixture(work: Path, encoder: DocumentEncoder) -> Iterator[Row]:
         plans = [corpus.plan(epoch) for corpus in corpora]
         pieces, again = (plan.pieces(range(plan.n_rows)) for plan in plans)
         assert all(map(np.array_equal, pieces, again)), "two plans differ"
-        _, document, start, pairs = pieces
-        # Of n tokens a document has n - 1 pairs.
-        tokens = pairs + (start == 0)
-        shares.append(tokens[document < boundary].sum() / tokens.sum())
+        _, document, _, pairs = pieces
+        # A pair is an input and its target, so these are the trained tokens.
+        shares.append(pairs[document < boundary].sum() / pairs.sum())
     yield (
         f"mixture: share of the first source, asked {asked[0]:.0%}, in 3 epochs (the same when planned again)",
         ("within 1 %"),

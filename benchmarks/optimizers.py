@@ -52,6 +52,10 @@ def write_corpora(work: Path, sizes: Sequence[int]) -> None:
         ends.append(ends[-1] + len(encoder.encode([text])[0]) - 1)
         if ends[-1] >= max(sizes):
             break
+    if ends[-1] < max(sizes):
+        raise SystemExit(
+            f"the texts have {ends[-1]:,} tokens, and {max(sizes):,} are asked for: give a smaller --tokens"
+        )
     for size in sizes:
         kept = sum(end <= size for end in ends[1:])
         (work / f"{size}.jsonl").write_text("".join(documents[:kept]), encoding="utf-8")

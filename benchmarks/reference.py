@@ -8,6 +8,7 @@ where it is absent, and benchmarks take the embedded corpus.
 import os
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from common.paths import ROOT
+
 REFERENCE = Path(os.environ.get("MINIMIND_REFERENCE") or ROOT.parent / "shared")
 CORPORA = REFERENCE / "corpora"

@@ -1,4 +1,4 @@
-"""The errors that a person can act on. Each is shown as one line, with exit code 2 and without a traceback."""
+"""The errors that a person can act on. UserError and DataError end a command with one line and exit code 2."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class DataError(ValueError):
 
 
 class BadContentError(ValueError):
-    """What is wrong with a checkpoint whose digest holds; an older one is taken in its place."""
+    """What is wrong with a checkpoint whose digest holds. It does not end the command: an older one is taken instead."""
 
 
 @contextlib.contextmanager

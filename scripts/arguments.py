@@ -1,11 +1,10 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
 import argparse
-from pathlib import Path
 
 from common.flags import Parser, fraction, not_negative, positive, seed, share
+from common.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "last_word", "choice")
 # The flags of evaluate.py that only some tasks read

@@ -104,13 +104,17 @@ def render(request: dict[str, Any]) -> str:
 
 
 def bound_this_process() -> None:
-    """The seconds hold even if whoever started this process is killed."""
-    # Windows has no such module, macOS no such bound.
-    with contextlib.suppress(ImportError, OSError, ValueError):
+    """At most MEMORY bytes, and SECONDS of a core even if whoever started this process is killed."""
+    try:
         import resource
-
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    except ImportError:
+        # Windows has no such module.
+        return
+    # One after the other: where the system refuses the one (macOS knows no bound of memory, and a lower bound than ours
+    # may not be raised), the other still holds.
+    for what, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(what, (most, most))
 
 
 if __name__ == "__main__":

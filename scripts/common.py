@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError
 from common.notices import announce
 from common.packages import loader_reason
+from common.paths import ROOT
 from dataset.reading import limits
 from dataset.reading.faults import BadLine
 from dataset.reading.file_kinds import refuse_address
@@ -24,7 +25,6 @@ from model.pth_format import vocabulary_of
 from scripts.arguments import DTYPE_NAMES
 from trainer.machine.devices import pick_device, pick_dtype
 
-ROOT = Path(__file__).resolve().parents[1]
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 

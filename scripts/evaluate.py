@@ -22,7 +22,7 @@ if __name__ == "__main__":
     # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
+    from scripts.arguments import evaluate_parser
 
     evaluate_parser().parse_args()
 
@@ -58,11 +58,13 @@ Key = tuple[int, int]
 def main(argv: Sequence[str] | None = None) -> int:
     args = evaluate_parser().parse_args(argv)
     check_flags_of_task(args)
-    model, _, encoder = load(args)
-    # Half a window: each token has at least that much context, at twice the work.
-    stride = args.stride or max(args.max_length // 2, 1)
+    if args.task == "perplexity" and args.stride is None:
+        # Half a window: each token has at least that much context, at twice the work.
+        args.stride = max(args.max_length // 2, 1)
+    stride = args.stride or args.max_length
     if stride > args.max_length:
         raise UserError(f"--stride {stride} exceeds --max_length {args.max_length}: tokens would be left out")
+    model, _, encoder = load(args)
     # Measured: more positions than the caches of a CPU hold make it slower.
     args.batch_tokens = args.batch_tokens or (1024 if model.device.type == "cpu" else 16384)
     args.dtype = str(compute_dtype(args.dtype, model.device)).removeprefix("torch.")

@@ -4,8 +4,9 @@
     python scripts/export_hf.py --weight out/pretrain_512_hf --to_pth out/back_512.pth
 
 The folder holds a model that transformers, vLLM, llama.cpp and others know by themselves: Llama for a dense minimind2,
-Qwen2-MoE for its mixture of experts, Qwen3 and Qwen3-MoE for minimind3. No code travels with it. Either way the result
-is loaded again and its logits are compared with the source's on real text before it gets its name.
+Qwen2-MoE for its mixture of experts, Qwen3 and Qwen3-MoE for minimind3. No code travels with it. It is loaded again and
+its logits are compared with the source's on real text before it gets its name. On the way back the two models are
+compared before the weights are rounded to half precision.
 """
 
 import signal
@@ -39,6 +40,7 @@ from common.errors import UserError, user_errors
 from common.notices import announce
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
+from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
 from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder, utf8_folder
@@ -186,18 +188,22 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
         model = MiniMindForCausalLM(config)
         model.load_state_dict(state, strict=True)
         model.eval()
-    # A .pth is in half precision: what that cannot hold is refused before anything is written.
     for name, tensor in model.state_dict().items():
-        cast(tensor, torch.float16, name)
-    tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))
+        cast(tensor, torch.float32, name)
+    tokens_of = tokenizer_folder(folder, tokenizer_path)
+    tokenizer = load_tokenizer(tokens_of)
+    # The repository's own stands in where the folder has none: then nobody knows which one the model was trained with.
+    vocabulary = None if tokens_of == ROOT / "model" else vocabulary_digest(tokenizer)
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
     said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    save_weights(model.state_dict(), model.config.to_dict(), path.with_suffix(""), vocabulary)
+    # As they are in the file: those that half precision does not hold stay in fp32.
+    written = torch.load(path, weights_only=True)
     rounding = 0.0
-    for tensor in model.state_dict().values():
-        change = (tensor - tensor.half().float()).abs()
+    for name, tensor in model.state_dict().items():
+        change = (tensor - written[name].float()).abs()
         rounding = max(rounding, float(change.max()))
-    save_weights(model.state_dict(), model.config.to_dict(), path.with_suffix(""))
     announce(f"{path}: {model.config.generation}\n{said}")
     if rounding:
         announce(f"rounded to half precision: weights changed by {rounding:.1e} at most")

@@ -7,7 +7,7 @@
 Without `dataset/pretrain_hq.jsonl` and without `--data_path` it trains on the documentation inside the installed
 Python. `--help` lists the flags; docs/design.md explains the words (step, update, row, document).
 
-Read on in trainer/loop.py (the loop) and trainer/pretrain/job.py (what is trained).
+Read on in trainer/loop.py (the loop), trainer/pretrain/job.py (what is trained) and trainer/engine.py (one update).
 """
 
 import signal

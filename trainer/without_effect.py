@@ -27,11 +27,11 @@ def is_changed(settings: Settings, name: str) -> bool:
 def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     """The lines on the settings that all trainers share."""
     # Fine-tuning has no Muon.
-    muon_lr = hasattr(settings, "muon_lr") and is_changed(settings, "muon_lr") and settings.optimizer == "adamw"
+    muon_lr = hasattr(settings, "muon_lr") and is_changed(settings, "muon_lr") and settings.optimizer != "muon"
     on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
     has_no_project = settings.tracker in ("none", "tensorboard")
     cases = [
-        ("muon_lr", muon_lr, "--optimizer is adamw"),
+        ("muon_lr", muon_lr, f"--optimizer is {settings.optimizer if muon_lr else None}"),
         ("device", on_one_of_several, "each rank takes the device of its local rank"),
         ("wandb_project", has_no_project and is_changed(settings, "wandb_project"), f"--tracker is {settings.tracker}"),
     ]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import bench, electra_sides, sides
-from benchmarks.bench import cut_documents, ratios, summary
+from benchmarks.bench import cut_documents, plain_share, ratios, summary
 from benchmarks.sides import WARM_UP, Turns
 from dataset.electra.electra_dataset import Batch, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -173,3 +173,9 @@ def test_the_plain_electra_side_leaves_autocast_after_each_step(bf16_on_the_cpu,
         electra_sides.train_plain(SimpleNamespace(), Gpu(), steps)
     assert steps.inside == [False] * 3
     assert bf16_on_the_cpu == [torch.bfloat16] * 3
+
+
+def test_the_plain_side_trains_no_more_than_its_rows_hold():
+    """Documents of 2, 4 and 9 pairs in rows of 5 tokens: 2 + 4 + 4 of 3 x 4 positions."""
+    assert plain_share([2, 4, 9], 5) == pytest.approx(10 / 12)
+    assert plain_share([4, 4], 5) == 1

@@ -19,7 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from model.pth_format import vocabulary_of
 from scripts import export_hf
 from scripts.common import load_model
 from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
@@ -341,3 +343,25 @@ def test_a_model_that_gives_no_number_is_no_match():
     assert positions == 9
     with pytest.raises(ValueError, match="the logits differ by nan"):
         export_hf.verdict(difference, positions, "it")
+
+
+def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):
+    """So generate.py refuses another tokenizer. Without tokenizer files nobody knows which one it was: nothing is recorded."""
+    weight = write(tmp_path)
+    export_hf.export(weight, tmp_path / "hf")
+    export_hf.bring_back(tmp_path / "hf", tmp_path / "back.pth")
+    assert vocabulary_of(tmp_path / "back.pth") == vocabulary_digest(AutoTokenizer.from_pretrained(tmp_path / "hf"))
+    for path in (tmp_path / "hf").glob("tokenizer*"):
+        path.unlink()
+    export_hf.bring_back(tmp_path / "hf", tmp_path / "unknown.pth")
+    assert vocabulary_of(tmp_path / "unknown.pth") is None
+
+
+def test_the_way_back_keeps_weights_beyond_half_precision(tmp_path, capsys):
+    model = tiny_model(**SIZE).eval()
+    model.model.layers[0].self_attn.q_proj.weight.data[0, 0] = 70_000.0
+    model.save_pretrained(tmp_path / "wide")
+    export_hf.bring_back(tmp_path / "wide", tmp_path / "back.pth")
+    assert "no weight was rounded" in capsys.readouterr().out
+    back = torch.load(tmp_path / "back.pth", weights_only=True)["model.layers.0.self_attn.q_proj.weight"]
+    assert torch.equal(back, model.model.layers[0].self_attn.q_proj.weight)

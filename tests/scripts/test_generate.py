@@ -324,3 +324,26 @@ def test_a_pipe_without_prompts_says_so(weight, monkeypatch, capsys):
     assert generate.main(["--weight", weight, "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     assert out == "" and "no prompt came through the pipe" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory")
+@pytest.mark.parametrize("refused", ["cpu", "memory"])
+def test_one_bound_holds_where_the_system_refuses_the_other(refused):
+    """As in a process that somebody gave less time already. Reference: what the system says its limits are then."""
+    code = f"""if True:
+        import resource, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from scripts import chat_template
+        own = resource.setrlimit
+        def setrlimit(what, limits):
+            if what == resource.RLIMIT_{"CPU" if refused == "cpu" else "AS"}:
+                raise ValueError("not allowed to raise maximum limit")
+            own(what, limits)
+        resource.setrlimit = setrlimit
+        chat_template.bound_this_process()
+        print(resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_CPU)[0])
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    memory, seconds = ended.stdout.split()
+    assert (memory == str(1 << 30)) is (refused == "cpu")
+    assert (seconds == "20") is (refused == "memory")

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from common.errors import user_errors
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
-from trainer.glue.files import Data, check_place, earlier_results, make_room, read_task, task_folders
+from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
 from trainer.glue.job import Command, GlueJob, schedule
 from trainer.glue.model import check_models, find_model
 from trainer.glue.notices import notices
@@ -27,7 +27,7 @@ from trainer.reporting.reporter import Reporter
 
 WEIGHTS = Path("model", "model.safetensors")
 # What a finished run must have been made with to count as done
-SETTINGS = (
+COMPARED = (
     "model_path",
     "from_scratch",
     "dropout",
@@ -61,7 +61,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     out = Path(settings.out_dir)
     with user_errors():
         folders = on_main(ranks, lambda: task_folders(settings, say))
-        on_main(ranks, lambda: earlier_results(settings, out, folders) and None)
+        on_main(ranks, lambda: refuse_earlier(settings, out, folders))
         folder = on_main(ranks, lambda: find_model(settings.model_path))
         tokenizer = load_tokenizer(folder)
         command = Command(settings, surroundings, dtype, say, folder, tokenizer, SentenceEncoder(tokenizer))
@@ -92,8 +92,8 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
     settings = run_settings(command, data, seed)
     ranks = command.ranks
     surroundings = command.surroundings
-    compared = {name: getattr(settings, name) for name in SETTINGS}
-    earlier, changed, trained = on_main(ranks, lambda: done_before(settings, folder, compared))
+    compared = {name: getattr(settings, name) for name in COMPARED}
+    earlier, changed, trained = on_main(ranks, lambda: done_before(settings, folder, compared, data.key))
     if earlier and not changed:
         command.say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
         return 0, earlier
@@ -102,11 +102,11 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
         again = "a finished run has no checkpoint, so it begins anew"
         if trained:
             again = "what is trained is evaluated again"
-        command.say(f"done before with another {', '.join(f'--{name}' for name in changed)}: {again}")
+        command.say(f"done before with another {', '.join(changed)}: {again}")
     job = GlueJob(command, settings, data, folder, folder / WEIGHTS if trained else None)
     trainer = Trainer(job, surroundings)
 
-    result = {"task": data.name, "seed": seed, "updates": 0, "settings": compared, "results": {}}
+    result = {"task": data.name, "seed": seed, "updates": 0, "settings": compared, "data": data.key, "results": {}}
     if trained and earlier is not None:
         result["updates"] = earlier.get("updates", 0)
     elif settings.do_train:
@@ -138,15 +138,20 @@ def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
 
 
 def done_before(
-    settings: GlueSettings, folder: Path, compared: Mapping[str, Any]
+    settings: GlueSettings, folder: Path, compared: Mapping[str, Any], data_key: str
 ) -> tuple[dict[str, Any] | None, list[str], bool]:
-    """What an earlier command left in {folder}/eval_results.json or None, the settings that differ, and whether its
-    model is the one that the new ones would train."""
+    """What an earlier command left in {folder}/eval_results.json or None; the flags that differ, and "data" if that does;
+    and whether its model is the one that the new ones would train."""
     earlier = read_json(folder / "eval_results.json", "settings", "results") if settings.from_resume else None
     if not earlier:
         return None, [], False
-    changed = [name for name in SETTINGS if earlier["settings"].get(name) != compared[name]]
-    trained = settings.do_train and EVALUATION.issuperset(changed) and (folder / WEIGHTS).is_file()
+    different = [name for name in COMPARED if earlier["settings"].get(name) != compared[name]]
+    changed = [f"--{name}" for name in different]
+    # Results of earlier versions do not say what they were trained on.
+    same_data = earlier.get("data", data_key) == data_key
+    if not same_data:
+        changed.append("data")
+    trained = settings.do_train and same_data and EVALUATION.issuperset(different) and (folder / WEIGHTS).is_file()
     return earlier, changed, trained
 
 

@@ -106,10 +106,10 @@ def check_sentences(features: Features, unk_id: int | None, what: str) -> None:
         )
 
 
-def earlier_results(settings: GlueSettings, out: Path, names: Iterable[str]) -> list[Path]:
-    """What an earlier command has left of these tasks and is to be replaced. Errors: UserError if nobody asked for it."""
+def refuse_earlier(settings: GlueSettings, out: Path, names: Iterable[str]) -> None:
+    """Errors: UserError where an earlier command has left results that nobody has asked to go on with, or to replace."""
     if settings.from_resume:
-        return []
+        return
     for name in names:
         earlier = [*out.glob(f"{name}/seed_*/*"), *out.glob(f"{name}/eval_results.json")]
         if earlier and not settings.overwrite_output_dir:
@@ -117,6 +117,12 @@ def earlier_results(settings: GlueSettings, out: Path, names: Iterable[str]) -> 
                 f"--out_dir: {out / name} holds results already: name another folder, replace them with "
                 "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
             )
+
+
+def results_to_replace(settings: GlueSettings, out: Path, names: Iterable[str]) -> list[Path]:
+    """What an earlier command has left of these tasks, and this one removes."""
+    if settings.from_resume:
+        return []
     found: list[Path] = []
     for name in names:
         found += [*out.glob(f"{name}/seed_*"), *out.glob(f"{name}/eval_results.json")]
@@ -126,7 +132,7 @@ def earlier_results(settings: GlueSettings, out: Path, names: Iterable[str]) -> 
 def check_place(settings: GlueSettings, out: Path, names: Iterable[str], folder: Path) -> None:
     """Errors: UserError where the model of `folder`, --model_path's, is among what this command replaces."""
     own = [out / name / f"seed_{seed}" for name in names for seed in seeds(settings)]
-    for path in (*earlier_results(settings, out, names), *own):
+    for path in (*results_to_replace(settings, out, names), *own):
         if folder.resolve().is_relative_to(path.resolve()):
             raise UserError(
                 f"--model_path {settings.model_path} lies in {path}, which this command replaces: copy the model "
@@ -142,7 +148,7 @@ def seeds(settings: GlueSettings) -> range:
 
 def make_room(settings: GlueSettings, out: Path, names: Collection[str]) -> None:
     """Remove the results that are to be replaced, and find out whether new ones can be written."""
-    for path in earlier_results(settings, out, names):
+    for path in results_to_replace(settings, out, names):
         remove(path)
     for name in names:
         make_folder(out / name)

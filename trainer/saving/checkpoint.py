@@ -252,10 +252,10 @@ class Checkpoints:
         Those that do not are named through `notice` and passed over. check(state, path): raises BadContentError for a
         content that cannot be used. Errors: UserError where some exist and none holds; what `check` raises besides.
         """
-        for folder_digest in self.folder.glob("update_*.pt.sha256"):
+        for digest_file in self.folder.glob("update_*.pt.sha256"):
             # Killed between the two renames.
-            if not folder_digest.with_suffix("").exists():
-                folder_digest.unlink(missing_ok=True)
+            if not digest_file.with_suffix("").exists():
+                digest_file.unlink(missing_ok=True)
         paths = self.paths()
         for path in paths:
             if not verified(path):

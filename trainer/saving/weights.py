@@ -16,8 +16,9 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 def save_weights(
     state_dict: dict[str, torch.Tensor], config: dict[str, Any], stem: str | Path, vocabulary: str | None = None
 ) -> None:
-    """Write `{stem}.pth`, a flat fp16 state dict on the CPU with the public key names, and `{stem}.json`, the config.
+    """Write `{stem}.pth`, a flat state dict on the CPU with the public key names, and `{stem}.json`, the config.
 
+    The weights are in fp16, or in fp32 where fp16 does not hold one of them.
     The .json has the SHA-256 of the .pth. It is renamed first; so that a crash between the two leaves a good pair, it
     has that of the .pth before as well. vocabulary: the `vocabulary_digest` of the tokenizer that belongs to the weights.
     """

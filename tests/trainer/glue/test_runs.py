@@ -136,6 +136,22 @@ def test_a_run_that_only_lacks_its_evaluation_writes_its_model_again(place, tmp_
     assert same(weights_of(tmp_path), before)
 
 
+def test_a_finished_seed_is_trained_again_on_other_data(tmp_path, capsys):
+    """Its figures are of the files that it was trained on, though all flags are the same."""
+    place = make_place(tmp_path / "place")
+    first = fine_tune(place, tmp_path / "out", epochs=1)
+    train_file = next(place.rglob("CoLA/train.tsv"))
+    lines = train_file.read_text(encoding="utf-8").splitlines(keepends=True)
+    train_file.write_text("".join(lines[:-4]), encoding="utf-8")
+    capsys.readouterr()
+    again = fine_tune(place, tmp_path / "out", epochs=1, from_resume=1)
+    assert (
+        "done before with another data: a finished run has no checkpoint, so it begins anew" in capsys.readouterr().out
+    )
+    seeds = again["cola"]["seeds"]["42"], first["cola"]["seeds"]["42"]
+    assert seeds[0]["data"] != seeds[1]["data"]
+
+
 def test_checkpoints_go_with_the_evaluation_and_a_finished_seed_is_not_trained_again(place, tmp_path, capsys):
     first = fine_tune(place, tmp_path, epochs=1)
     folder, printed = tmp_path / "cola" / "seed_42", capsys.readouterr().out
