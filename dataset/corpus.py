@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from dataset.sources import ConcatStore, Mixture, split_by_hash, sum_of_targets,
 from dataset.store.check import DigestCheck
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
-from dataset.store.token_store import open_or_build
+from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Of all trained tokens: what an epoch of whole documents may be off by.
@@ -123,7 +123,7 @@ class Corpus:
         val_path: str | None = None,
         val_fraction: float = 0.0,
         allow_val_overlap: bool = False,
-        **store_options: Any,
+        **store_options: Unpack[StoreOptions],
     ) -> None:
         groups = group_sources(data_path)
         stores = [open_or_build(paths, encoder, **store_options) for paths, _ in groups]

@@ -17,7 +17,7 @@ from dataset.store.interface import Column, HasTokens, Ints
 # The target of a position that has none.
 IGNORE = -100
 # Updates whose batches are ready beyond the one that is computed. When a rank's loader fails, the others learn of it with
-# its next update, on CUDA one later. So long this rank must be able to take part.
+# its next update, on CUDA one later. Until then it must still have batches to take part with.
 UPDATES_AHEAD = 2
 
 # A NamedTuple. That its constructor takes its own parts is more than a type can say: hence the Any.
@@ -59,6 +59,7 @@ class Batch(NamedTuple):
     # Restart with each document.
     position_ids: torch.Tensor
     n_targets: int
+    # Pieces of documents: a document that is split over rows counts in each of them, as the statistics of experts do.
     n_documents: int
 
     def to(self, device: torch.device | str) -> "Batch":

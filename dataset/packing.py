@@ -37,6 +37,7 @@ class Totals(NamedTuple):
     """What an update trains, over all micro-batches and ranks."""
 
     targets: int
+    # Pieces of documents, see `Batch.n_documents`.
     documents: int
 
 

@@ -1,7 +1,7 @@
 """Feed-forward layers: the dense SwiGLU and the mixture of such experts of both MiniMind generations.
 
-A mixture is computed in one of two ways. `looped_experts` is the reference: every expert sees every token. It wastes
-E/K of the work. `grouped_experts` sorts the chosen slots by expert and computes each expert's rows once, in two matrix
+A mixture is computed in one of two ways. `looped_experts` is the reference: every expert sees every token, which is E/K
+times the work. `grouped_experts` sorts the chosen slots by expert and computes each expert's rows once, in two matrix
 products that know where one expert's rows end and the next one's begin. The tests compare the two.
 
 Shape letters: B rows, T positions, N = B*T tokens, H hidden, I intermediate, E routed experts, K experts per token,
@@ -109,7 +109,7 @@ def _expert(config: MiniMindConfig) -> FeedForward:
 
 
 class _FullPrecisionLinear(torch.autograd.Function):
-    """F.linear in fp32, forward and backward, whatever autocast says: close scores decide the routing.
+    """F.linear in fp32 (TF32 on a GPU), forward and backward, whatever autocast says: close scores decide the routing.
 
     A context around the forward pass is not enough. A compiled backward pass runs under the autocast of the whole
     compiled region, so its products would be in half precision.

@@ -95,7 +95,7 @@ class Engine(Generic[BatchT, TotalsT]):
         for group in optimizer.param_groups:
             self.parameters += group["params"]
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
-        # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1.
+        # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. All groups are fused or none is.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
         self.reducer: Reducer | None = None
         if ranks.world_size > 1:

@@ -130,7 +130,7 @@ class Update(Generic[BatchT, TotalsT]):
 class Outlook:
     """What a job expects of its run: said before the first update, and used to make it fast."""
 
-    # Of the epoch that comes next.
+    # The plan of the epoch that comes next.
     rows: Plan[object, Totals]
     # On data and model, printed before the line on the run.
     lines: Sequence[str]
@@ -181,7 +181,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
 
     # What a resumed checkpoint must agree with: {what it is: value}.
     identity: Mapping[str, Value]
-    # Of the entries of `identity` some: the flags that may mend it where it differs.
+    # {entry of `identity`: the flags to look at where it differs}; not every entry has some.
     mended_by: Mapping[str, str] = {}
     # Flags that a resume may change, and then says so.
     may_change: Sequence[str] = ()

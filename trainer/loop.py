@@ -24,7 +24,7 @@ from trainer.reporting import opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving import resume
-from trainer.saving.checkpoint import Checkpoints, remove_temporaries
+from trainer.saving.checkpoint import Checkpoints, remove_temporaries, snapshot
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -134,7 +134,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.reporter.say(f"this run has already done its {goal}: nothing to do (a higher {flag} goes on)")
         if not all(path.exists() for path in self.job.outputs.values()):
             # A later run has moved them away, and this one was brought back by renaming its folder.
-            weights = self.engine.model.state_dict()
+            weights = snapshot(self.engine.model.state_dict())
             on_main(self.ranks, lambda: self.job.save_weights(weights, self.progress.update, is_last=True))
         self.reporter.say(self.written)
 
@@ -270,11 +270,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.count(update)
 
         outcomes = self.engine.poll(Where(progress.update, step, update.first_row, update.end_row))
-        saving = self.saving_is_due(steps_before) or any(outcome.stop_signal or outcome.save for outcome in outcomes)
+        saving = self.saving_is_due(steps_before) or any(map(asks_to_save, outcomes))
         # On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the
         # update ended, nor when the plan changes, since the documents of a skipped update are read from it.
         if saving or progress.row == 0:
             outcomes += self.engine.drain()
+            # One that came only now may ask for a save too.
+            saving = saving or any(map(asks_to_save, outcomes))
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         for outcome in outcomes:
             progress.grad_norm = outcome.grad_norm
@@ -367,8 +369,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             return 0
         stop_signal = self.evaluate()
         if self.finished and not stop_signal:
-            # No update comes that would be saved, and the evaluation is not to be done again.
-            # Otherwise the save below would find that this update was saved already.
+            # No later update comes, whose save would tell that this evaluation is done. `save` passes over an update that
+            # was saved already, so it must forget that.
             self.saved_update = -1
             self.save()
         return stop_signal
@@ -411,6 +413,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             raise failure
         if self.progress.update:
             self.save()
+
+
+def asks_to_save(outcome: Outcome) -> bool:
+    """Whether some rank was asked to save, or to stop, which begins with a save."""
+    return bool(outcome.stop_signal or outcome.save)
 
 
 def crosses(interval: int, first_step: int, last_step: int) -> bool:

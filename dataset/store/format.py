@@ -48,8 +48,8 @@ class TokenStore:
         self.offsets = self._map("offsets.bin", np.dtype("int64"), meta["documents"] + 1)
         self.text_bytes = self._map("text_bytes.bin", np.dtype("uint32"), meta["documents"])
         self.doc_hash = self._map("doc_hash.bin", np.dtype("uint64"), meta["documents"])
-        # All of them are read whole by the plan of the first epoch anyway. The tokens of a large store are not: minutes of
-        # hashing would come before the first update.
+        # These are small beside the tokens, so they are compared at every start. The tokens of a large store are not: minutes
+        # of hashing would come before the first update. A thread does it then, see check.py.
         arrays = {"offsets.bin": self.offsets, "text_bytes.bin": self.text_bytes, "doc_hash.bin": self.doc_hash}
         if self.tokens.nbytes <= CHECKED_AT_ONCE:
             arrays["tokens.bin"] = self.tokens

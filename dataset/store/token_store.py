@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 from common.errors import DataError
 from dataset.reading.file_kinds import expanded, find_files
@@ -31,12 +31,23 @@ from dataset.tokenizing.encoder import DocumentEncoder
 FORMAT = 1
 
 
+class StoreOptions(TypedDict, total=False):
+    """What `open_or_build` may be told, see `build_shard`."""
+
+    cache_dir: str | None
+    text_field: str
+    skip_bad_lines: bool
+    num_procs: int | None
+    progress: bool
+    text_suffixes: Sequence[str] | None
+
+
 def open_or_build(
-    data_path: str | Path | list[str], encoder: DocumentEncoder, *args: Any, **options: Any
+    data_path: str | Path | list[str], encoder: DocumentEncoder, **options: Unpack[StoreOptions]
 ) -> TokenStore:
-    """The store of the files of `data_path`, tokenised now if it is not there yet. See `build_shard` for the rest."""
-    store = build_shard(data_path, encoder, None, *args, **options)
-    assert store is not None
+    """The store of the files of `data_path`, whole: what all trainers open. Tokenised now if it is not there yet."""
+    store = build_shard(data_path, encoder, None, **options)
+    assert store is not None, "only a part can be missing others"
     return store
 
 
@@ -82,13 +93,7 @@ def build_shard(
         "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
     }
     name = f"{source_name}-{key[:16]}"
-    place = None
-    store = None
-    for candidate in places:
-        store = open_store(candidate / name, key)
-        if store is not None:
-            place = candidate
-            break
+    store, place = _find(places, name, key)
     if place is None:
         place = first_writable(places)
         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
@@ -102,6 +107,15 @@ def build_shard(
     if unknown:
         remember_hashes(stats, data, place, hashed_at)
     return store
+
+
+def _find(places: Sequence[Path], name: str, key: str) -> tuple[TokenStore | None, Path | None]:
+    """(the store, the place that it lies in), or (None, None)."""
+    for place in places:
+        store = open_store(place / name, key)
+        if store is not None:
+            return store, place
+    return None, None
 
 
 def _places(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:

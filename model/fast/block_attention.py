@@ -86,7 +86,8 @@ class _BlockAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """With p = exp_score / denominator: d score = p * (d p - sum over keys of d p * p).
 
-        That sum over S keys equals the sum over D of (d output * output), which is shorter.
+        That sum over S keys equals the sum over D of (d output * output), which is shorter. The code divides d output by
+        the denominator first, so that d score = exp_score * (scaled d output @ v^T - sum over D of scaled d output * output).
         """
         k, v, *saved = ctx.saved_tensors
         n = ctx.n_blocks
@@ -103,12 +104,12 @@ class _BlockAttention(torch.autograd.Function):
             queries, outputs, denominators, exp_scores_of_all, grads, strict=True
         ):
             S = exp_scores.shape[2]
-            grad = grad.float() / denominator
-            mean = (grad * output.float()).sum(dim=-1, keepdim=True)  # [B*G, W*R, 1]
-            grad = grad.to(q.dtype)
-            d_exp_scores = (grad @ v[:, :S].transpose(1, 2)).float()
-            d_scores = (exp_scores.float() * (d_exp_scores - mean) * scale).to(q.dtype)
+            scaled = grad.float() / denominator
+            row_sum = (scaled * output.float()).sum(dim=-1, keepdim=True)  # [B*G, W*R, 1]
+            d_output = scaled.to(q.dtype)
+            d_exp_scores = (d_output @ v[:, :S].transpose(1, 2)).float()
+            d_scores = (exp_scores.float() * (d_exp_scores - row_sum) * scale).to(q.dtype)
             d_queries.append(d_scores @ k[:, :S])
             d_k[:, :S] += d_scores.transpose(1, 2) @ q
-            d_v[:, :S] += exp_scores.transpose(1, 2) @ grad
+            d_v[:, :S] += exp_scores.transpose(1, 2) @ d_output
         return d_k.to(k.dtype), d_v.to(v.dtype), None, *d_queries

@@ -72,6 +72,7 @@ def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.
     muon = Muon([own_group], lr=options.muon_lr)
     adamw = build_adamw(groups, options.learning_rate, **options.adam)
     # It has all that the engine and GradScaler.unscale_ ask of an optimiser, and not the rest of that class.
+    # AdamW first: the engine asks the first group whether the optimiser is fused, and Muon heeds `found_inf` too.
     return cast(torch.optim.Optimizer, Together([adamw, muon]))
 
 

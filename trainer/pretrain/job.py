@@ -98,18 +98,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         seed_everything(settings.seed)
         with user_errors():
             self.prompts = read_prompts(settings.sample_prompts)
-            self.tokenizer = load_tokenizer(settings.tokenizer_path)
-            self.encoder = DocumentEncoder(self.tokenizer, settings.parse_special_tokens)
-            self.vocabulary = vocabulary_digest(self.tokenizer)
-            self.model = self._build_model()
-            self.config: MiniMindConfig = self.model.config
-            self.stem = Path(settings.out_dir) / weight_name(settings.save_weight, self.config)
-            self.outputs = {"weights": Path(f"{self.stem}.pth"), "config": Path(f"{self.stem}.json")}
-            check_length(settings.max_seq_len, self.config)
-            # From here on no other run may write files of this name.
-            claim(self.ranks, self.stem)
-            # A folder in the place of a file would be found out at the first save, hours later.
-            on_main(self.ranks, lambda: check_kinds(self.stem, files=self.outputs.values()))
+            self._open_model()
+            self._claim_files()
+            # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
             self.corpus = open_corpus(settings, self.encoder, self.ranks)
             self._check_tokens()
         if settings.gradient_checkpointing:
@@ -140,6 +131,24 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             "row layout": self.corpus.layout(),
             "optimizer": settings.optimizer,
         }
+
+    def _open_model(self) -> None:
+        """Tokenizer and model, which must fit each other and the rows."""
+        settings = self.settings
+        self.tokenizer = load_tokenizer(settings.tokenizer_path)
+        self.encoder = DocumentEncoder(self.tokenizer, settings.parse_special_tokens)
+        self.vocabulary = vocabulary_digest(self.tokenizer)
+        self.model = self._build_model()
+        self.config: MiniMindConfig = self.model.config
+        check_length(settings.max_seq_len, self.config)
+
+    def _claim_files(self) -> None:
+        """The names of the run's files. From here on no other run may write them."""
+        self.stem = Path(self.settings.out_dir) / weight_name(self.settings.save_weight, self.config)
+        self.outputs = {"weights": Path(f"{self.stem}.pth"), "config": Path(f"{self.stem}.json")}
+        claim(self.ranks, self.stem)
+        # A folder in the place of a file would be found out at the first save, hours later.
+        on_main(self.ranks, lambda: check_kinds(self.stem, files=self.outputs.values()))
 
     def _build_model(self) -> MiniMindForCausalLM:
         settings = self.settings
@@ -210,6 +219,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         settings, config = self.settings, self.config
         # Of epoch 0 whatever comes next: a resume decides on compiling as the first start did.
         first = self.corpus.plan(0)
+        # As if each row were one document, which is the most that it can cost: this decides on compiling.
         per_token = flops_per_token(config, first.T)
         flops = per_token * first.n_rows * first.T * self.epochs / self.ranks.world_size
         # Rounded up: the last micro-batch may have fewer rows.
@@ -235,6 +245,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             notices=[*precision, *notices(settings, self.ranks, self.corpus, micro_batches)],
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
+            # For the share of the product rate in the log: what the documents of this corpus really need.
             flops_per_token=flops_per_token(config, mean_context(first)),
             flops=flops,
         )

@@ -11,15 +11,18 @@ How a save goes on, so that a kill or a loss of power at any moment leaves a run
    then renamed. A file with its own name is always whole.
 3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. A digest without a
    checkpoint, from a kill between the two, is removed by the next start.
-4. The checkpoint is read back and compared with its digest. A disk that returns something else ends the save here.
+4. The checkpoint is read back and compared with its digest. The system is asked to forget its own copy first, so that
+   what is compared comes from the disk. A disk that returns something else ends the save here.
 5. Only then older checkpoints are deleted.
 
 A start goes through the checkpoints from the newest to the oldest, and takes the first one whose digest and content
 hold. Those that it passed over are named, and never count as one of those to keep.
 """
 
+import contextlib
 import errno
 import glob
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -62,6 +65,13 @@ def snapshot(value: Any) -> Any:
         return value
 
     return copy(value)
+
+
+def forget_cached(path: Path) -> None:
+    """Ask the system to drop its copy of a file that is on the disk already. macOS and Windows have no such call."""
+    if hasattr(os, "posix_fadvise"):
+        with open(path, "rb") as file, contextlib.suppress(OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def verified(path: Path) -> bool:
@@ -162,6 +172,7 @@ class Checkpoints:
             # The digest first: a checkpoint is never seen without it.
             with atomic_file(f"{path}.sha256") as digest_file:
                 digest_file.write(f"{writer.digest.hexdigest()}  {path.name}\n".encode())
+        forget_cached(path)
         if not verified(path):
             raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
         self._damaged.discard(path)
