@@ -340,7 +340,7 @@ def test_shards_together_are_one_run(tmp_path, encoder, small_blocks, num_procs,
         lines[i] = "nonsense"
     data = "\n".join(lines).encode()
     path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
-    whole = open_or_build(str(path), encoder, str(tmp_path / "whole"), skip_bad_lines=True)
+    whole = open_or_build(str(path), encoder, cache_dir=str(tmp_path / "whole"), skip_bad_lines=True)
     for n in (3, 40) if num_procs == 1 else (2,):  # 40: more parts than blocks
         cache = str(tmp_path / f"parts{n}")
         order = np.random.default_rng(0).permutation(n) + 1
