@@ -8,6 +8,13 @@ class UserError(ValueError):
     """Something that the user can mend: a flag, a file, a machine that lacks something."""
 
 
+class SaidByAnotherRank(UserError):
+    """Ends this rank without a line of its own: another rank has the error, and prints it."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+
 class DataError(ValueError):
     """What the owner of the data can mend: one line that says where, what and how. `kind` groups faults of lines."""
 

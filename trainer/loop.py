@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Generic, NamedTuple
 
-from common.errors import UserError
+from common.errors import SaidByAnotherRank, UserError
 from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
@@ -159,7 +159,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     def fit(self) -> int:
         """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code.
 
-        Errors: LoaderError where the batches could not go on; the updates before are saved. UserError("") where that
+        Errors: LoaderError where the batches could not go on; the updates before are saved. SaidByAnotherRank where that
         happened to another rank, which says it.
         """
         stop_signal = 0
@@ -186,8 +186,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             "command with --from_resume 1 goes on from here"
         )
         if stop_signal > LARGEST_SIGNAL:
-            # Another rank's, which says it.
-            raise failure or UserError("")
+            raise failure or SaidByAnotherRank
         return 128 + stop_signal
 
     def train_epoch(self) -> int:
@@ -354,8 +353,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if outcome.skipped_in_a_row >= self.settings.max_bad_updates:
             resume.finish_saving(self)
             if not self.ranks.is_main:
-                # All ranks are here; one says why.
-                raise UserError("")
+                # All ranks are here; rank 0 says why.
+                raise SaidByAnotherRank
             raise UserError(
                 f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
                 f"{step}); nothing of them is saved: lower --learning_rate or look at the documents named above"

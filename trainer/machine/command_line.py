@@ -75,7 +75,7 @@ def open_standard_streams() -> None:
 
 
 def end_with_line(message: str, code: int) -> NoReturn:
-    """End this process with an exit code; message: "" where another rank prints the line."""
+    """End this process with an exit code and a line. message: "" of SaidByAnotherRank, for which nothing is printed."""
     if message:
         print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
     # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.

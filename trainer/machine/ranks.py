@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from common.errors import DataError, UserError, user_errors
+from common.errors import DataError, SaidByAnotherRank, UserError, user_errors
 from common.notices import announce
 from common.processes import watch_parent
 from trainer.machine.devices import pick_device
@@ -45,8 +45,7 @@ def on_main(ranks: "Ranks", work: Callable[[], ResultT]) -> ResultT:
         dist.broadcast_object_list(answer, src=0)
     result, failed = answer
     if failed:
-        # An empty text on the other ranks: nothing is printed for it.
-        raise error or UserError("")
+        raise error or SaidByAnotherRank
     return result
 
 
