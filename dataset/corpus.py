@@ -11,7 +11,7 @@ from common.errors import DataError
 from common.wording import counted
 from dataset.loader import Batch, ceil_div, gather
 from dataset.packing import EpochPlan, chunks
-from dataset.reading.file_kinds import find_files
+from dataset.reading.file_kinds import find_files, kind_of, left_out
 from dataset.sources import ConcatStore, Mixture, split_by_hash, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.format import TokenStore
@@ -85,6 +85,25 @@ def repeated_sources(paths: list[str], text_suffixes: Sequence[str] | None = Non
     return lines
 
 
+def left_out_kinds(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
+    """A line for each folder or glob of which only some kinds of files are read: it may be the wrong ones."""
+    lines = []
+    for path in paths:
+        counts = Counter(kind_of(file).suffix for file in left_out(path, text_suffixes))
+        if not counts:
+            continue
+        read = Counter(kind_of(file).suffix for file in find_files(path, text_suffixes))
+        lines.append(
+            f"{path}: {_by_suffix(read)} read, {_by_suffix(counts)} left out; name files by their own paths to read others"
+        )
+    return lines
+
+
+def _by_suffix(counts: Counter[str]) -> str:
+    """As `3 .csv files, 1 .sh file`."""
+    return ", ".join(counted(count, f"{suffix} file") for suffix, count in counts.most_common())
+
+
 def count_shared(training: Documents, validation: Documents) -> int:
     """How many documents of `validation` have the text of a training document, by the stored hashes of the texts."""
     # The training data may have millions of documents, so its hashes are looked up, piece by piece, among those of the
@@ -141,7 +160,8 @@ class Corpus:
         all_paths: list[str] = []
         for paths, _ in groups:
             all_paths += paths
-        self.notices = repeated_sources(all_paths, store_options.get("text_suffixes"))
+        suffixes = store_options.get("text_suffixes")
+        self.notices = [*repeated_sources(all_paths, suffixes), *left_out_kinds(all_paths, suffixes)]
 
         # The documents to train; None: all of the store.
         self.documents: Ints | None = None

@@ -128,20 +128,46 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> li
         if not _is_readable(path, text_suffixes):
             raise DataError(f"{path}: unknown kind of file; {READABLE}")
         return [path]
-    if _is(Path.is_dir, path):
-        found = [file for file in _files_below(path) if not is_own_output(file)]
-    else:
-        found = [Path(p) for p in glob.glob(str(path), recursive=True)]
-        if not found and not _is(Path.is_symlink, path):
-            raise DataError(f"{path}: no such file or folder, and no file matches it as a pattern; {READABLE}")
-        found = found or [path]
-    readable = [file for file in found if _is_readable(file, text_suffixes) and not file.is_dir()]
+    readable = _readable_of_several(path, text_suffixes)
     for file in readable:
         _refuse_what_is_no_file(file)
     files = _wanted(readable, text_suffixes)
     if not files:
         raise DataError(f"{path}: nothing to read there; {READABLE}")
     return sorted(files, key=_posix)
+
+
+def left_out(data_path: str, text_suffixes: Sequence[str] | None = None) -> list[Path]:
+    """The files of a folder or a glob that `find_files` could read and does not, sorted; none of a README or a license."""
+    path = expanded(data_path)
+    if _is(Path.is_file, path):
+        return []
+    readable = _readable_of_several(path, text_suffixes)
+    wanted = set(_wanted(readable, text_suffixes))
+    return sorted((file for file in readable if file not in wanted and not _is_about_others(file)), key=_posix)
+
+
+def _readable_of_several(path: Path, text_suffixes: Sequence[str] | None) -> list[Path]:
+    """The files of a folder, or of all that a glob matches, which are of a kind that is read. Errors: DataError for none.
+
+    A folder that a glob matches is read as if it had been named: the shell would hand it over so.
+    """
+    matches = [path]
+    if not _is(Path.is_dir, path):
+        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+        if not matches and not _is(Path.is_symlink, path):
+            raise DataError(f"{path}: no such file or folder, and no file matches it as a pattern; {READABLE}")
+        matches = matches or [path]
+    # A dict, since `data/**` matches a file by itself and within its folder.
+    found: dict[Path, None] = {}
+    for match in matches:
+        if match.is_dir():
+            for file in _files_below(match):
+                if not is_own_output(file):
+                    found[file] = None
+        else:
+            found[match] = None
+    return [file for file in found if _is_readable(file, text_suffixes)]
 
 
 def expanded(path: str | Path) -> Path:
@@ -216,6 +242,11 @@ def _is_readable(path: Path, text_suffixes: Sequence[str] | None) -> bool:
     return kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + tuple(text_suffixes or ())
 
 
+def _is_about_others(file: Path) -> bool:
+    """Whether a file tells of those beside it, and is no data itself."""
+    return bool(re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
+
+
 def _wanted(files: list[Path], text_suffixes: Sequence[str] | None) -> list[Path]:
     """Those of a folder's readable files that are its corpus."""
     # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
@@ -227,7 +258,7 @@ def _wanted(files: list[Path], text_suffixes: Sequence[str] | None) -> list[Path
         return corpora + asked
     # A README or a license beside tables does not make the folder one of texts.
     texts = [file for file in files if kinds[file].is_text]
-    if any(not re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE) for file in texts):
+    if not all(map(_is_about_others, texts)):
         return texts
     tables = [file for file in files if kinds[file].suffix in TABLES]
     return tables or texts

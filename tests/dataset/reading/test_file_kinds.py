@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dataset.corpus import Corpus
+from dataset.corpus import Corpus, left_out_kinds
 from dataset.reading.documents import DataError, find_files
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -29,6 +29,27 @@ def test_folder_of_source_code_gives_the_code(tmp_path):
 def test_folder_with_a_corpus_gives_what_it_gave_before(tmp_path):
     files = ["a.jsonl", "b.jsonl.gz", "notes.txt", "README.md", "info.json", "get.py", "x.csv"]
     assert names(tmp_path, files) == ["a.jsonl", "b.jsonl.gz", "notes.txt"]
+
+
+def test_a_folder_that_a_pattern_matches_is_read_once_as_the_shell_would_name_it(tmp_path):
+    files = ["a.jsonl", "2023/b.jsonl", "2024/deep/c.jsonl", "2024/deep/pretrain_8_resume/d.jsonl", ".hidden/e.jsonl"]
+    names(tmp_path, files)
+    # `**` names each file by itself too, and a file that is named is read whatever it is.
+    for pattern, expected in (("*", files[:3]), ("20*", files[1:3]), ("**", files[:4]), ("*.jsonl", files[:1])):
+        found = find_files(str(tmp_path / pattern))
+        assert sorted(file.relative_to(tmp_path).as_posix() for file in found) == sorted(expected)
+
+
+def test_a_start_says_which_kinds_of_files_of_a_folder_are_not_read(tmp_path):
+    """A dataset often has its script beside it; a README or a license says nothing of the choice."""
+    names(tmp_path / "tables", ["train.csv", "dev.csv", "download.sh", "README.md"])
+    names(tmp_path / "corpus", ["a.jsonl", "README.md", "LICENSE"])
+    names(tmp_path / "named", ["b.csv", "c.sh"])
+    paths = [str(tmp_path / "tables"), str(tmp_path / "corpus"), str(tmp_path / "named" / "b.csv")]
+    (line,) = left_out_kinds(paths)
+    assert "1 .sh file" in line
+    assert line.endswith("2 .csv files left out; name files by their own paths to read others")
+    assert left_out_kinds([str(tmp_path / "*")]) != []
 
 
 def test_folder_that_hugging_face_datasets_saved_gives_its_arrow_files(tmp_path):
