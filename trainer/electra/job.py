@@ -90,12 +90,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
-        self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
-        self.stem = self.folder / self.folder.name
-        self.outputs = {name: self.folder / name for name in NETWORKS}
         with user_errors():
-            claim(self.ranks, self.stem)
-            on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
+            self._claim_files()
             self._read_data()
             self.model = init_model(settings, self.tokenizer)
             unknown = self.tokenizer.unk_token_id
@@ -130,10 +126,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
         self.save_at = frozenset(save_points(settings))
-        # Networks that an earlier run has saved on its way.
-        self.replaced = sorted(self.folder.glob("percent_*"))
-        # A vocabulary of its own is written before the first update.
-        self.begun = [self.folder / OWN]
         row_layout = ("max_seq_len", "seed", "mask_share", "mask_style")
         self.identity = {
             "tokenizer": self.encoder.fingerprint[:16],
@@ -142,6 +134,18 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "row layout": {name: getattr(settings, name) for name in row_layout},
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
+
+    def _claim_files(self) -> None:
+        """The names of the run's files. From here on no other run may write them."""
+        self.folder = Path(self.settings.out_dir) / f"electra_{self.settings.size}"
+        self.stem = self.folder / self.folder.name
+        self.outputs = {name: self.folder / name for name in NETWORKS}
+        claim(self.ranks, self.stem)
+        on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
+        # Networks that an earlier run has saved on its way.
+        self.replaced = sorted(self.folder.glob("percent_*"))
+        # A vocabulary of its own is written before the first update.
+        self.begun = [self.folder / OWN]
 
     def _read_data(self) -> None:
         settings = self.settings
