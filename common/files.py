@@ -62,10 +62,15 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, SafetensorError):
-            reason = " ".join(str(error).split())
-            number = errno.ENOSPC if "os error 28" in reason else errno.EIO
-            raise OSError(number, reason, str(folder)) from error
+            raise disk_error(error, folder) from error
         raise
+
+
+def disk_error(error: SafetensorError, path: Path) -> OSError:
+    """What safetensors could not write, as the OSError that it was."""
+    reason = " ".join(str(error).split())
+    number = errno.ENOSPC if "os error 28" in reason else errno.EIO
+    return OSError(number, os.strerror(number) if number == errno.ENOSPC else reason, str(path))
 
 
 class HashingWriter:
@@ -93,6 +98,21 @@ def file_digest(path: str | Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_small(path: str | Path, most_bytes: int) -> bytes:
+    """The content of a small file that may have been put there by anybody.
+
+    Errors: OSError for what is no regular file (a pipe would never end), and for more than `most_bytes`.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with open(path, "rb") as file:
+        # One byte more than is allowed, and no more: it may be of any size.
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes, which none of its kind is", str(path))
+    return content
 
 
 def is_link_of(path: Path, original: Path) -> bool:

@@ -168,6 +168,11 @@ class MiniMindConfig(Fields, PretrainedConfig):
 
     def check(self) -> None:
         """Errors: ValueError in one line for values that no model can have."""
+        finite(self, "rms_norm_eps", "rope_theta", "dropout", "initializer_range", "router_aux_loss_coef")
+        finite(self, "yarn_factor", "yarn_beta_fast", "yarn_beta_slow")
+        for name in ("tie_word_embeddings", "inference_rope_scaling", "use_moe", "seq_aux", "norm_topk_prob"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} is neither true nor false")
         positive(self, "vocab_size", "num_hidden_layers", "head_dim", "intermediate_size", "max_position_embeddings")
         positive(self, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "yarn_original_positions")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -248,6 +253,14 @@ def yarn_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
             if theirs in scaling:
                 fields.setdefault(ours, scaling[theirs])
     return fields
+
+
+def finite(config: MiniMindConfig, *names: str) -> None:
+    """ValueError for a field of these that is no finite number."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise ValueError(f"{name}={value!r} is not a finite number")
 
 
 def positive(config: MiniMindConfig, *names: str) -> None:

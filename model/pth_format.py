@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from common.files import read_small
 from model.config import DECLARATIONS, SHAPE, MiniMindConfig, fields_that_decide, public_spellings
 from model.infer_config import infer_config, numbers_in, warn_of_guesses
 from model.weight_files import DIGEST_FIELD, VOCABULARY_FIELD, read_state_dict
 
 if TYPE_CHECKING:
     from model.model_minimind import MiniMindForCausalLM
+
+# Of the .json beside a weight; ours has two thousand.
+MOST_CONFIG_BYTES = 1 << 20
 
 State = Mapping[str, torch.Tensor]
 
@@ -36,7 +40,9 @@ def load_pth(
     if has_config:
         fields = read_json(beside)
         digests = _checked_digests(beside, fields.pop(DIGEST_FIELD, None))
-        fields.pop(VOCABULARY_FIELD, None)
+        # Of what transformers writes besides our fields nothing decides about the weights. Some of it would make it import
+        # or fetch other programs, such as another implementation of attention.
+        fields = {name: value for name, value in fields.items() if name in DECLARATIONS}
         state = read_state_dict(path, digests)
     else:
         state = read_state_dict(path)
@@ -63,12 +69,17 @@ def load_pth(
 def read_json(path: Path) -> dict[str, Any]:
     """The config fields of the .json beside a weight, under our names. Errors: ValueError for a file that has none."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_small(path, MOST_CONFIG_BYTES))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({str(error)[:80]})") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{path}: not a JSON object of config fields")
-    return public_spellings(fields)
+    try:
+        return public_spellings(fields)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def vocabulary_of(path: Path) -> str | None:

@@ -62,6 +62,8 @@ def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, t
 
 def check_kind(path: Path) -> None:
     """ValueError where the first bytes tell that torch never wrote the file, or that unpacking it would fill memory."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: cannot be read (not a regular file)")
     try:
         with open(path, "rb") as file:
             head = file.read(512)

@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError
 from common.notices import announce
-from common.packages import loader_reason
+from common.packages import loader_reason, refuse_foreign_attention
 from common.paths import ROOT
 from dataset.reading import limits
 from dataset.reading.faults import BadLine
@@ -85,6 +85,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        refuse_foreign_attention(config, str(path))
         check_is_causal(path, config)
         # A pair, as `output_loading_info` asks for; the library's types do not know of it.
         loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -33,10 +33,12 @@ import tempfile
 from collections.abc import Sequence
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from common.errors import UserError, user_errors
+from common.files import disk_error
 from common.notices import announce
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
@@ -104,7 +106,10 @@ def export(
         unfinished = Path(temporary, "export")
         unfinished.mkdir()
         # safetensors, since no pickle is to be run by whoever loads it.
-        save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
+        try:
+            save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise disk_error(error, out_dir) from error
         write_config(config, unfinished / "config.json")
         # `tokenizer("hi")` of the export begins as every training text did.
         add_bos(tokenizer)

@@ -58,6 +58,8 @@ def _text_of_row(row: list[str], columns: int, column: int) -> str:
     if len(row) != columns:
         raise BadLine("wrong number of fields", f"{len(row)} fields where the header has {columns}")
     text = row[column]
+    if "\0" in text:
+        raise BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -114,7 +114,10 @@ class _Members(io.RawIOBase):
         if not self.compressed:
             self.compressed = self.file.read(READ_BYTES)
         if self.compression == ".xz":
-            # Between streams of xz there may be zeros, which fill a block of a tape.
+            # Behind a stream of xz there may be zeros, which fill a block of a tape. A file of zeros alone is none.
+            starts_with_zeros = self.compressed.startswith(b"\0") and self.file.tell() == len(self.compressed)
+            if starts_with_zeros:
+                raise lzma.LZMAError("it does not begin as an .xz file does")
             while self.compressed and not self.compressed.strip(b"\0"):
                 self.compressed = self.file.read(READ_BYTES)
             self.compressed = self.compressed.lstrip(b"\0")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from common.files import file_digest
+from common.files import file_digest, read_small
 from dataset.reading.faults import BadLines
 from dataset.store.interface import Ints
 
@@ -141,10 +141,7 @@ def _is_meta(meta: dict[str, Any]) -> bool:
 def read_small_json(path: Path, most_bytes: int) -> object:
     """What a JSON file of our own holds; None where it is missing, larger than such a file can be, or no JSON."""
     try:
-        with open(path, "rb") as file:
-            # One byte more than is allowed, and no more: what lies there may be a file of any size.
-            raw = file.read(most_bytes + 1)
-        return None if len(raw) > most_bytes else json.loads(raw)
+        return json.loads(read_small(path, most_bytes))
     except (OSError, ValueError, RecursionError):
         return None
 

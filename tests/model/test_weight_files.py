@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -267,3 +268,58 @@ def test_a_checkpoint_is_told_from_weights(tmp_path):
     torch.save({"format": 1, "model": {}, "engine": {}, "progress": {}}, tmp_path / "update_00000001.pt")
     with pytest.raises(ValueError, match="a checkpoint to resume from; the weights are the .pth beside its folder"):
         weight_files.read_state_dict(tmp_path / "update_00000001.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("rms_norm_eps", "x", "rms_norm_eps='x' is not a finite number"),
+        ("rope_theta", math.nan, "rope_theta=nan is not a finite number"),
+        ("dropout", True, "dropout=True is not a finite number"),
+        ("tie_word_embeddings", "no", "tie_word_embeddings='no' is neither true nor false"),
+        ("n_routed_experts", 10_000_000, "are one field"),
+    ],
+)
+def test_a_field_of_another_kind_names_the_file_and_itself(tmp_path, name, value, match):
+    path, model = write(tmp_path)
+    beside = path.with_suffix(".json")
+    beside.write_text(json.dumps({**json.loads(beside.read_text()), name: value}))
+    refuse(path, rf"w\.json: .*{match}")
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"attn_implementation": "evil/repo"},
+        {"_attn_implementation": "hub/evil"},
+        {"dtype": "float99"},
+        {"torch_dtype": [1]},
+    ],
+)
+def test_fields_that_are_none_of_ours_reach_nobody(tmp_path, foreign):
+    """transformers would import or fetch what they name. Reference: the weights without them."""
+    path, model = write(tmp_path)
+    beside = path.with_suffix(".json")
+    beside.write_text(json.dumps({**json.loads(beside.read_text()), **foreign}))
+    loaded = MiniMindForCausalLM.from_pth(path)
+    assert all(torch.equal(p.half(), loaded.state_dict()[name].half()) for name, p in model.state_dict().items())
+
+
+def test_a_config_beside_the_weight_of_any_size_or_kind_is_not_read_to_its_end(tmp_path):
+    path, _ = write(tmp_path)
+    beside = path.with_suffix(".json")
+    with open(beside, "r+b") as file:
+        file.truncate(5_000_000_000)
+    refuse(path, "larger than 1,048,576 bytes")
+    beside.unlink()
+    beside.mkdir()
+    refuse(path, "not a regular file")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
+@pytest.mark.parametrize("ending", [".pth", ".json"])
+def test_a_pipe_in_the_place_of_a_file_is_told_and_not_waited_for(tmp_path, ending):
+    path, _ = write(tmp_path)
+    path.with_suffix(ending).unlink()
+    os.mkfifo(path.with_suffix(ending))
+    refuse(path, "not a regular file")

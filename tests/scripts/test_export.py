@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -365,3 +366,26 @@ def test_the_way_back_keeps_weights_beyond_half_precision(tmp_path, capsys):
     assert "no weight was rounded" in capsys.readouterr().out
     back = torch.load(tmp_path / "back.pth", weights_only=True)["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(back, model.model.layers[0].self_attn.q_proj.weight)
+
+
+def test_a_full_disk_is_one_line_that_names_the_folder(tmp_path, monkeypatch):
+    """safetensors has errors of its own, with Rust's words for the system's."""
+
+    def save_file(*arguments, **named):
+        raise SafetensorError('Error while serializing: I/O error: "No space left on device (os error 28)"')
+
+    monkeypatch.setattr(export_hf, "save_file", save_file)
+    weight = write(tmp_path)
+    with pytest.raises(UserError, match="hf: No space left on device"):
+        export_hf.main(["--weight", str(weight), "--out_dir", str(tmp_path / "hf")])
+    assert not list(tmp_path.glob("hf*"))
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_an_export_that_names_a_program_on_a_hub_is_refused(tmp_path, name):
+    weight = write(tmp_path)
+    export_hf.export(weight, tmp_path / "hf")
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), name: "evil/attention"}))
+    with pytest.raises(UserError, match="asks for the attention of evil/attention, a program that is not fetched"):
+        load_model(tmp_path / "hf")

@@ -15,7 +15,7 @@ from transformers.utils import cached_file
 
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
-from common.packages import loader_reason
+from common.packages import loader_reason, refuse_foreign_attention
 from dataset.glue.glue_dataset import Batch, Totals
 from dataset.glue.glue_tasks import Task
 from dataset.reading.file_kinds import expanded
@@ -75,6 +75,7 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
     except Exception as error:
         # Each loader raises its own kinds.
         raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
+    refuse_foreign_attention(config, what)
     check_config(config, settings, vocab_size)
     # New embeddings fit any tokenizer.
     if not settings.from_scratch:

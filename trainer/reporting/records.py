@@ -1,8 +1,6 @@
 """Reading a metrics file back: curves, samples and what each start has noted about itself."""
 
 import json
-import math
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,6 +11,9 @@ import numpy as np
 from common.errors import UserError
 from trainer.reporting.charts import Chart, charts_of_record
 from trainer.reporting.older_records import CHARTS_BEFORE
+
+# No figure of a run comes near it. The axes of matplotlib overflow with numbers near the largest float.
+LARGEST = 1e30
 
 # How a figure is written.
 Write = Callable[[float], str]
@@ -49,7 +50,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 def is_number(value: object) -> bool:
     """Whether it is one that can be drawn; JSON's integers know no bound."""
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return isinstance(value, int | float) and abs(value) <= LARGEST
 
 
 def has_fields(record: Mapping[str, object], fields: Mapping[str, type]) -> bool:
@@ -70,6 +71,8 @@ class RunRecords:
         self.samples: list[dict[str, Any]] = []
         self.starts: list[dict[str, Any]] = []
         columns: Columns = {}
+        if self.path.exists() and not self.path.is_file():
+            raise UserError(f"{self.path}: not a regular file; name a run's .metrics.jsonl")
         try:
             with open(self.path, encoding="utf-8") as file:
                 for line in file:
@@ -92,7 +95,7 @@ class RunRecords:
             tokens = float(record["tokens"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return
-        if not math.isfinite(tokens):
+        if not is_number(tokens):
             return
         if "settings" in record:
             if has_fields(record, START_FIELDS):

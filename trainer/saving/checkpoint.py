@@ -32,9 +32,12 @@ from typing import Any
 import torch
 
 from common.errors import BadContentError, UserError
-from common.files import HashingWriter, atomic_file, file_digest, is_link_of, link_or_copy, remove, replace
+from common.files import HashingWriter, atomic_file, file_digest, is_link_of, link_or_copy, read_small, remove, replace
 from model.weight_files import check_kind
 from trainer.saving.weights import write_tensors
+
+# Of a digest file: 64 digits and the name of a file.
+MOST_DIGEST_BYTES = 4096
 
 
 def remove_temporaries(stem: Path, folder: Path) -> None:
@@ -77,8 +80,8 @@ def forget_cached(path: Path) -> None:
 def verified(path: Path) -> bool:
     """Whether a checkpoint's bytes are those that its digest file was made from."""
     try:
-        expected = Path(f"{path}.sha256").read_text().split()[0]
-        return file_digest(path) == expected
+        expected = read_small(f"{path}.sha256", MOST_DIGEST_BYTES).decode().split()[0]
+        return path.is_file() and file_digest(path) == expected
     except (OSError, IndexError, UnicodeDecodeError):
         return False
 

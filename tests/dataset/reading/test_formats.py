@@ -341,3 +341,22 @@ def test_a_text_file_with_nul_bytes_is_a_fault(tmp_path):
     (tmp_path / "a.txt").write_bytes("the cat".encode("utf-16-le"))
     with pytest.raises(DataError, match="NUL bytes: it is binary, or in UTF-16"):
         texts_of(tmp_path / "a.txt")
+
+
+def test_a_row_with_a_nul_byte_in_its_text_is_a_fault(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text,id\nhello,1\nhel\0lo,2\n")
+    with pytest.raises(DataError, match=r"a\.csv:3: .*NUL bytes"):
+        texts_of(path)
+    path.write_bytes(b"text,id\nhello,\0\n")
+    assert texts_of(path) == ["hello"]
+
+
+def test_an_xz_file_of_zeros_alone_is_damaged_and_not_empty(tmp_path):
+    """As a power cut leaves it. Behind a stream zeros are padding."""
+    path = tmp_path / "a.txt.xz"
+    path.write_bytes(bytes(100_000))
+    with pytest.raises(DataError, match="damaged or cut off"):
+        texts_of(path)
+    path.write_bytes(lzma.compress(b"hello") + bytes(400))
+    assert texts_of(path) == ["hello"]

@@ -280,3 +280,14 @@ def test_a_line_that_no_run_wrote_does_not_end_the_report(tmp_path, line):
         file.write(json.dumps(line) + "\n" + "[" * 100_000 + "\n")
     write_report([path], tmp_path / "a.html", tmp_path / "a.png")
     assert "hidden_size" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("others", [-1e308, 1.0])
+def test_figures_that_no_axis_can_show_are_no_points(tmp_path, others, recwarn):
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    with open(path, "a", encoding="utf-8") as file:
+        for tokens, loss in ((5000, 1e308), (6000, others), (1e300, 2.0)):
+            file.write(json.dumps({"step": 60, "update": 60, "tokens": tokens, "loss": loss}) + "\n")
+    write_report([path], tmp_path / "a.html", tmp_path / "a.png")
+    assert not [warning for warning in recwarn if "overflow" in str(warning.message)]
+    assert len(RunRecords(path).curves["loss"][0]) == 50 + (others == 1.0)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 
@@ -176,3 +177,24 @@ def test_weights_are_half_precision_tied_and_atomic(tmp_path):
     assert loaded["lm_head.weight"].dtype is torch.float16 and torch.equal(loaded["lm_head.weight"], weight.half())
     assert loaded["lm_head.weight"].data_ptr() == loaded["model.embed_tokens.weight"].data_ptr()
     assert sorted(os.listdir(tmp_path)) == ["w.json", "w.pth"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
+@pytest.mark.parametrize("damage", ["huge digest", "pipe for a digest", "pipe for a checkpoint"])
+def test_a_checkpoint_whose_files_never_end_is_passed_over(tmp_path, damage):
+    checkpoints = Checkpoints(tmp_path / "resume")
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    path = tmp_path / "resume" / "update_00000002.pt"
+    digest = tmp_path / "resume" / "update_00000002.pt.sha256"
+    if damage == "huge digest":
+        with open(digest, "r+b") as file:
+            file.truncate(20_000_000_000)
+    else:
+        victim = digest if damage == "pipe for a digest" else path
+        victim.unlink()
+        os.mkfifo(victim)
+    said = []
+    _, found = checkpoints.newest(said.append)
+    assert found.name == "update_00000001.pt"
+    assert "update_00000002.pt: damaged" in said[0]
