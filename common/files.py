@@ -100,13 +100,18 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def refuse_irregular(path: str | Path) -> None:
+    """OSError for what is there and is no regular file: a folder, or a pipe, which would be waited for without end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 def read_small(path: str | Path, most_bytes: int) -> bytes:
     """The content of a small file that may have been put there by anybody.
 
-    Errors: OSError for what is no regular file (a pipe would never end), and for more than `most_bytes`.
+    Errors: OSError for what is no regular file, and for more than `most_bytes`.
     """
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    refuse_irregular(path)
     with open(path, "rb") as file:
         # One byte more than is allowed, and no more: it may be of any size.
         content = file.read(most_bytes + 1)

@@ -11,7 +11,7 @@ from common.errors import DataError
 from common.wording import counted
 from dataset.loader import Batch, ceil_div, gather
 from dataset.packing import EpochPlan, chunks
-from dataset.reading.file_kinds import find_files, kind_of, left_out
+from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.sources import ConcatStore, Mixture, split_by_hash, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.format import TokenStore
@@ -70,12 +70,25 @@ def name_of(paths: list[str]) -> str:
     return f"{paths[0]} and {len(paths) - 1} more"
 
 
-def repeated_sources(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
-    """A line for each file that two paths name, by itself or within a folder: its documents would be trained twice."""
+def notices_of_paths(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
+    """What a user should know of the files that --data_path names, a line each."""
+    # A folder of many files takes a while to walk: once for all lines.
+    choices = {path: choose_files(path, text_suffixes) for path in paths}
+    files = [file for path in paths for file in choices[path].read]
+    lines = repeated_files(files)
+    for path, choice in choices.items():
+        if choice.left_out:
+            lines.append(
+                f"{path}: {_by_suffix(choice.read)} read, {_by_suffix(choice.left_out)} left out; name files by their own "
+                "paths to read others"
+            )
+    return lines
+
+
+def repeated_files(files: list[Path]) -> list[str]:
+    """A line for each file that is named twice, by itself or within a folder: its documents would be trained twice."""
     # By what a path leads to: a file and a link to it are one.
-    times: Counter[str] = Counter()
-    for path in paths:
-        times.update(str(file.resolve()) for file in find_files(path, text_suffixes))
+    times = Counter(str(file.resolve()) for file in files)
     lines = []
     for file, count in times.items():
         if count > 1:
@@ -85,22 +98,9 @@ def repeated_sources(paths: list[str], text_suffixes: Sequence[str] | None = Non
     return lines
 
 
-def left_out_kinds(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
-    """A line for each folder or glob of which only some kinds of files are read: it may be the wrong ones."""
-    lines = []
-    for path in paths:
-        counts = Counter(kind_of(file).suffix for file in left_out(path, text_suffixes))
-        if not counts:
-            continue
-        read = Counter(kind_of(file).suffix for file in find_files(path, text_suffixes))
-        lines.append(
-            f"{path}: {_by_suffix(read)} read, {_by_suffix(counts)} left out; name files by their own paths to read others"
-        )
-    return lines
-
-
-def _by_suffix(counts: Counter[str]) -> str:
+def _by_suffix(files: list[Path]) -> str:
     """As `3 .csv files, 1 .sh file`."""
+    counts = Counter(kind_of(file).suffix for file in files)
     return ", ".join(counted(count, f"{suffix} file") for suffix, count in counts.most_common())
 
 
@@ -160,8 +160,7 @@ class Corpus:
         all_paths: list[str] = []
         for paths, _ in groups:
             all_paths += paths
-        suffixes = store_options.get("text_suffixes")
-        self.notices = [*repeated_sources(all_paths, suffixes), *left_out_kinds(all_paths, suffixes)]
+        self.notices = notices_of_paths(all_paths, store_options.get("text_suffixes"))
 
         # The documents to train; None: all of the store.
         self.documents: Ints | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from common.files import file_digest
+from common.files import file_digest, refuse_irregular
 
 # RoPE tables that some older files carry: no weights, so they are left out
 TABLES = re.compile(r"(^|\.)(freqs_cis|pos_cis|freqs_cos|freqs_sin|rotary_emb\.inv_freq)$")
@@ -62,9 +62,8 @@ def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, t
 
 def check_kind(path: Path) -> None:
     """ValueError where the first bytes tell that torch never wrote the file, or that unpacking it would fill memory."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: cannot be read (not a regular file)")
     try:
+        refuse_irregular(path)
         with open(path, "rb") as file:
             head = file.read(512)
     except FileNotFoundError:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from common.errors import DataError
 from dataset.reading.decompress import COMPRESSIONS
@@ -118,6 +119,18 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> li
     text_suffixes, of the user, are read wherever they are found. What a run of ours, a token store or a model has left
     in the folder is no data.
     """
+    return choose_files(data_path, text_suffixes).read
+
+
+class Choice(NamedTuple):
+    """Of the files of a path that are of a kind that is read, those that are read, and those that are left out."""
+
+    read: list[Path]
+    left_out: list[Path]
+
+
+def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> Choice:
+    """What `find_files` reads and leaves out, sorted by path. A README or a license is in neither, unless it is read."""
     data_path = str(data_path)
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
@@ -127,24 +140,16 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> li
     if _is(Path.is_file, path):
         if not _is_readable(path, text_suffixes):
             raise DataError(f"{path}: unknown kind of file; {READABLE}")
-        return [path]
+        return Choice([path], [])
     readable = _readable_of_several(path, text_suffixes)
     for file in readable:
         _refuse_what_is_no_file(file)
     files = _wanted(readable, text_suffixes)
     if not files:
         raise DataError(f"{path}: nothing to read there; {READABLE}")
-    return sorted(files, key=_posix)
-
-
-def left_out(data_path: str, text_suffixes: Sequence[str] | None = None) -> list[Path]:
-    """The files of a folder or a glob that `find_files` could read and does not, sorted; none of a README or a license."""
-    path = expanded(data_path)
-    if _is(Path.is_file, path):
-        return []
-    readable = _readable_of_several(path, text_suffixes)
-    wanted = set(_wanted(readable, text_suffixes))
-    return sorted((file for file in readable if file not in wanted and not _is_about_others(file)), key=_posix)
+    wanted = set(files)
+    others = [file for file in readable if file not in wanted and not _is_about_others(file)]
+    return Choice(sorted(files, key=_posix), sorted(others, key=_posix))
 
 
 def _readable_of_several(path: Path, text_suffixes: Sequence[str] | None) -> list[Path]:

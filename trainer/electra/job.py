@@ -12,7 +12,7 @@ from common.errors import user_errors
 from common.files import atomic_folder
 from common.paths import ROOT
 from common.wording import counted
-from dataset.corpus import left_out_kinds, repeated_sources
+from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.store.check import DigestCheck
@@ -225,8 +225,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         parameters = sum(p.numel() for p in self.model.parameters())
         one_segment = float((self.examples.second == 0).mean())
         lines = [
-            *repeated_sources(settings.data_path or [], settings.text_suffixes),
-            *left_out_kinds(settings.data_path or [], settings.text_suffixes),
+            *notices_of_paths(settings.data_path or [], settings.text_suffixes),
             *self.store.bad_lines.report(),
             f"model: ELECTRA {settings.size}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "

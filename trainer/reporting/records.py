@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
+from common.files import refuse_irregular
 from trainer.reporting.charts import Chart, charts_of_record
 from trainer.reporting.older_records import CHARTS_BEFORE
 
@@ -71,9 +72,8 @@ class RunRecords:
         self.samples: list[dict[str, Any]] = []
         self.starts: list[dict[str, Any]] = []
         columns: Columns = {}
-        if self.path.exists() and not self.path.is_file():
-            raise UserError(f"{self.path}: not a regular file; name a run's .metrics.jsonl")
         try:
+            refuse_irregular(self.path)
             with open(self.path, encoding="utf-8") as file:
                 for line in file:
                     self._read(line, columns)

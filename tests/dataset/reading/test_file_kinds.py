@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dataset.corpus import Corpus, left_out_kinds
+from dataset.corpus import Corpus, notices_of_paths
 from dataset.reading.documents import DataError, find_files
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -46,10 +46,10 @@ def test_a_start_says_which_kinds_of_files_of_a_folder_are_not_read(tmp_path):
     names(tmp_path / "corpus", ["a.jsonl", "README.md", "LICENSE"])
     names(tmp_path / "named", ["b.csv", "c.sh"])
     paths = [str(tmp_path / "tables"), str(tmp_path / "corpus"), str(tmp_path / "named" / "b.csv")]
-    (line,) = left_out_kinds(paths)
+    (line,) = notices_of_paths(paths)
     assert "1 .sh file" in line
     assert line.endswith("2 .csv files left out; name files by their own paths to read others")
-    assert left_out_kinds([str(tmp_path / "*")]) != []
+    assert notices_of_paths([str(tmp_path / "*")]) != []
 
 
 def test_folder_that_hugging_face_datasets_saved_gives_its_arrow_files(tmp_path):
