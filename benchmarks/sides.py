@@ -121,7 +121,7 @@ def train_hf(
     """Labels are the inputs, which the model shifts: T - 1 targets a row."""
     from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-    from scripts.hf_format import hf_config
+    from model.hf_format import hf_config
 
     their_config = hf_config(config)
     T = args.max_seq_len

@@ -43,10 +43,10 @@ from common.notices import announce
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from dataset.tokenizing.vocabulary import vocabulary_digest
+from model.hf_format import StateDict, from_hf, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
 from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder, utf8_folder
-from scripts.hf_format import StateDict, from_hf, hf_config, to_hf
 from scripts.model_card import model_card
 from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights
