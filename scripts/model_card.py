@@ -137,7 +137,7 @@ def bos_line(tokenizer: PreTrainedTokenizerBase) -> str:
 def versions_line(config: MiniMindConfig) -> str:
     """The transformers that compute this model."""
     if config.inference_rope_scaling:
-        return "It needs transformers 4.57 or newer: older ones leave out a part of its YaRN scaling, without a word."
+        return "It needs transformers 4.51 or newer: older ones leave out a part of its YaRN scaling, without a word."
     least = "4.51" if config.generation == "minimind3" else "4.48"
     return f"It loads in transformers {least} or newer, 4 and 5 alike."
 

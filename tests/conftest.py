@@ -3,9 +3,25 @@
 import pytest
 
 from tests.helpers import write_corpus
+from tests.older_transformers import install
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """A small corpus, with its token store beside it once a run has used it."""
     return write_corpus(tmp_path_factory.mktemp("data") / "data.jsonl")
+
+
+@pytest.fixture(scope="session")
+def older_transformers(tmp_path_factory):
+    """A function: version -> the folder that holds it, for PYTHONPATH. Each is installed once in a session."""
+    folders = {}
+
+    def folder_of(version):
+        if version not in folders:
+            folder = tmp_path_factory.mktemp(f"transformers-{version}")
+            install(version, folder)
+            folders[version] = folder
+        return folders[version]
+
+    return folder_of
