@@ -137,6 +137,26 @@ def export_parser() -> Parser:
     return p
 
 
+def export_gguf_parser() -> Parser:
+    """The flags of export_gguf.py."""
+    p = Parser(
+        prog="export_gguf.py",
+        description="Hand a model on to llama.cpp and what is built on it, such as Ollama.",
+        allow_abbrev=False,
+    )
+    p.add_argument("--weight", required=True, help="a .pth of the trainer")
+    p.add_argument("--out", required=True, help="the .gguf to write")
+    p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
+    p.add_argument(
+        "--dtype",
+        choices=("auto", *DTYPE_NAMES, "q8_0"),
+        default="auto",
+        help="of the matrices; auto: the smallest that is exact; q8_0: 8.5 bits a weight",
+    )
+    p.switch(p, "--overwrite", False, "replace what is there")
+    return p
+
+
 def report_parser() -> Parser:
     """The flags of report.py."""
     p = Parser(

@@ -33,6 +33,7 @@ PARSERS = {
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/evaluate.py": script_arguments.evaluate_parser,
     "scripts/export_hf.py": script_arguments.export_parser,
+    "scripts/export_gguf.py": script_arguments.export_gguf_parser,
     "scripts/report.py": script_arguments.report_parser,
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
@@ -99,6 +100,7 @@ ENTRY_SCRIPTS = (
     "scripts/generate.py",
     "scripts/evaluate.py",
     "scripts/export_hf.py",
+    "scripts/export_gguf.py",
     "scripts/report.py",
     "dataset/tokenize_corpus.py",
     *(script for script in PARSERS if script.startswith("benchmarks/")),
@@ -137,6 +139,7 @@ def test_ctrl_c_during_the_imports_prints_nothing(script, tmp_path):
         "dataset/tokenize_corpus.py": ["--data_path", data],
         "scripts/evaluate.py": ["perplexity", "--data_path", data],
         "scripts/export_hf.py": ["--weight", "a.pth", "--out_dir", tmp_path / "out"],
+        "scripts/export_gguf.py": ["--weight", "a.pth", "--out", tmp_path / "a.gguf"],
         "scripts/report.py": ["a.pth"],
     }
     command = [sys.executable, str(ROOT / script), *map(str, required.get(script, []))]

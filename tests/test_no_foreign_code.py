@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
-from scripts import chat_template, evaluate, export_hf, generate
+from scripts import chat_template, evaluate, export_gguf, export_hf, generate
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, flags, write_corpus
 from tests.trainer.glue.glue_helpers import arguments as glue_arguments
@@ -152,6 +152,11 @@ def exporting(folder, tmp_path):
     return export_hf.main, [*options, "--out_dir", str(tmp_path / "hf")]
 
 
+def exporting_to_gguf(folder, tmp_path):
+    options = ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder)]
+    return export_gguf.main, [*options, "--out", str(tmp_path / "a.gguf")]
+
+
 def bringing_back(folder, tmp_path):
     return export_hf.main, ["--weight", str(folder), "--to_pth", str(tmp_path / "back.pth")]
 
@@ -166,6 +171,7 @@ COMMANDS = (
     generating_with_its_tokenizer,
     evaluating,
     exporting,
+    exporting_to_gguf,
     bringing_back,
 )
 

@@ -1,0 +1,133 @@
+"""Hand a model on to llama.cpp and what is built on it, such as Ollama: one file with weights, tokenizer and settings.
+
+    python scripts/export_gguf.py --weight out/pretrain_512.pth --out out/pretrain_512.gguf
+
+llama.cpp computes a dense minimind2 as its `llama`, minimind3 as `qwen3` and `qwen3moe`, and a minimind2 with experts as
+`bailingmoe`. The file is read again and compared with the weights before it gets its name. Whether llama.cpp gives the
+same tokens and logits is tested in tests/scripts/test_export_gguf.py.
+"""
+
+import signal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Run by path: nothing in scripts/ may shadow a dependency.
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+if __name__ == "__main__":
+    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # --help and wrong flags are answered before torch is imported, which takes seconds.
+    from scripts.arguments import export_gguf_parser
+
+    export_gguf_parser().parse_args()
+
+import gc
+from collections.abc import Sequence
+
+from common.errors import UserError, user_errors
+from common.files import atomic_file
+from common.notices import announce
+from common.packages import optional_package
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.vocabulary import check_size
+from model.model_minimind import MiniMindForCausalLM
+from scripts.arguments import export_gguf_parser
+from scripts.common import check_vocabulary, load_model, tokenizer_folder, utf8_folder
+from scripts.export_hf import smallest_exact
+from scripts.gguf_format import Metadata, architecture_of, model_metadata, to_gguf
+from scripts.gguf_tokenizer import tokenizer_metadata
+from trainer.machine.command_line import run_cli
+
+SUFFIX = ".gguf"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = export_gguf_parser().parse_args(argv)
+    optional_package("gguf", "to write a GGUF file")
+    with user_errors():
+        export(args.weight, utf8_folder("--out", args.out), args.tokenizer_path, args.dtype, args.overwrite)
+    return 0
+
+
+def export(
+    weight: str | Path,
+    out: Path,
+    tokenizer_path: str | None = None,
+    dtype: str = "auto",
+    overwrite: bool = False,
+) -> float:
+    """Write the file `out`; returns the largest change of a weight by its type (0.0: none was changed).
+
+    Errors: UserError and ValueError for a model or tokenizer that llama.cpp would not follow exactly, and for weights that
+    the type cannot hold.
+    """
+    # It imports the package gguf, which many do without.
+    from scripts import gguf_file
+
+    check_free(out, weight, overwrite)
+    model = load_model(weight)
+    if not isinstance(model, MiniMindForCausalLM):
+        raise UserError(f"{weight} is a {type(model).__name__}; make a .pth of it first, with export_hf.py --to_pth")
+    config = model.config
+    folder = tokenizer_folder(weight, tokenizer_path)
+    tokenizer = load_tokenizer(folder)
+    check_vocabulary(weight, tokenizer, tokenizer_path)
+    used = DocumentEncoder(tokenizer).vocab_size
+    check_size(used, config.vocab_size, str(folder))
+    if used > config.vocab_size:
+        raise UserError(
+            f"{weight} has a vocabulary of {config.vocab_size}, the tokenizer one of {used}: name the weight's own with "
+            "--tokenizer_path"
+        )
+
+    architecture = architecture_of(config)
+    tensors = to_gguf(model.state_dict(), config)
+    if dtype == "auto":
+        rounded = {name: tensor for name, tensor in tensors.items() if not gguf_file.stays_exact(name, tensor)}
+        dtype = str(smallest_exact(rounded)).removeprefix("torch.")
+    kind = gguf_file.KINDS[dtype]
+    types = gguf_file.types_of(tensors, kind)
+    metadata: Metadata = {"general.type": "model", "general.name": out.stem, "general.file_type": int(kind.file_type)}
+    # That of the blocks of Q8_0.
+    metadata["general.quantization_version"] = gguf_file.QUANTISATION_VERSION
+    metadata.update(model_metadata(config))
+    metadata.update(tokenizer_metadata(tokenizer, config.vocab_size, str(folder)))
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(out) as file:
+        gguf_file.write(file, architecture, metadata, tensors, types)
+        # Of the file itself, so that an error of writing is found as well.
+        file.flush()
+        change = gguf_file.check(Path(file.name), metadata, tensors, types)
+        # The reader maps the file, and Windows renames no mapped file.
+        gc.collect()
+    left = gguf_file.left_in_float16(types, kind)
+    announce(f"{out}: {architecture} in {dtype}, {out.stat().st_size / 1e6:.1f} MB")
+    announce(f"tokenizer: llama.cpp cuts texts into the same pieces by its rule {metadata['tokenizer.ggml.pre']}")
+    if left:
+        announce(
+            f"{len(left)} matrices are in float16, their rows being no multiple of {gguf_file.BLOCK}: {left[0]}, ..."
+        )
+    changed = f"weights changed by {change:.1e} at most" if change else "no weight was changed"
+    announce(f"checked: read again, {len(tensors)} tensors, {changed}")
+    return change
+
+
+def check_free(out: Path, weight: str | Path, overwrite: bool) -> None:
+    """UserError unless the file can be written there; only an earlier one is ever replaced."""
+    if out.suffix != SUFFIX:
+        raise UserError(f"--out {out}: the name must end in {SUFFIX}")
+    if not out.exists():
+        return
+    if not out.is_file():
+        raise UserError(f"{out} is no file: choose another --out")
+    if Path(weight).exists() and out.samefile(weight):
+        raise UserError(f"{out} is the weight itself: choose another --out")
+    if not overwrite:
+        raise UserError(f"{out} is there already: choose another --out, or pass --overwrite")
+
+
+if __name__ == "__main__":
+    run_cli(main)

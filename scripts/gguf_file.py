@@ -1,0 +1,168 @@
+"""Writing a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), and reading it again as a check.
+
+Only for those who have the package gguf, which is not among the requirements: see `optional_package`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import gguf
+import numpy as np
+import torch
+from gguf.gguf_writer import WriterState
+from numpy.typing import NDArray
+
+from model.hf_format import StateDict
+from scripts.export_hf import cast
+from scripts.gguf_format import Metadata
+
+Type = gguf.GGMLQuantizationType
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A --dtype: the type of the matrices, and the number by which llama.cpp names such a file."""
+
+    type: gguf.GGMLQuantizationType
+    file_type: gguf.LlamaFileType
+
+
+KINDS = {
+    "float32": Kind(Type.F32, gguf.LlamaFileType.ALL_F32),
+    "float16": Kind(Type.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "bfloat16": Kind(Type.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "q8_0": Kind(Type.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+# Which torch dtype a type rounds to. Q8_0 keeps the largest number of each block in float16 as well.
+TORCH_DTYPES = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+# (relative, absolute): what rounding to the type can change a number by, at most. The absolute part is for numbers so
+# small that float16 has fewer digits for them; bfloat16 reaches as low as float32.
+ROUNDING = {Type.F32: (0.0, 0.0), Type.F16: (2.0**-11, 2.0**-25), Type.BF16: (2.0**-8, 2.0**-134)}
+# Q8_0: 32 numbers are whole multiples, -127 to 127, of one number.
+BLOCK = 32
+MOST_MULTIPLES = 127
+
+# Which form of the quantised types a file has; there has been one since 2023.
+QUANTISATION_VERSION = int(gguf.GGML_QUANT_VERSION)
+
+Types = dict[str, gguf.GGMLQuantizationType]
+
+
+def stays_exact(name: str, tensor: torch.Tensor) -> bool:
+    """Whether llama.cpp wants float32 for it: vectors, and the router, whose close scores decide on the expert."""
+    return tensor.dim() == 1 or "ffn_gate_inp." in name
+
+
+def types_of(tensors: StateDict, kind: Kind) -> Types:
+    """The type of each tensor in the file. A row that is no whole number of blocks of Q8_0 stays in float16."""
+    types: Types = {}
+    for name, tensor in tensors.items():
+        types[name] = kind.type
+        if stays_exact(name, tensor):
+            types[name] = Type.F32
+        elif kind.type == Type.Q8_0 and tensor.shape[-1] % BLOCK:
+            types[name] = Type.F16
+    return types
+
+
+def as_stored(tensor: torch.Tensor, type: gguf.GGMLQuantizationType, name: str) -> NDArray[np.generic]:
+    """fp32 tensor -> the array whose bytes the file holds. Errors: ValueError for numbers that the type cannot hold."""
+    values = cast(tensor, TORCH_DTYPES.get(type, torch.float32), name).float()
+    if type == Type.Q8_0:
+        # Each block's scale is a float16.
+        cast(values / MOST_MULTIPLES, torch.float16, name)
+    stored: NDArray[np.generic] = gguf.quantize(values.numpy(), type)
+    return np.ascontiguousarray(stored)
+
+
+def write(file: BinaryIO, architecture: str, metadata: Metadata, tensors: StateDict, types: Types) -> None:
+    """Write the whole file. Errors: ValueError as `as_stored`, OSError of a full disk."""
+    writer = gguf.GGUFWriter(None, architecture)
+    for key, value in metadata.items():
+        add(writer, key, value)
+    for name, tensor in tensors.items():
+        shape = list(tensor.shape)
+        block, block_bytes = gguf.GGML_QUANT_SIZES[types[name]]
+        n_bytes = tensor.numel() // block * block_bytes
+        # With this dtype the shape is taken to be that of the numbers, not of the bytes.
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), n_bytes, raw_dtype=types[name])
+    # The writer would open a file by its name. This one is open already, and takes its name when it is whole.
+    writer.fout = [file]  # type: ignore[list-item]  # it is annotated as a buffered writer, and wants `write` alone
+    writer.state = WriterState.EMPTY
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.write_padding(file, file.tell())
+    for name, tensor in tensors.items():
+        # Not by the writer's `tofile`, which says little about a full disk.
+        stored = as_stored(tensor, types[name], name)
+        file.write(stored.data)
+        writer.write_padding(file, stored.nbytes)
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: str | bool | int | float | list[str] | list[int]) -> None:
+    """Note a field; its type in the file follows from that in Python."""
+    # A bool is an int as well.
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def check(path: Path, metadata: Mapping[str, object], tensors: StateDict, types: Types) -> float:
+    """Read a file again and compare it with what it was made from; returns the largest change of a weight.
+
+    Errors: ValueError where a field, a shape, a type or a number is another one than rounding to the type allows.
+    """
+    reader = gguf.GGUFReader(path)
+    for key, value in metadata.items():
+        field = reader.get_field(key)
+        found = None if field is None else field.contents()
+        expected = float(np.float32(value)) if isinstance(value, float) else value
+        if found != expected:
+            raise ValueError(f"{path}: {key} is not what was written; is the disk sound?")
+    if [tensor.name for tensor in reader.tensors] != list(tensors):
+        raise ValueError(f"{path}: it has other tensors than were written; is the disk sound?")
+    largest = 0.0
+    for found_tensor in reader.tensors:
+        name = found_tensor.name
+        values = tensors[name].numpy()
+        # Dimensions stand in the file from the last to the first.
+        shape = tuple(int(size) for size in reversed(found_tensor.shape))
+        if shape != values.shape or found_tensor.tensor_type != types[name]:
+            raise ValueError(f"{path}: {name} has another shape or type than was written; is the disk sound?")
+        read = gguf.dequantize(found_tensor.data, types[name]).reshape(shape)
+        change = np.abs(read - values)
+        if not (change <= most_change(values, types[name])).all():
+            raise ValueError(f"{path}: {name} is not what was written; is the disk sound?")
+        largest = max(largest, float(change.max(initial=0.0)))
+    return largest
+
+
+def most_change(values: NDArray[np.float32], type: gguf.GGMLQuantizationType) -> NDArray[np.float64]:
+    """By how much the type can change each number, at most; the shape of `values`."""
+    size = np.abs(values.astype(np.float64))
+    if type != Type.Q8_0:
+        relative, absolute = ROUNDING[type]
+        return size * relative + absolute
+    blocks = size.reshape(-1, BLOCK)
+    largest = np.broadcast_to(blocks.max(axis=1, keepdims=True), blocks.shape)
+    # Half a step to the nearest multiple, and the rounding of the step itself, 127 times.
+    relative, absolute = ROUNDING[Type.F16]
+    half_step = largest / MOST_MULTIPLES / 2
+    bound = half_step + largest * relative + MOST_MULTIPLES * absolute
+    # fp32 computes the multiples, and rounds too.
+    return (bound * (1 + 1e-5)).reshape(values.shape)
+
+
+def left_in_float16(types: Types, kind: Kind) -> list[str]:
+    """The matrices that are not of the type that was asked for."""
+    return [name for name, type in types.items() if type == Type.F16 and kind.type != Type.F16]

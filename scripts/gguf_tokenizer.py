@@ -1,0 +1,175 @@
+"""A tokenizer in the terms of llama.cpp, which has the ways to cut text into pieces built in and knows them by name."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerBase
+
+from common.errors import UserError
+from scripts.gguf_format import Metadata
+
+# The rule of Llama 3, and that of Qwen 2 and Qwen 3, which makes each digit a piece.
+LLAMA_BPE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
+# What ByteLevel cuts by with use_regex; the rule of GPT-2.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# {rule: (its name where a piece that is an entry is taken whole, its name where the merges alone decide)}. llama.cpp cuts
+# by these exactly, but for characters that Unicode got after version 15. Its gpt-4o is no more than like the rule of that
+# name: it takes capitals outside ASCII ("École") and combining marks for something else.
+NAMES: dict[str, tuple[str | None, str]] = {
+    LLAMA_BPE: ("llama-bpe", "smaug-bpe"),
+    QWEN2: (None, "qwen2"),
+    GPT2: (None, "gpt-2"),
+}
+
+# Types of tokens; numbers of llama.cpp. The text of a control token is only text in a prompt, as in our training; that of a
+# user-defined one is always the token.
+NORMAL = 1
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
+
+# {% generation %} marks what fine-tuning trains on. It is of transformers alone.
+GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+
+
+def tokenizer_metadata(tokenizer: PreTrainedTokenizerBase, vocab_size: int, where: str) -> Metadata:
+    """What a GGUF file says of a tokenizer; vocab_size: the model's; where: names the tokenizer in an error.
+
+    Errors: UserError for one that llama.cpp would not follow exactly.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(f"{where}: llama.cpp needs a tokenizer.json, and this tokenizer has none")
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    check_form(content, where)
+    fields: Metadata = {"model": "gpt2", "pre": pre_tokenizer_name(content, where)}
+    tokens, types = entries(tokenizer, vocab_size)
+    fields["tokens"] = tokens
+    fields["token_type"] = types
+    fields["merges"] = [" ".join(pair) for pair in merges_of(content)]
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        token_id = getattr(tokenizer, f"{ours}_token_id")
+        if token_id is not None:
+            fields[f"{theirs}_token_id"] = token_id
+    # Each document of training began with BOS and ended with EOS; a prompt is the beginning of one.
+    fields["add_bos_token"] = tokenizer.bos_token_id is not None
+    fields["add_eos_token"] = False
+    metadata: Metadata = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
+    template = chat_template(tokenizer)
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
+        # Left out, llama.cpp takes any token that is spelled like the end of a turn, one time this and one time that.
+        if tokenizer.eos_token_id is not None:
+            metadata["tokenizer.ggml.eot_token_id"] = tokenizer.eos_token_id
+    return metadata
+
+
+def check_form(content: Mapping[str, Any], where: str) -> None:
+    """UserError for a tokenizer.json with parts that llama.cpp has no counterpart of."""
+    model = content["model"]
+    if model["type"] != "BPE" or model.get("byte_fallback") or model.get("dropout"):
+        raise UserError(f"{where}: llama.cpp takes a byte-level BPE; this is {model['type']} of another kind")
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise UserError(f"{where}: llama.cpp knows no BPE with a prefix or suffix in its entries")
+    if not model["merges"]:
+        raise UserError(f"{where}: the tokenizer has no merges, and llama.cpp takes none without")
+    if content["normalizer"] is not None:
+        kind = content["normalizer"]["type"]
+        raise UserError(f"{where}: the tokenizer changes texts first ({kind}), which llama.cpp does not")
+    for added in content["added_tokens"]:
+        if added["lstrip"] or added["rstrip"] or added["single_word"]:
+            raise UserError(
+                f"{where}: the token {added['content']!r} takes white space or whole words; llama.cpp does not"
+            )
+
+
+def pre_tokenizer_name(content: Mapping[str, Any], where: str) -> str:
+    """llama.cpp's name for how this tokenizer cuts texts and merges. Errors: UserError where it has none."""
+    rule = piece_rule(content["pre_tokenizer"])
+    if rule not in NAMES:
+        raise UserError(
+            f"{where}: llama.cpp does not have the rule by which this tokenizer cuts texts into pieces, and by another "
+            "rule the model reads worse; train a tokenizer with train_tokenizer.py --pieces llama-bpe, and a model with it"
+        )
+    whole_first, merges_alone = NAMES[rule]
+    # Where each entry is what the merges make of its own bytes, both ways give the same.
+    same = all_merge_to_themselves(content)
+    if whole_first is not None and (same or content["model"]["ignore_merges"]):
+        return whole_first
+    if same or not content["model"]["ignore_merges"]:
+        return merges_alone
+    raise UserError(f"{where}: the tokenizer takes entries whole (ignore_merges), which llama.cpp does not by its rule")
+
+
+def piece_rule(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
+    """The expression by which texts are cut before their bytes are merged; None where there is more to it."""
+    if pre_tokenizer is None:
+        return None
+    steps = [pre_tokenizer]
+    if pre_tokenizer["type"] == "Sequence":
+        steps = pre_tokenizer["pretokenizers"]
+    to_bytes = steps[-1]
+    if to_bytes["type"] != "ByteLevel" or to_bytes["add_prefix_space"]:
+        return None
+    if len(steps) == 1:
+        return GPT2 if to_bytes["use_regex"] else None
+    if len(steps) > 2 or to_bytes["use_regex"] or steps[0]["type"] != "Split":
+        return None
+    split = steps[0]
+    # Two ways to say that what matches is a piece. What does not match is one as well, or is lost; the rules of NAMES match
+    # every character.
+    if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
+        return None
+    return split["pattern"].get("Regex")
+
+
+def merges_of(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The merges in their order."""
+    merges = []
+    for merge in content["model"]["merges"]:
+        # A string with a space in older files.
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        merges.append((left, right))
+    return merges
+
+
+def all_merge_to_themselves(content: Mapping[str, Any]) -> bool:
+    """Whether the merges make each entry of its own bytes. It is so where they were learned and none was taken out."""
+    vocabulary = content["model"]["vocab"]
+    merging = BPE(vocabulary, merges_of(content))
+    added = {token["content"] for token in content["added_tokens"]}
+    return all(len(merging.tokenize(entry)) == 1 for entry in vocabulary if entry not in added)
+
+
+def entries(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[list[str], list[int]]:
+    """The token and its type for each row of the embeddings; rows without a token get a name that no text has."""
+    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    types = [UNUSED] * vocab_size
+    for token, i in tokenizer.get_vocab().items():
+        tokens[i] = token
+        types[i] = NORMAL
+    for i, added in tokenizer.added_tokens_decoder.items():
+        types[i] = CONTROL if added.special else USER_DEFINED
+    # llama.cpp ends where two are alike.
+    assert len(set(tokens)) == len(tokens)
+    return tokens, types
+
+
+def chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The chat template without what transformers alone understands; it writes the same."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template is None:
+        return None
+    return GENERATION_MARK.sub(plain_mark, template)
+
+
+def plain_mark(mark: re.Match[str]) -> str:
+    """A mark that does nothing in the place of {% generation %}. It takes the same white space away."""
+    before, end, after = mark.groups()
+    word = "endif" if end else "if true"
+    return f"{{%{before} {word} {after}%}}"

@@ -1,0 +1,507 @@
+"""scripts/export_gguf.py. References: brute force over the .pth's tensors, the tables of the package gguf, and llama.cpp."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from common.errors import DataError, UserError
+from dataset.embedded_corpus import build_embedded_corpus
+from dataset.tokenizing import byte_level_bpe
+from dataset.tokenizing.encoder import load_tokenizer
+from scripts import export_gguf, export_hf, gguf_file
+from scripts.common import load_model
+from scripts.gguf_format import check_yarn
+from scripts.gguf_tokenizer import GPT2, LLAMA_BPE, QWEN2, chat_template, pre_tokenizer_name
+from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
+from tests.scripts.test_export import KINDS as HF_KINDS
+from tests.scripts.test_export import write
+
+VOCABULARY = 700
+KINDS = {
+    **HF_KINDS,
+    "llama_yarn": {"inference_rope_scaling": True},
+    "bailing_yarn": {"use_moe": True, "inference_rope_scaling": True, "n_shared_experts": 3},
+    "one_key_head": {"num_key_value_heads": 1, "head_dim": 10},
+}
+ARCHITECTURES = {"qwen3": "qwen3", "qwen3_yarn": "qwen3", "qwen3_moe": "qwen3moe", "bailing_yarn": "bailingmoe"}
+ARCHITECTURES |= {kind: "bailingmoe" for kind in KINDS if kind.startswith("qwen2_moe")}
+# Of this repository's tokenizer in its first releases
+COMPACT = (
+    r" ?\p{N}{1,4}|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+| ?[^\s\p{L}\p{N}]+(?:[\r\n]+(?:[ \t]+(?=[ \t]))?)?|\s+(?!\S)|\s+"
+)
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": "a <b> & 'c' é", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "n": 1.5, "b": True}}}
+CHATS = (
+    {"messages": [{"role": "user", "content": "hi  \n"}]},
+    {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "你好"}], "tools": [WEATHER]},
+    {
+        "messages": [
+            {"role": "user", "content": "Is it warm?"},
+            {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+            {"role": "tool", "content": "[21, 22]"},
+            {"role": "assistant", "content": "Yes.", "reasoning_content": "21\nis warm"},
+            {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "there?"}]},
+        ],
+        "tools": [WEATHER],
+    },
+)
+
+
+def train(rule, folder, texts, vocab_size=VOCABULARY):
+    """A byte-level BPE that cuts by `rule`, with the special tokens and the config of this repository's."""
+    tokenizer = Tokenizer(models.BPE())
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(rule), "isolated"), to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, special=True, normalized=False) for token in byte_level_bpe.SPECIAL_TOKENS]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    byte_level_bpe.save(tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """The texts of the embedded corpus."""
+    path = build_embedded_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl")
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in file]
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory, corpus):
+    """The folder of a tokenizer that cuts by the rule of Llama 3."""
+    return train(LLAMA_BPE, tmp_path_factory.mktemp("tokens"), corpus[:400])
+
+
+def export(folder, tokens, dtype="auto", overwrite=False, **fields):
+    """(the weight, the .gguf made of it) with fresh weights."""
+    weight = write(folder, **{**fields, "vocab_size": VOCABULARY})
+    export_gguf.export(weight, folder / "model.gguf", str(tokens), dtype, overwrite)
+    return weight, folder / "model.gguf"
+
+
+def fields_of(path):
+    return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+
+
+def changed(tokens, folder, change):
+    """A copy of the tokenizer whose tokenizer.json `change` was called with."""
+    content = json.loads((tokens / "tokenizer.json").read_text(encoding="utf-8"))
+    change(content)
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text((tokens / "tokenizer_config.json").read_text(encoding="utf-8"))
+    return folder
+
+
+# ------------------------------------------------------------------------------------------- weights
+
+
+def by_hand(state, config, architecture):
+    """{name: array} as llama.cpp wants them: names by the package gguf, rows moved one by one."""
+    names = gguf.get_tensor_name_map(
+        {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[architecture], config.num_hidden_layers
+    )
+    D = config.head_dim
+    out = {}
+    for key, tensor in state.items():
+        module, ending = key.rsplit(".", 1)
+        array = tensor.float().numpy()
+        if "experts." in module:
+            kind, number, matrix = module.split("mlp.")[1].split(".")
+            layer = module.split("mlp.")[0]
+            # The name that Qwen2-MoE gives its one shared expert
+            merged = f"{layer}mlp.experts.{matrix}" if kind == "experts" else f"{layer}mlp.shared_expert.{matrix}"
+            name = f"{names.get_name(merged)}.{ending}"
+            out.setdefault(name, {})[int(number)] = array
+            continue
+        if architecture in ("llama", "bailingmoe") and ("q_proj" in module or "k_proj" in module):
+            rows = []
+            for head in range(len(array) // D):
+                for pair in range(D // 2):
+                    rows += [array[head * D + pair], array[head * D + pair + D // 2]]
+            array = np.stack(rows)
+        out[f"{names.get_name(module)}.{ending}"] = array
+    for name, parts in out.items():
+        if isinstance(parts, dict):
+            experts = [parts[i] for i in range(len(parts))]
+            axis = 1 if "down" in name else 0
+            out[name] = np.concatenate(experts, axis=axis) if "shexp" in name else np.stack(experts)
+    if config.tie_word_embeddings and architecture != "bailingmoe":
+        del out["output.weight"]
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tensors_are_those_that_llama_cpp_wants(kind, tmp_path, tokens):
+    """Reference: brute force by the names of the package gguf."""
+    weight, path = export(tmp_path, tokens, **KINDS[kind])
+    architecture = ARCHITECTURES.get(kind, "llama")
+    reader = gguf.GGUFReader(path)
+    assert reader.get_field("general.architecture").contents() == architecture
+    config = load_model(weight).config
+    expected = by_hand(torch.load(weight, weights_only=True), config, architecture)
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    if kind == "qwen2_moe_unshared":
+        # llama.cpp has no bailingmoe without a shared expert: one of zeros.
+        for name in [name for name in found if "shexp" in name]:
+            assert not found.pop(name).data.any()
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        is_exact = expected[name].ndim == 1 or "ffn_gate_inp" in name
+        assert tensor.tensor_type.name == ("F32" if is_exact else "F16")
+        assert tuple(tensor.shape[::-1]) == expected[name].shape
+        assert np.array_equal(tensor.data.astype(np.float32), expected[name])
+
+
+def test_the_settings_are_those_of_the_model(tmp_path, tokens):
+    _, path = export(tmp_path, tokens, **KINDS["bailing_yarn"], num_experts_per_tok=3, yarn_factor=4.0)
+    fields = fields_of(path)
+    expected = {
+        "general.name": "model",
+        "general.file_type": 1,
+        "bailingmoe.block_count": 2,
+        "bailingmoe.context_length": 32768,
+        "bailingmoe.embedding_length": 32,
+        "bailingmoe.attention.head_count": 4,
+        "bailingmoe.attention.head_count_kv": 2,
+        "bailingmoe.attention.key_length": 8,
+        "bailingmoe.vocab_size": VOCABULARY,
+        "bailingmoe.expert_count": 4,
+        "bailingmoe.expert_used_count": 3,
+        "bailingmoe.expert_shared_count": 3,
+        "bailingmoe.expert_feed_forward_length": 48,
+        "bailingmoe.expert_weights_norm": True,
+        "bailingmoe.leading_dense_block_count": 0,
+        "bailingmoe.rope.freq_base": 1e6,
+        "bailingmoe.rope.scaling.type": "yarn",
+        "bailingmoe.rope.scaling.factor": 4.0,
+        "bailingmoe.rope.scaling.original_context_length": 2048,
+    }
+    assert {name: fields[name] for name in expected} == expected
+    # With llama.cpp's own factor, 1 + ln(4) / 10, this makes 1.
+    assert fields["bailingmoe.rope.scaling.attn_factor"] * (1 + 0.1 * np.log(4)) == pytest.approx(1)
+    assert fields["bailingmoe.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
+
+
+def quantised(values):
+    """Q8_0 by the book: 32 numbers are whole multiples of one number, a float16."""
+    out = []
+    for block in values.reshape(-1, 32):
+        step = np.float32(np.abs(block).max()) / np.float32(127)
+        multiples = [int(np.floor(abs(x / step) + 0.5) * np.sign(x)) if step else 0 for x in block]
+        out.append([float(np.float16(step)) * multiple for multiple in multiples])
+    return np.array(out).reshape(values.shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "q8_0"])
+def test_types_round_as_they_should(dtype, tmp_path, tokens, capsys):
+    """References: torch's rounding, and Q8_0 by hand. A row of 48 is no multiple of 32 and stays in float16."""
+    weight = tmp_path / "source"
+    model = tiny_model(vocab_size=VOCABULARY, num_key_value_heads=2)
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter)
+    model.save_pretrained(weight)
+    path = tmp_path / "model.gguf"
+    change = export_gguf.export(weight, path, str(tokens), dtype)
+    shown = capsys.readouterr().out
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    name = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]
+    gate, down = found["blk.0.ffn_gate.weight"], found["blk.1.ffn_down.weight"]
+    assert gate.tensor_type.name == found["token_embd.weight"].tensor_type.name == name
+    assert down.tensor_type.name == ("F16" if dtype == "q8_0" else name)
+    assert found["blk.0.attn_norm.weight"].tensor_type.name == "F32"
+    source = model.model.layers[0].mlp.gate_proj.weight.detach()
+    read = gguf.dequantize(gate.data, gate.tensor_type).reshape(source.shape)
+    if dtype == "q8_0":
+        np.testing.assert_allclose(read, quantised(source.numpy()), rtol=1e-6)
+        assert "2 matrices are in float16" in shown and "blk.0.ffn_down.weight" in shown
+    else:
+        assert np.array_equal(read, source.to(getattr(torch, dtype)).float().numpy())
+    assert (change == 0) == (dtype == "float32")
+    assert ("no weight was changed" in shown) == (dtype == "float32")
+
+
+def test_auto_is_the_smallest_exact_type(tmp_path, tokens):
+    """The norms, which are in float32 anyway, do not count."""
+    model = tiny_model(vocab_size=VOCABULARY).eval()
+    for name, parameter in model.named_parameters():
+        parameter.data = torch.full_like(parameter, 1 / 3) if "norm" in name else parameter.bfloat16().float() * 2**-20
+    model.save_pretrained(tmp_path / "source")
+    assert export_gguf.export(tmp_path / "source", tmp_path / "model.gguf", str(tokens)) == 0
+    types = {tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert types == {"F32", "BF16"}
+
+
+@pytest.mark.parametrize("value, dtype", [(float("nan"), "auto"), (1e5, "float16"), (1e8, "q8_0")])
+def test_what_a_type_cannot_hold_is_no_infinity(value, dtype, tmp_path, tokens):
+    model = tiny_model(vocab_size=VOCABULARY).eval()
+    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = value
+    model.save_pretrained(tmp_path / "source")
+    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight reaches .*try float32"):
+        export_gguf.export(tmp_path / "source", tmp_path / "model.gguf", str(tokens), dtype)
+    assert not list(tmp_path.glob("model*"))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"generation": "minimind3", "use_moe": True, "norm_topk_prob": False}, "always normalises"),
+        ({"generation": "minimind3", "use_moe": True, "n_shared_experts": 1}, "cannot be exported"),
+        ({"inference_rope_scaling": True, "yarn_beta_fast": 16.0}, "beta_fast"),
+        ({"inference_rope_scaling": True, "yarn_original_positions": 1_000_000}, "in another way"),
+    ],
+)
+def test_models_that_llama_cpp_computes_otherwise_are_refused(fields, message, tmp_path, tokens):
+    with pytest.raises(ValueError, match=message):
+        export(tmp_path, tokens, **fields)
+    assert not list(tmp_path.glob("model*"))
+
+
+def test_yarn_of_the_default_models_is_that_of_llama_cpp():
+    for generation in ("minimind2", "minimind3"):
+        for original in (512, 2048, 32768):
+            model = tiny_model(generation=generation, head_dim=64, yarn_original_positions=original)
+            check_yarn(model.config)
+
+
+# ----------------------------------------------------------------------------------------- tokenizer
+
+
+def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path, tokens):
+    tokenizer = load_tokenizer(tokens)
+    weight = write(tmp_path, vocab_size=VOCABULARY + 5)
+    export_gguf.export(weight, tmp_path / "model.gguf", str(tokens))
+    fields = fields_of(tmp_path / "model.gguf")
+    names = fields["tokenizer.ggml.tokens"]
+    assert names[:VOCABULARY] == tokenizer.convert_ids_to_tokens(range(VOCABULARY))
+    assert len(set(names)) == len(names) == VOCABULARY + 5
+    special = len(byte_level_bpe.SPECIAL_TOKENS)
+    types = [gguf.TokenType.CONTROL] * special + [gguf.TokenType.NORMAL] * (VOCABULARY - special)
+    assert fields["tokenizer.ggml.token_type"] == types + [gguf.TokenType.UNUSED] * 5
+    content = json.loads((tokens / "tokenizer.json").read_text())
+    assert fields["tokenizer.ggml.merges"] == [" ".join(pair) for pair in content["model"]["merges"]]
+    assert (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]) == ("gpt2", "llama-bpe")
+    ids = {name: fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "eot", "padding", "unknown")}
+    assert ids == {"bos": 1, "eos": 2, "eot": 2, "padding": 0, "unknown": 0}
+    assert fields["tokenizer.ggml.add_bos_token"] is True
+    assert fields["tokenizer.ggml.add_eos_token"] is False
+
+
+def content_of(folder):
+    return json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
+
+
+@pytest.mark.parametrize("rule, name", [(LLAMA_BPE, "llama-bpe"), (QWEN2, "qwen2"), (GPT2, "gpt-2")])
+def test_a_rule_goes_by_its_name_in_llama_cpp(rule, name, tmp_path, tokens):
+    folder = changed(tokens, tmp_path / "other", lambda content: set_rule(content, rule))
+    assert pre_tokenizer_name(content_of(folder), "here") == name
+
+
+def set_rule(content, rule):
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": rule}
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["minimind2", "minimind3"])
+def test_the_public_tokenizers_cut_as_gpt_2_does(name):
+    assert pre_tokenizer_name(content_of(SHARED / "tokenizers" / name), "here") == "gpt-2"
+
+
+def test_an_entry_that_no_merges_make_decides_on_the_name(tmp_path, tokens):
+    """llama.cpp's llama-bpe takes a piece that is an entry whole, its smaug-bpe has the same rule and only merges."""
+
+    def add_entry(content):
+        entries = content["model"]["vocab"]
+        last = max(entries, key=entries.get)
+        entries["ĠZZZ"] = entries.pop(last)
+        content["model"]["merges"] = [pair for pair in content["model"]["merges"] if "".join(pair) != last]
+
+    merging = changed(tokens, tmp_path / "merging", add_entry)
+    assert pre_tokenizer_name(content_of(merging), "here") == "smaug-bpe"
+    whole = changed(merging, tmp_path / "whole", lambda content: content["model"].update(ignore_merges=True))
+    assert pre_tokenizer_name(content_of(whole), "here") == "llama-bpe"
+    qwen = changed(whole, tmp_path / "qwen", lambda content: set_rule(content, QWEN2))
+    with pytest.raises(UserError, match="ignore_merges"):
+        pre_tokenizer_name(content_of(qwen), "here")
+
+
+def put_normalizer(content):
+    content["normalizer"] = {"type": "Lowercase"}
+
+
+def strip_left(content):
+    content["added_tokens"][3]["lstrip"] = True
+
+
+def add_prefix_space(content):
+    content["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = True
+
+
+def cut_digits_too(content):
+    digits = {"type": "Digits", "individual_digits": True}
+    content["pre_tokenizer"]["pretokenizers"].insert(0, digits)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda content: set_rule(content, COMPACT), "--pieces llama-bpe"),
+        # llama.cpp has a rule of this name that is only like it.
+        (lambda content: set_rule(content, GPT4O), "--pieces llama-bpe"),
+        (add_prefix_space, "--pieces llama-bpe"),
+        (cut_digits_too, "--pieces llama-bpe"),
+        (put_normalizer, "Lowercase"),
+        (strip_left, "white space"),
+    ],
+    ids=["compact", "gpt-4o", "prefix", "digits", "normalizer", "lstrip"],
+)
+def test_tokenizers_that_llama_cpp_follows_only_roughly_are_refused(change, message, tmp_path, tokens):
+    weight = write(tmp_path, vocab_size=VOCABULARY)
+    folder = changed(tokens, tmp_path / "other", change)
+    with pytest.raises(UserError, match=message):
+        export_gguf.export(weight, tmp_path / "model.gguf", str(folder))
+    assert not list(tmp_path.glob("model*"))
+
+
+def test_a_word_piece_tokenizer_is_refused(tmp_path):
+    folder = tmp_path / "words"
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    byte_level_bpe.save(tokenizer, folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    weight = write(tmp_path, vocab_size=3)
+    with pytest.raises(UserError, match="WordPiece"):
+        export_gguf.export(weight, tmp_path / "model.gguf", str(folder))
+
+
+@pytest.mark.parametrize("thinking", [None, True, False])
+@pytest.mark.parametrize("chat", range(len(CHATS)))
+def test_the_chat_template_writes_the_same_without_the_marks_of_transformers(chat, thinking):
+    """Reference: the template as it is. The marks of generation are gone, which programs but transformers do not know."""
+    tokenizer = load_tokenizer(ROOT / "model")
+    plain = chat_template(tokenizer)
+    assert "generation" in tokenizer.chat_template.replace("add_generation_prompt", "")
+    assert "generation" not in plain.replace("add_generation_prompt", "")
+    words = {} if thinking is None else {"enable_thinking": thinking}
+    request = {**CHATS[chat], **words}
+    for ask in (True, False):
+        ours = tokenizer.apply_chat_template(**rename(request), tokenize=False, add_generation_prompt=ask)
+        theirs = tokenizer.apply_chat_template(
+            **rename(request), chat_template=plain, tokenize=False, add_generation_prompt=ask
+        )
+        assert ours == theirs
+
+
+def rename(request):
+    """transformers calls the messages a conversation."""
+    return {"conversation" if name == "messages" else name: value for name, value in request.items()}
+
+
+# -------------------------------------------------------------------------------------- the command
+
+
+def run(*arguments, **options):
+    """The command in a process of its own."""
+    command = [sys.executable, str(ROOT / "scripts" / "export_gguf.py"), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("environment", {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, **options)
+
+
+def test_the_command_writes_a_file_and_says_what_it_checked(tmp_path, tokens):
+    weight = write(tmp_path, vocab_size=VOCABULARY)
+    out = tmp_path / "new" / "model.gguf"
+    done = run("--weight", weight, "--out", out, "--tokenizer_path", tokens)
+    assert done.returncode == 0, done.stderr
+    assert f"{out}: llama in float16" in done.stdout
+    assert "llama-bpe" in done.stdout
+    assert "checked: read again, 20 tensors, no weight was changed" in done.stdout
+    assert [path.name for path in out.parent.iterdir()] == ["model.gguf"]
+    again = run("--weight", weight, "--out", out, "--tokenizer_path", tokens)
+    assert again.returncode == 2 and "pass --overwrite" in again.stderr
+    assert run("--weight", weight, "--out", out, "--tokenizer_path", tokens, "--overwrite").returncode == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of a process")
+def test_a_full_disk_leaves_nothing_and_is_one_line(tmp_path, tokens):
+    """A limit on the size of files stands for the full disk."""
+    import resource
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+
+    weight = write(tmp_path, vocab_size=VOCABULARY)
+    out = tmp_path / "model.gguf"
+    done = run("--weight", weight, "--out", out, "--tokenizer_path", tokens, "--dtype", "float32", preexec_fn=full)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and str(out) in done.stderr, done.stderr
+    assert not list(tmp_path.glob("model*"))
+
+
+@pytest.mark.parametrize("fault", ["tensor", "field"])
+def test_a_file_that_reads_otherwise_gets_no_name(fault, tmp_path, tokens, monkeypatch):
+    def wrong(file, architecture, metadata, tensors, types, right=gguf_file.write):
+        right(file, architecture, metadata, tensors, types)
+        file.flush()
+        content = Path(file.name).read_bytes()
+        at = content.index(b"llama.block_count") + 21 if fault == "field" else len(content) - 100
+        file.seek(at)
+        file.write(bytes([content[at] ^ 0x40]))
+
+    monkeypatch.setattr(gguf_file, "write", wrong)
+    with pytest.raises(ValueError, match="not what was written"):
+        export(tmp_path, tokens)
+    assert not list(tmp_path.glob("model*"))
+
+
+def test_without_the_package_one_line_says_what_to_install(tmp_path, tokens, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(DataError, match="pip install gguf"):
+        export_gguf.main(["--weight", "a.pth", "--out", str(tmp_path / "a.gguf")])
+
+
+def test_what_is_no_place_for_the_file_is_refused(tmp_path, tokens):
+    weight = write(tmp_path, vocab_size=VOCABULARY)
+    (tmp_path / "folder.gguf").mkdir()
+    for out, message in (("model.bin", "must end in .gguf"), ("folder.gguf", "is no file")):
+        with pytest.raises(UserError, match=message):
+            export_gguf.export(weight, tmp_path / out, str(tokens))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        export_gguf.main(
+            ["--weight", str(weight), "--out", str(tmp_path / "file" / "a.gguf"), "--tokenizer_path", str(tokens)]
+        )
+
+
+def test_another_models_tokenizer_and_weights_of_others_are_refused(tmp_path, tokens):
+    weight = write(tmp_path, vocab_size=VOCABULARY - 50)
+    with pytest.raises(UserError, match="name the weight's own"):
+        export_gguf.export(weight, tmp_path / "model.gguf", str(tokens))
+    large = write(tmp_path, "large_32", vocab_size=4 * VOCABULARY)
+    with pytest.raises(ValueError, match="the tokenizer of another model"):
+        export_gguf.export(large, tmp_path / "model.gguf", str(tokens))
+    own = write(tmp_path, "own_32", vocab_size=VOCABULARY)
+    export_hf.export(own, tmp_path / "hf", str(tokens))
+    with pytest.raises(UserError, match="LlamaForCausalLM; make a .pth"):
+        export_gguf.export(tmp_path / "hf", tmp_path / "model.gguf")
+    assert not list(tmp_path.glob("model*"))
