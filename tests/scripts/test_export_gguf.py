@@ -15,11 +15,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from common.errors import DataError, UserError
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.tokenizing import byte_level_bpe
-from dataset.tokenizing.encoder import load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import export_gguf, export_hf, gguf_file
 from scripts.common import load_model
 from scripts.gguf_format import check_yarn
 from scripts.gguf_tokenizer import GPT2, LLAMA_BPE, QWEN2, chat_template, pre_tokenizer_name
+from tests import llama_cpp_reader
 from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
 from tests.scripts.test_export import KINDS as HF_KINDS
 from tests.scripts.test_export import write
@@ -505,3 +506,122 @@ def test_another_models_tokenizer_and_weights_of_others_are_refused(tmp_path, to
     with pytest.raises(UserError, match="LlamaForCausalLM; make a .pth"):
         export_gguf.export(tmp_path / "hf", tmp_path / "model.gguf")
     assert not list(tmp_path.glob("model*"))
+
+
+# ----------------------------------------------------------------------------------------- llama.cpp
+
+LANGUAGES = ("en_wiki", "zh_wiki", "code_python")
+DOCUMENTS = 300
+HARD_TEXTS = (
+    "I'M sure HE'LL, we'Ve, they'd; 'S 's ''s '\u017f \u212a's",
+    "1234567890 1,234.5 x1y22z333 \uff11\uff12\uff13\uff14 \u0663\u0664\u0665\u0666 \u2167 \u00bd",
+    "\u00c9cole \u00ceLE STRASSE stra\u00dfe \u041f\u0440\u0438\u0412\u0435\u0442 \u041c\u041e\u0421\u041a\u0412\u0410",
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e \u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22 \u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4",
+    " \t\n  \r\n\n x \u3000 \u00a0 y\u2028z\u0085 ",
+    "a <|im_start|>user <think> <|endoftext|> is only text",
+    "e\u0301 a\u0308 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308 \ufeff",
+    "if x:\n\tif y:\n\t\treturn [1]*(2**10)  # \u4f60\u597d\n\n\n    pass\n",
+    "a" * 3000,
+    "!?" * 700 + "\n" * 50,
+    "",
+    " ",
+)
+
+
+@pytest.fixture(scope="module")
+def llama_cpp(tmp_path_factory):
+    """A function: requests -> answers of llama.cpp. It is installed aside where this environment has not this version."""
+    folder = None
+    if llama_cpp_reader.installed_version() != llama_cpp_reader.VERSION:
+        folder = tmp_path_factory.mktemp("llama_cpp")
+        llama_cpp_reader.install(folder)
+
+    def answers_to(requests):
+        return llama_cpp_reader.read_with(folder, requests)
+
+    return answers_to
+
+
+def documents(language, corpus):
+    """The first documents of a corpus, or the embedded one's where that is not there."""
+    texts = []
+    for part in ("valid", "train"):
+        path = SHARED / "corpora" / f"{language}.{part}.jsonl"
+        if path.exists():
+            with open(path, encoding="utf-8") as file:
+                texts += [json.loads(line)["text"] for _, line in zip(range(DOCUMENTS), file, strict=False)]
+    return (texts or corpus)[:DOCUMENTS]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(llama_cpp_reader.BUILD_S + 600)
+@pytest.mark.parametrize("rule", [LLAMA_BPE, QWEN2, GPT2], ids=["llama-bpe", "qwen2", "gpt-2"])
+def test_llama_cpp_makes_the_same_tokens_of_texts(rule, tmp_path, corpus, llama_cpp):
+    """Reference: the ids of training. 300 documents of each language, and texts of what is hard to cut."""
+    texts = list(HARD_TEXTS)
+    for language in LANGUAGES:
+        texts += documents(language, corpus)
+    folder = train(rule, tmp_path / "tokens", texts, vocab_size=2000)
+    weight = write(tmp_path, vocab_size=2000)
+    export_gguf.export(weight, tmp_path / "model.gguf", str(folder))
+    encoder = DocumentEncoder(load_tokenizer(folder))
+    (answer,) = llama_cpp([{"path": str(tmp_path / "model.gguf"), "texts": texts}])
+    different = []
+    for text, ids in zip(texts, answer["tokens"], strict=True):
+        if ids != encoder.prompt_ids(text):
+            different.append(text[:60])
+    assert not different
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(llama_cpp_reader.BUILD_S + 600)
+def test_llama_cpp_computes_the_same_logits_and_writes_the_same(tmp_path, tokens, llama_cpp):
+    """Reference: the source's logits and its greedy text, for each kind of model in float32."""
+    tokenizer = load_tokenizer(tokens)
+    ids = torch.randint(3, VOCABULARY, (600,), generator=torch.Generator().manual_seed(0)).tolist()
+    requests = []
+    for kind, fields in KINDS.items():
+        # Few positions, so that YaRN has some to stretch.
+        weight = write(tmp_path, kind, **{**fields, "vocab_size": VOCABULARY, "yarn_original_positions": 64})
+        path = tmp_path / f"{kind}.gguf"
+        export_gguf.export(weight, path, str(tokens), "float32")
+        requests.append({"path": str(path), "ids": ids, "logits": str(tmp_path / f"{kind}.npy")})
+    answers = llama_cpp(requests)
+    for kind, answer in zip(KINDS, answers, strict=True):
+        assert answer["name"] == ARCHITECTURES.get(kind, "llama")
+        model = load_model(tmp_path / f"{kind}.pth")
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0]
+        theirs = torch.from_numpy(np.load(tmp_path / f"{kind}.npy"))
+        assert (logits - theirs).abs().max() < 5e-4, kind
+        prompt = torch.tensor([ids[:16]])
+        greedy = model.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None)[0, 16:].tolist()
+        assert answer["greedy"] == greedy, kind
+        assert answer["text"] == tokenizer.decode(greedy, skip_special_tokens=True), kind
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(llama_cpp_reader.BUILD_S + 600)
+def test_llama_cpp_reads_the_smaller_types(tmp_path, tokens, llama_cpp):
+    """References: the source's logits, which a type moves by its rounding; the rendered chats of transformers."""
+    # Dense: with experts a close choice could go the other way.
+    weight = write(tmp_path, vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96)
+    ids = list(range(3, 103))
+    # Of the logits' norm. llama.cpp also rounds what it multiplies the weights with, and random weights are steep.
+    most = {"float16": 0.005, "bfloat16": 0.04, "q8_0": 0.15}
+    requests = []
+    for dtype in most:
+        path = tmp_path / f"{dtype}.gguf"
+        export_gguf.export(weight, path, str(tokens), dtype)
+        requests.append({"path": str(path), "ids": ids, "logits": str(tmp_path / f"{dtype}.npy"), "chats": CHATS})
+    with torch.no_grad():
+        logits = load_model(weight)(torch.tensor([ids])).logits[0]
+    tokenizer = load_tokenizer(tokens)
+    for (dtype, bound), answer in zip(most.items(), llama_cpp(requests), strict=True):
+        theirs = torch.from_numpy(np.load(tmp_path / f"{dtype}.npy"))
+        moved = ((logits - theirs).norm() / logits.norm()).item()
+        assert 0 < moved < bound, (dtype, moved)
+        for chat, (prompt, prompt_ids) in zip(CHATS, answer["chats"], strict=True):
+            words = {**rename(chat), "add_generation_prompt": True}
+            assert prompt == tokenizer.apply_chat_template(**words, tokenize=False)
+            assert prompt_ids == tokenizer.apply_chat_template(**words, return_dict=False)

@@ -1,0 +1,92 @@
+"""What llama.cpp makes of GGUF files, by llama-cpp-python in a process of its own."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+VERSION = "0.3.36"
+PINNED = (f"llama-cpp-python=={VERSION}", "diskcache==5.6.3")
+# Its first installation compiles llama.cpp, which takes minutes; pip keeps what came of it. For no machine in particular:
+# a wheel that was built on another one must run as well.
+BUILD = {"CMAKE_ARGS": "-DGGML_NATIVE=OFF"}
+BUILD_S = 1800
+
+# Answers requests from its standard input, and knows nothing of this repository. Caches of keys and values in float32:
+# by default they are in float16.
+READER = """
+import json, sys
+import llama_cpp, numpy
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+answers = []
+for request in json.load(sys.stdin):
+    only_tokens = "ids" not in request
+    llama = llama_cpp.Llama(
+        request["path"], vocab_only=only_tokens, n_ctx=1024, logits_all=True, type_k=0, type_v=0, verbose=False
+    )
+    answer = {"tokens": [llama.tokenize(text.encode()) for text in request.get("texts", [])]}
+    answer["name"] = llama.metadata["general.architecture"]
+    if not only_tokens:
+        llama.eval(request["ids"])
+        numpy.save(request["logits"], llama.scores[: len(request["ids"])])
+        llama.reset()
+        written = []
+        for token in llama.generate(request["ids"][:16], temp=0.0, repeat_penalty=1.0):
+            written.append(int(token))
+            if len(written) == 24:
+                break
+        answer["greedy"] = written
+        answer["text"] = llama.detokenize(written).decode(errors="replace")
+    if "chats" in request:
+        template = llama.metadata["tokenizer.chat_template"]
+        words = {name: llama._model.token_get_text(id) for name, id in
+                 (("bos_token", llama.token_bos()), ("eos_token", llama.token_eos()))}
+        formatter = Jinja2ChatFormatter(template=template, **words)
+        answer["chats"] = []
+        for chat in request["chats"]:
+            formatted = formatter(**chat)
+            ids = llama.tokenize(formatted.prompt.encode(), add_bos=not formatted.added_special, special=True)
+            answer["chats"].append([formatted.prompt, ids])
+    answers.append(answer)
+json.dump(answers, sys.stdout)
+"""
+
+
+def installed_version():
+    """Of llama-cpp-python in this environment; None without it."""
+    try:
+        return importlib.metadata.version("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def install(folder):
+    """Put llama-cpp-python into a folder for PYTHONPATH; the test is skipped where it cannot be built."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *PINNED]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, env={**os.environ, **BUILD})
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"pip has not built llama-cpp-python within {BUILD_S} seconds")
+    if done.returncode:
+        pytest.skip(f"pip cannot install {PINNED[0]}: no network or no compiler? {done.stderr[-300:]}")
+
+
+def read_with(folder, requests):
+    """The reader's answers; folder: what `install` filled, or None where the package is installed already."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if folder is not None:
+        environment["PYTHONPATH"] = str(folder)
+    done = subprocess.run(
+        [sys.executable, "-c", READER],
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
