@@ -12,7 +12,7 @@ from common.wording import counted
 from dataset.loader import Batch, ceil_div, gather
 from dataset.packing import EpochPlan, chunks
 from dataset.reading.file_kinds import choose_files, kind_of
-from dataset.sources import ConcatStore, Mixture, split_by_hash, sum_of_targets, text_bytes
+from dataset.sources import ConcatStore, Mixture, Share, split_by_hash, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
@@ -148,6 +148,7 @@ class Corpus:
         stores = [open_or_build(paths, encoder, **store_options) for paths, _ in groups]
         self.stores = stores
         self.sources = [name_of(paths) for paths, _ in groups]
+        self.paths_of_sources = [paths for paths, _ in groups]
         self.store: Documents = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
         self.max_token_id = max(store.max_token_id for store in stores)
@@ -179,6 +180,8 @@ class Corpus:
         self.mixture = self._mix(shares) if shares else None
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
         self._last_plan: tuple[int, EpochPlan] | None = None
+        # The same of the shares of the sources.
+        self._last_shares: tuple[int, list[Share]] | None = None
 
     def _evaluate_on(self, val_store: TokenStore) -> None:
         """Take all documents of a store of their own for validation."""
@@ -261,9 +264,8 @@ class Corpus:
         """Lines that tell each source's share in an epoch."""
         if self.mixture is None:
             return []
-        shares = self.mixture.report(self.mixture.epoch_documents(epoch))
         lines = []
-        for path, share in zip(self.sources, shares, strict=True):
+        for path, share in zip(self.sources, self._shares(epoch), strict=True):
             lines.append(
                 f"{path}: {share.drawn:.2%} of the trained tokens (asked {share.asked:.2%}), "
                 f"{counted(share.documents, 'document')}, {share.used:.1%} of the source"
@@ -274,6 +276,40 @@ class Corpus:
                     "too little, or in too long documents; give the smallest source a smaller share"
                 )
         return lines
+
+    def _shares(self, epoch: int) -> list[Share]:
+        """What each source with a share gives to an epoch; none without shares."""
+        if self.mixture is None:
+            return []
+        if self._last_shares is None or self._last_shares[0] != epoch:
+            self._last_shares = (epoch, self.mixture.report(self.mixture.epoch_documents(epoch)))
+        return self._last_shares[1]
+
+    def sources_of_epoch(self, epoch: int) -> list[dict[str, object]]:
+        """For the record of a run: of each source its paths, its share of the trained tokens, these, and its documents.
+
+        Paths without shares are one source.
+        """
+        if self.mixture is None:
+            plan = self.plan(epoch)
+            n_documents = len(self.store) if self.documents is None else len(self.documents)
+            (paths,) = self.paths_of_sources
+            tokens = plan.row_targets(0, plan.n_rows)
+            return [{"paths": paths, "share": 1.0, "tokens": tokens, "documents": n_documents}]
+        sources: list[dict[str, object]] = []
+        for paths, share in zip(self.paths_of_sources, self._shares(epoch), strict=True):
+            sources.append(
+                {"paths": paths, "share": share.drawn, "tokens": share.targets, "documents": share.documents}
+            )
+        return sources
+
+    def bytes_per_token(self, added: int) -> float:
+        """UTF-8 bytes of all texts, those held out included, per token of theirs. added: tokens of a document beside those."""
+        n_bytes = 0
+        for lo, hi in chunks(len(self.store)):
+            n_bytes += int(self.store.text_bytes[lo:hi].sum(dtype=np.int64))
+        of_text = len(self.store.tokens) - added * len(self.store)
+        return n_bytes / max(of_text, 1)
 
     def cut_off_report(self, plan: EpochPlan) -> list[str]:
         """A line on what --pack 0 and --long_documents truncate leave out of an epoch, if it is anything."""

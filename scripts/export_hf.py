@@ -47,7 +47,7 @@ from model.hf_format import StateDict, from_hf, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
 from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder, utf8_folder
-from scripts.model_card import model_card
+from scripts.model_card import write_model_card
 from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights
 
@@ -119,8 +119,7 @@ def export(
 
         # Of the files that were just written, so that an error of writing is found as well.
         difference, said = check_export(unfinished, model, out_dtype, DocumentEncoder(tokenizer), dtype)
-        card = model_card(model, weight, config, said, out_dir.name, tokenizer)
-        (unfinished / "README.md").write_text(card, encoding="utf-8")
+        write_model_card(unfinished, model, weight, config, said, out_dir.name)
         # The reloaded model is gone, but for cycles that hold its weights: in float32 they are the file itself, mapped,
         # and Windows renames no folder of a mapped file.
         gc.collect()

@@ -1,6 +1,7 @@
-"""The README.md of an export, made from the run's own records."""
+"""The README.md of an export, and the picture of the loss beside it, made from the run's own records."""
 
 import contextlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from common.errors import UserError
+from common.wording import counted, one_line
+from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import starts_with_bos
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
-from trainer.reporting.records import FIGURES, RunRecords
+from scripts.card_snippet import snippet
+from trainer.reporting.charts import LOSS
+from trainer.reporting.records import FIGURES, RunRecords, is_number
 
 SIZES = (
     ("layers", "num_hidden_layers"),
@@ -23,14 +28,21 @@ SIZES = (
     ("positions", "max_position_embeddings"),
 )
 
-
+# The flags that shape what is learned, in this order; the sizes stand in the table of the architecture.
+SHAPING = (
+    "data_path", "val_path", "val_fraction", "max_seq_len", "pack", "long_documents", "epochs", "batch_size",
+    "accumulation_steps", "optimizer", "learning_rate", "muon_lr", "lr_schedule", "warmup_iters", "weight_decay",
+    "grad_clip", "dtype", "init_scheme", "from_weight", "seed",
+)  # fmt: skip
 # Flags that tell of the machine, its places and its accounts, not of the training
 UNPUBLISHED = {
     "out_dir", "cache_dir", "tokenizer_path", "sample_prompts", "save_weight", "wandb_project", "tracker", "use_wandb",
     "device", "local_rank", "ddp", "dist_timeout", "num_workers", "report", "keep_checkpoints", "from_resume",
 }  # fmt: skip
 
-# The block that model hubs read.
+PICTURE = "loss.png"
+
+# The block that model hubs read. Language and license are the user's to add: nothing here knows them.
 METADATA = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -38,49 +50,75 @@ tags:
 - minimind
 ---"""
 
-SNIPPET = """```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModelForCausalLM.from_pretrained("{name}")
-ids = tokenizer("The harbour", return_tensors="pt")
-print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0], skip_special_tokens=True))
-```"""
-
-LIMITS = (
-    "A language model writes what is likely after its training text, true or not. Its training text decides its language, "
-    "knowledge and bias; look at it before you rely on an answer."
-)
+INTENDED_USE = """## Intended use and limits
+- For: continuing text of the kinds it was trained on, studying how small language models learn, and as a beginning for
+  further training.
+- Not for: answers that somebody relies on, advice on health, law or money, decisions about people, or texts that the
+  public reads unchecked.
+- It continues text. Pretraining does not teach it to follow instructions, to keep up a conversation or to refuse; the chat
+  template is there for a later training that does.
+- It writes what is likely after its training text, true or not. That text decides its language, knowledge and bias; look
+  at it before you rely on an answer. What of the text it repeats word for word was not measured."""
 
 # Of a table: label, value.
 Row = tuple[str, str]
 
 
+def write_model_card(
+    folder: Path, model: MiniMindForCausalLM, weight: str | Path, hf_config: PretrainedConfig, verdict: str, name: str
+) -> None:
+    """Write README.md, and where the run left losses a picture of them, beside the other files of an export.
+
+    verdict: the line about the comparison of logits. name: what the export is to be called.
+    """
+    records = records_beside(Path(weight))
+    picture = picture_of(records)
+    if picture:
+        (folder / PICTURE).write_bytes(picture)
+    text = model_card(folder, model, records, hf_config, verdict, name)
+    # A path of the run that is not UTF-8 holds lone surrogates, which are shown as \udcff.
+    (folder / "README.md").write_bytes(text.encode(errors="backslashreplace"))
+
+
+def records_beside(weight: Path) -> RunRecords | None:
+    """What the run of a weight has recorded; None where it left nothing, or ended before its first line."""
+    with contextlib.suppress(UserError):
+        return RunRecords(weight.with_name(f"{weight.stem}.metrics.jsonl"))
+    return None
+
+
+def picture_of(records: RunRecords | None) -> bytes | None:
+    """The loss over the tokens trained as a PNG; None where no loss is recorded."""
+    if records is None or not any(field in records.curves for field in LOSS.fields):
+        return None
+    # Matplotlib takes a second to import.
+    from trainer.reporting.html_report import loss_picture
+
+    return loss_picture([records], [""])
+
+
 def model_card(
+    folder: Path,
     model: MiniMindForCausalLM,
-    weight: str | Path,
+    records: RunRecords | None,
     hf_config: PretrainedConfig,
     verdict: str,
     name: str,
-    tokenizer: PreTrainedTokenizerBase,
 ) -> str:
-    """Markdown with the metadata block that model hubs read. `verdict`: the line about the comparison of logits."""
+    """Markdown with the metadata block that model hubs read. folder: of the finished files of the export."""
+    tokenizer = load_tokenizer(folder)
     config: MiniMindConfig = model.config
-    file_name = Path(weight).name
-    run = rows_of_run(Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl"))
-    training = f"## Training\nNo record of the run lay beside `{file_name}`."
-    if run:
-        training = f"## Training\nFrom the records beside `{file_name}`.\n\n" + table(run)
     sections = [
         METADATA,
         f"# {name}",
         what_it_is(model, hf_config),
-        SNIPPET.format(name=name),
-        bos_line(tokenizer),
+        snippet(folder, name, records),
         versions_line(config),
+        INTENDED_USE,
         "## Architecture\n" + table(rows_of_architecture(config)),
-        training,
-        f"## Check\n{verdict[0].upper() + verdict[1:]}.\n\n{LIMITS}",
+        *training_sections(records),
+        "## Tokenizer\n" + about_tokenizer(tokenizer, records),
+        f"## Check\n{verdict[0].upper() + verdict[1:]}.",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -105,35 +143,6 @@ def rows_of_architecture(config: MiniMindConfig) -> list[Row]:
     return rows
 
 
-def rows_of_run(metrics: Path) -> list[Row]:
-    """The last figures of a run and its settings; none where it left no record, or ended before its first line."""
-    rows: list[Row] = []
-    with contextlib.suppress(UserError):
-        records = RunRecords(metrics)
-        for label, field, write in FIGURES:
-            value = records.last(field)
-            if value is not None:
-                rows.append((label, write(value)))
-        rows += published_settings(records.settings)
-    return rows
-
-
-def bos_line(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What the tokenizer puts before a text, and why that matters."""
-    if tokenizer.bos_token is None:
-        return "The tokenizer has no begin token, so documents began without one in training too."
-    if not starts_with_bos(tokenizer):
-        return (
-            f"In training each document began with `{tokenizer.bos_token}`. The tokenizer does not put it there: begin a "
-            "prompt with it."
-        )
-    return (
-        f"The tokenizer puts `{tokenizer.bos_token}` before a text, as each document began in training; without it short "
-        "texts are continued worse. It adds no end token. `apply_chat_template` and "
-        '`pipeline("text-generation")` need nothing more; do not write the token into a plain prompt yourself.'
-    )
-
-
 def versions_line(config: MiniMindConfig) -> str:
     """The transformers that compute this model."""
     if config.inference_rope_scaling:
@@ -142,13 +151,72 @@ def versions_line(config: MiniMindConfig) -> str:
     return f"It loads in transformers {least} or newer, 4 and 5 alike."
 
 
-def published_settings(settings: Mapping[str, Any]) -> list[Row]:
-    """Rows of the flags that tell of the training; of a path its last part alone."""
-    rows = []
-    for name, value in sorted(settings.items()):
-        if name not in UNPUBLISHED:
-            rows.append((f"`--{name}`", f"`{without_places(value)}`"))
+# ---------------------------------------------------------------------------------------------- training
+
+
+def training_sections(records: RunRecords | None) -> list[str]:
+    """What the run has recorded: last figures, curves, shares of the data, settings."""
+    if records is None:
+        return ["## Training\nNo record of the run lay beside the weights."]
+    sections = ["## Training\nFrom the run's own records. The last figures:\n\n" + table(rows_of_figures(records))]
+    if picture_of(records):
+        sections.append(f"![training and validation loss over the tokens trained]({PICTURE})")
+    sources = rows_of_sources(records)
+    if sources:
+        header = ("source", "share of the trained tokens")
+        sections.append("### Data\n" + table(sources, header))
+    shaping, others = rows_of_settings(records.settings)
+    if shaping:
+        sections.append("### Settings\n" + table(shaping))
+    if others:
+        sections.append(f"<details>\n<summary>All other settings</summary>\n\n{table(others)}\n\n</details>")
+    return sections
+
+
+def rows_of_figures(records: RunRecords) -> list[Row]:
+    """The last figures of a run, those that it has."""
+    rows: list[Row] = []
+    for label, field, write in FIGURES:
+        value = records.last(field)
+        if value is not None:
+            rows.append((label, write(value)))
     return rows
+
+
+def rows_of_sources(records: RunRecords) -> list[Row]:
+    """(names of its files, share of an epoch's trained tokens) of each source of the last start; earlier records have none."""
+    sources = records.starts[-1]["data"].get("sources") if records.starts else None
+    rows: list[Row] = []
+    for source in sources if isinstance(sources, list) else []:
+        # The record may have been written by anything.
+        if not isinstance(source, dict) or not isinstance(source.get("paths"), list):
+            continue
+        share, tokens, documents = (source.get(field) for field in ("share", "tokens", "documents"))
+        if not (is_number(share) and isinstance(tokens, int) and isinstance(documents, int)):
+            continue
+        names = [str(without_places(str(path))) for path in source["paths"]]
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        named = ", ".join(in_code(name) for name in names[:3]) + more
+        rows.append((named, f"{share:.1%}: {tokens:,} of an epoch, in {counted(documents, 'document')}"))
+    return rows
+
+
+def rows_of_settings(settings: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
+    """(flags that shape what is learned, the others that may be published); of a path its last part alone."""
+    left_out = set(UNPUBLISHED)
+    if settings.get("optimizer") != "muon":
+        left_out.add("muon_lr")
+    shaping: list[Row] = []
+    others: list[Row] = []
+    for name in (*SHAPING, *sorted(settings.keys() - set(SHAPING))):
+        if name in left_out or name not in settings:
+            continue
+        row = (in_code(f"--{name}"), in_code(str(without_places(settings[name]))))
+        if name in SHAPING:
+            shaping.append(row)
+        else:
+            others.append(row)
+    return shaping, others
 
 
 def without_places(value: object) -> object:
@@ -167,8 +235,57 @@ def without_places(value: object) -> object:
     return last + share
 
 
-def table(rows: Iterable[Row]) -> str:
-    lines = ["| | |", "|---|---|"]
+# --------------------------------------------------------------------------------------------- tokenizer
+
+
+def about_tokenizer(tokenizer: PreTrainedTokenizerBase, records: RunRecords | None) -> str:
+    """What it is made of, what it puts around a text, and how many bytes a token holds where the run has noted it."""
+    lines = [f"- {kind_of_tokenizer(tokenizer)} of {len(tokenizer):,} entries", f"- {bos_line(tokenizer)}"]
+    if tokenizer.eos_token is not None:
+        lines.append(f"- A document ends with `{tokenizer.eos_token}`, which the model writes itself.")
+    bytes_per_token = records.starts[-1]["data"].get("bytes_per_token") if records and records.starts else None
+    if is_number(bytes_per_token):
+        lines.append(f"- A token holds {bytes_per_token:.2f} bytes of the training text (UTF-8) on average.")
+    return "\n".join(lines)
+
+
+def kind_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """As `A byte-level BPE`."""
+    if not getattr(tokenizer, "is_fast", False):
+        return f"A {type(tokenizer).__name__}"
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    kind = content["model"]["type"]
+    decoder = json.dumps(content.get("decoder"))
+    return f"A byte-level {kind}" if '"ByteLevel"' in decoder else f"A {kind}"
+
+
+def bos_line(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the tokenizer puts before a text, and why that matters."""
+    if tokenizer.bos_token is None:
+        return "The tokenizer has no begin token, so documents began without one in training too."
+    if not starts_with_bos(tokenizer):
+        return (
+            f"In training each document began with `{tokenizer.bos_token}`. The tokenizer does not put it there: begin a "
+            "prompt with it."
+        )
+    return (
+        f"The tokenizer puts `{tokenizer.bos_token}` before a text, as each document began in training; without it short "
+        "texts are continued worse. It adds no end token. `apply_chat_template` and "
+        '`pipeline("text-generation")` need nothing more; do not write the token into a plain prompt yourself.'
+    )
+
+
+# ------------------------------------------------------------------------------------------------ Markdown
+
+
+def in_code(text: str) -> str:
+    """A text as code in a cell of a table: on one line, and without what would end the code or the cell."""
+    plain = one_line(text).replace("`", "'").replace("|", "\\|")
+    return f"`{plain}`"
+
+
+def table(rows: Iterable[Row], header: Row = ("", "")) -> str:
+    lines = [f"| {header[0]} | {header[1]} |", "|---|---|"]
     for left, right in rows:
         lines.append(f"| {left} | {right} |")
     return "\n".join(lines)

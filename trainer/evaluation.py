@@ -19,6 +19,7 @@ from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.machine.signals import StopSignals
+from trainer.saving.weights import beyond_float16, in_dtype
 
 
 @torch.no_grad()
@@ -63,6 +64,14 @@ def evaluate(
     return values, int(signums / max(n_stopping, 1))
 
 
+# How a sample is drawn. The snippet in an export's README.md draws the same way.
+SAMPLE_TOKENS = 120
+TEMPERATURE = 0.7
+TOP_P = 0.9
+# What transformers takes where nothing is said.
+TOP_K = 50
+
+
 def samples(
     engine: Engine[Batch, Totals],
     tokenizer: PreTrainedTokenizerBase,
@@ -70,19 +79,24 @@ def samples(
     prompts: Sequence[str],
     signals: StopSignals,
     seed: int,
+    is_last: bool = False,
 ) -> tuple[list[tuple[str, str]], int]:
     """([(prompt, text)], number of a stop signal that came meanwhile, or 0), the same on all ranks, which share the work.
 
     They meet after each round, so that none waits longer than for one text, and a stop ends it for all.
+    is_last: the weights are those that the run leaves. Then the samples are made by the model of the weight file, see
+    `model_as_saved`, so that whoever has the file or an export of it can draw them again.
     """
     found: list[tuple[str, str]] = []
     ranks = engine.ranks
+    model = model_as_saved(engine) if is_last else None
     for first in range(0, len(prompts), ranks.world_size):
         # One prompt for each rank; the last round may have fewer prompts than ranks.
         mine = first + ranks.rank
         own = []
         if mine < len(prompts) and not signals.signum:
-            own.append((prompts[mine], sample(engine, tokenizer, encoder, prompts[mine], seed)))
+            text = sample(engine, tokenizer, encoder, prompts[mine], seed, as_saved=model)
+            own.append((prompts[mine], text))
         # What each rank has, and whether it was asked to stop.
         answers = [(own, signals.signum)]
         if ranks.world_size > 1:
@@ -96,6 +110,25 @@ def samples(
     return found, 0
 
 
+def model_as_saved(engine: Engine[Batch, Totals]) -> MiniMindForCausalLM:
+    """The model with the numbers of its weight file, on the CPU in float32.
+
+    The weights of training are finer than those of the file, products in bfloat16 differ from machine to machine, and
+    a GPU draws other random numbers than a CPU: each of the three would give other texts in the end.
+    """
+    model = cast(MiniMindForCausalLM, engine.model)
+    # A fresh model draws its first weights, which must not change what the training draws next.
+    before = rng_state(engine.device)
+    try:
+        as_saved = MiniMindForCausalLM(model.config)
+    finally:
+        set_rng_state(before, engine.device)
+    state = model.state_dict()
+    dtype = torch.float16 if beyond_float16(state) is None else torch.float32
+    as_saved.load_state_dict(in_dtype(state, dtype))
+    return as_saved.eval()
+
+
 @torch.no_grad()
 def sample(
     engine: Engine[Batch, Totals],
@@ -103,34 +136,38 @@ def sample(
     encoder: DocumentEncoder,
     prompt: str,
     seed: int,
-    max_new_tokens: int = 120,
-    temperature: float = 0.7,
-    top_p: float = 0.9,
+    max_new_tokens: int = SAMPLE_TOKENS,
+    as_saved: MiniMindForCausalLM | None = None,
 ) -> str:
-    """The prompt and its continuation, as text. The random state of training is left as it was."""
+    """The prompt and its continuation, as text. The random state of training is left as it was.
+
+    as_saved: the model to ask, on the CPU in float32; None: that of the engine, as it trains.
+    """
     # The types of transformers know no model that is defined elsewhere.
-    model = cast(Any, engine.model)
-    device = engine.device
+    model = cast(Any, engine.model if as_saved is None else as_saved)
+    device = engine.device if as_saved is None else torch.device("cpu")
+    precision = engine.autocast() if as_saved is None else contextlib.nullcontext()
     # The end of a prompt that does not fit, so that the new tokens have room.
     ids = encoder.prompt_ids(prompt)[max_new_tokens - model.config.max_position_embeddings :]
     # A sample must not change what the training draws next.
-    before = rng_state(device)
+    before = rng_state(engine.device)
     model.eval()
     try:
         torch.manual_seed(seed)
-        with engine.autocast():
+        with precision:
             output = model.generate(
                 # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
                 torch.tensor([ids or [encoder.eos_id or 0]], device=device),
                 max_new_tokens=max_new_tokens,
                 do_sample=True,
-                temperature=temperature,
-                top_p=top_p,
+                temperature=TEMPERATURE,
+                top_p=TOP_P,
+                top_k=TOP_K,
                 pad_token_id=tokenizer.pad_token_id or 0,
             )
     finally:
         model.train()
-        set_rng_state(before, device)
+        set_rng_state(before, engine.device)
     return str(tokenizer.decode(output[0], skip_special_tokens=True))
 
 

@@ -5,6 +5,7 @@ saved. A *Trainer* (trainer/loop.py) is what does not differ: the loop, updates,
 looks into the other. CONTRIBUTING.md has a small one.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ class Outlook:
     # What the report shows of the model.
     model_fields: Mapping[str, Value]
     n_documents: int
+    # What the metrics file notes of the data beside documents, rows and how full those are.
+    data_fields: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     flops_per_token: float = 0.0
     # Of this rank in the whole run; 0: nothing is timed.
     flops: float = 0.0
@@ -249,8 +252,10 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """(figures with val_loss among them, number of a stop signal that came meanwhile or 0)."""
         return {}, 0
 
-    def samples(self, engine: Engine[BatchT, TotalsT], signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
-        """([(prompt, text)], number of a stop signal that came meanwhile or 0)."""
+    def samples(
+        self, engine: Engine[BatchT, TotalsT], signals: StopSignals, is_last: bool
+    ) -> tuple[list[tuple[str, str]], int]:
+        """([(prompt, text)], number of a stop signal that came meanwhile or 0). is_last: no update comes after them."""
         return [], 0
 
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:

@@ -383,7 +383,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.job.evaluates:
             values, stop_signal = self.job.evaluate(self.engine, self.signals, progress.update)
         if self.job.has_samples and not stop_signal:
-            samples, stop_signal = self.job.samples(self.engine, self.signals)
+            samples, stop_signal = self.job.samples(self.engine, self.signals, self.finished)
         if stop_signal:
             return stop_signal
         progress.evaluation_due = False

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from common.errors import DataError
@@ -45,6 +46,37 @@ def test_with_shares_each_source_keeps_its_store(tmp_path, encoder):
     corpus = Corpus([f"{first}:0.5", f"{second}:0.5"], encoder, max_seq_len=16, seed=0, progress=False)
     assert len(stores_in(tmp_path)) == 2
     assert [line.split(":")[0] for line in corpus.mixture_report(0)] == [first, second]
+
+
+def test_a_run_can_note_what_each_source_gives(tmp_path, encoder):
+    """Reference: the lengths of the documents that the epoch's plan has, counted one by one."""
+    first, second = write_files(tmp_path, 2)
+    alone = Corpus([first, second], encoder, max_seq_len=16, seed=0, progress=False)
+    (source,) = alone.sources_of_epoch(0)
+    of_all = [int(n) - 1 for n in np.diff(alone.store.offsets[:])]
+    assert source == {"paths": [first, second], "share": 1.0, "tokens": sum(of_all), "documents": len(of_all)}
+
+    mixed = Corpus([f"{first}:0.25", f"{second}:0.75"], encoder, max_seq_len=16, seed=0, progress=False)
+    sources = mixed.sources_of_epoch(0)
+    assert [source["paths"] for source in sources] == [[first], [second]]
+    drawn = mixed.mixture.epoch_documents(0)
+    lengths = np.diff(mixed.store.offsets[:])[drawn] - 1
+    in_first = drawn < len(mixed.stores[0])
+    assert [source["tokens"] for source in sources] == [lengths[in_first].sum(), lengths[~in_first].sum()]
+    assert [source["documents"] for source in sources] == [in_first.sum(), (~in_first).sum()]
+    assert sources[0]["share"] == pytest.approx(lengths[in_first].sum() / lengths.sum())
+    json.dumps(sources)
+
+
+def test_the_bytes_of_a_token_leave_out_begin_and_end(tmp_path, encoder):
+    """Reference: the texts and their ids, encoded here."""
+    texts = ["the cat sat", "on a mat", "caf\u00e9"]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    corpus = Corpus([str(path)], encoder, max_seq_len=16, seed=0, progress=False)
+    added = (encoder.bos_id is not None) + (encoder.eos_id is not None)
+    tokens = sum(len(ids) - added for ids in encoder.encode(texts))
+    assert corpus.bytes_per_token(added) == sum(len(text.encode()) for text in texts) / tokens
 
 
 def test_a_share_for_some_sources_is_refused_before_anything_is_tokenised(tmp_path, encoder):

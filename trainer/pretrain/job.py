@@ -207,8 +207,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         assert self.validation is not None
         return evaluate(engine, self.validation, signals)
 
-    def samples(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
-        return samples(engine, self.tokenizer, self.encoder, self.prompts, signals, self.settings.seed)
+    def samples(self, engine: Engine, signals: StopSignals, is_last: bool) -> tuple[list[tuple[str, str]], int]:
+        return samples(engine, self.tokenizer, self.encoder, self.prompts, signals, self.settings.seed, is_last)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         save_weights(dict(weights), self.config.to_dict(), self.stem, self.vocabulary)
@@ -245,10 +245,18 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             notices=[*precision, *notices(settings, self.ranks, self.corpus, micro_batches)],
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
+            data_fields={
+                "sources": self.corpus.sources_of_epoch(progress.epoch),
+                "bytes_per_token": self.corpus.bytes_per_token(self._added_tokens()),
+            },
             # For the share of the product rate in the log: what the documents of this corpus really need.
             flops_per_token=flops_per_token(config, mean_context(first)),
             flops=flops,
         )
+
+    def _added_tokens(self) -> int:
+        """The tokens of a document that stand for none of its text."""
+        return sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
 
     def next_commands(self) -> list[NextCommand]:
         weight = "--weight {stem}.pth"

@@ -50,13 +50,19 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
         # A file name that is not UTF-8 holds lone surrogates, which are shown as \udcff.
         file.write(html_page(runs, names).encode(errors="backslashreplace"))
     if png:
-        figure = draw(runs, names, LOSS.fields, LOSS.logarithmic, ink="#222222", grid="#dddddd", size=(8, 4.5))
-        # A title of the figure would be drawn over the legend of several runs.
-        figure.axes[0].set_title(LOSS.title, loc="left", fontsize=12)
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=120, facecolor="white", metadata={"Software": None})
+        picture = loss_picture(runs, names)
         with atomic_file(png) as file:
-            file.write(picture.getvalue())
+            file.write(picture)
+
+
+def loss_picture(runs: Sequence[RunRecords], names: Sequence[str]) -> bytes:
+    """The loss curves of the runs over the tokens trained, as a PNG."""
+    figure = draw(runs, names, LOSS.fields, LOSS.logarithmic, ink="#222222", grid="#dddddd", size=(8, 4.5))
+    # A title of the figure would be drawn over the legend of several runs.
+    figure.axes[0].set_title(LOSS.title, loc="left", fontsize=12)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120, facecolor="white", metadata={"Software": None})
+    return picture.getvalue()
 
 
 def distinct_names(runs: Sequence[RunRecords]) -> list[str]:

@@ -110,7 +110,7 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
             "command": trainer.command,
             "settings": {name: value for name, value in vars(settings).items() if value is not None},
             "model": outlook.model_fields,
-            "data": {"documents": outlook.n_documents, "rows": rows.n_rows, "fill": rows.fill},
+            "data": {"documents": outlook.n_documents, "rows": rows.n_rows, "fill": rows.fill, **outlook.data_fields},
             "machine": {**describe_machine(trainer.device, world_size), "dtype": str(dtype)},
             "versions": versions(),
             "charts": [chart.as_record() for chart in trainer.job.charts],

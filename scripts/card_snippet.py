@@ -1,0 +1,135 @@
+"""The lines of Python in a model card: they draw the last sample of the run again, and the card says what they print."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.wording import printable
+from dataset.tokenizing.encoder import load_tokenizer
+from scripts.common import load_model
+from trainer.evaluation import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P
+from trainer.reporting.records import RunRecords
+
+CODE = """```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({name})
+# In half precision another token may be drawn somewhere.
+model = AutoModelForCausalLM.from_pretrained({name}).float()
+torch.manual_seed({seed})
+prompt = tokenizer({prompt}, return_tensors="pt")
+sampling = dict(do_sample=True, temperature={temperature}, top_p={top_p}, top_k={top_k}, max_new_tokens={tokens})
+print(tokenizer.decode(model.generate(**prompt, **sampling)[0], skip_special_tokens=True))
+```"""
+
+# Of a card without a record of samples.
+PROMPT = "The harbour"
+SEED = 42
+# A card is to be read: what is longer is no prompt for it.
+MOST_CHARACTERS = 2000
+# Of the last samples, from the last one on.
+TRIED = 3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and its text as the trainer recorded them. text, update: None where there is no record."""
+
+    prompt: str
+    seed: int
+    text: str | None = None
+    update: int | None = None
+
+
+def snippet(folder: Path, name: str, records: RunRecords | None) -> str:
+    """Markdown: the lines of Python for the export in `folder`, which is to be called `name`, and what they print."""
+    candidates = last_samples(records)
+    if not candidates:
+        return code(name, Sample(PROMPT, SEED))
+    printed = ""
+    for sample in candidates:
+        printed = continuation(folder, sample)
+        if printed == sample.text:
+            said = f"This prints what the trainer's last sample from this prompt was, after update {sample.update:,}:"
+            return f"{code(name, sample)}\n\n{said}\n\n{quoted(printed)}"
+    said = (
+        "This prints the text below. The trainer's own last sample from this prompt is another one: it came from other "
+        "weights (an earlier update, another precision), or it was drawn on a GPU or with another version."
+    )
+    return f"{code(name, sample)}\n\n{said}\n\n{quoted(printed)}"
+
+
+def last_samples(records: RunRecords | None) -> list[Sample]:
+    """The samples of the last update that has some, the last one first; only those that a card can show."""
+    if records is None or not records.samples:
+        return []
+    seed = records.settings.get("seed")
+    # The record may have been written by anything. torch takes no other seeds.
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        return []
+    last_update = records.samples[-1]["update"]
+    found = []
+    for record in reversed(records.samples):
+        if record["update"] == last_update and is_showable(record["prompt"]):
+            found.append(Sample(record["prompt"], seed, record["text"], last_update))
+    return found[:TRIED]
+
+
+def is_showable(prompt: str) -> bool:
+    """Whether a prompt can stand in a line of Python in a file of UTF-8. An empty one has no ids in some tokenizers."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        return False
+    return 0 < len(prompt) <= MOST_CHARACTERS
+
+
+def continuation(folder: Path, sample: Sample) -> str:
+    """What the snippet prints on this export: the same calls. The random state of this process stays as it was."""
+    model = load_model(folder)
+    tokenizer = load_tokenizer(folder)
+    prompt = tokenizer(sample.prompt, return_tensors="pt")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(sample.seed)
+        # The types of transformers know no `generate` of a model in general.
+        output = model.generate(  # type: ignore[operator]
+            **prompt,
+            do_sample=True,
+            temperature=TEMPERATURE,
+            top_p=TOP_P,
+            top_k=TOP_K,
+            max_new_tokens=SAMPLE_TOKENS,
+        )
+    return str(tokenizer.decode(output[0], skip_special_tokens=True))
+
+
+def code(name: str, sample: Sample) -> str:
+    """The snippet as a block of Markdown."""
+    return CODE.format(
+        name=literal(name),
+        seed=sample.seed,
+        prompt=literal(sample.prompt),
+        temperature=TEMPERATURE,
+        top_p=TOP_P,
+        top_k=TOP_K,
+        tokens=SAMPLE_TOKENS,
+    )
+
+
+def literal(text: str) -> str:
+    """A text as Python spells it, on one line, and without a backtick, which could end the block in Markdown."""
+    spelt = repr(text).replace("`", "\\x60")
+    # As most people write it, where that makes no difference.
+    if '"' not in spelt and "\\" not in spelt:
+        spelt = f'"{text}"'
+    return spelt
+
+
+def quoted(text: str) -> str:
+    """A text as a block of Markdown, within more backticks than it has itself."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{printable(text)}\n{fence}"
