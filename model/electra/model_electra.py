@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
+from common.packages import refuse_foreign_attention
 from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compile_layers, eager_if
 from model.electra.masking import IGNORE
@@ -124,6 +125,13 @@ class Losses(NamedTuple):
     correct: torch.Tensor
 
 
+def checked_config(folder: Path) -> ElectraConfig:
+    """The config of a network in `folder`. Errors: UserError where it asks for an attention on a hub."""
+    config = ElectraConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    refuse_foreign_attention(config, str(folder))
+    return config
+
+
 class ElectraPretrainer(torch.nn.Module):
     """Generator and discriminator with one set of embeddings."""
 
@@ -160,12 +168,20 @@ class ElectraPretrainer(torch.nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> "ElectraPretrainer":
-        """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again."""
+        """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again.
+
+        Errors: UserError where a config asks for a program on a hub; those of transformers for what does not load.
+        """
+        generator_folder = Path(folder, "generator")
         generator = ElectraForMaskedLM.from_pretrained(
-            Path(folder, "generator"), local_files_only=True, trust_remote_code=False
+            generator_folder, config=checked_config(generator_folder), local_files_only=True, trust_remote_code=False
         )
+        discriminator_folder = Path(folder, "discriminator")
         discriminator = ElectraForPreTraining.from_pretrained(
-            Path(folder, "discriminator"), local_files_only=True, trust_remote_code=False
+            discriminator_folder,
+            config=checked_config(discriminator_folder),
+            local_files_only=True,
+            trust_remote_code=False,
         )
         return cls(generator, discriminator, **options)
 

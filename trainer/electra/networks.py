@@ -146,6 +146,8 @@ def load_networks(
     check_networks(settings)
     try:
         model = ElectraPretrainer.from_pretrained(Path(settings.model_path or ""), **options)
+    except UserError:
+        raise
     except Exception as error:
         # Each loader raises its own kinds.
         raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error

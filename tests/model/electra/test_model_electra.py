@@ -1,5 +1,6 @@
 """The ELECTRA networks, masking and sampling. References: golden/electra.pt, torch's softmax, brute force."""
 
+import json
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from transformers import ElectraConfig
 
+from common.errors import UserError
 from model.electra.compiled_encoder import keep_mask
 from model.electra.masking import IGNORE, mask_count, mask_tokens
 from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token, sample
@@ -124,6 +126,18 @@ def test_embeddings_are_one_set_after_save_and_reload(tmp_path):
         assert generator["generator_lm_head.weight"] is discriminator["electra.embeddings.word_embeddings.weight"]
     pairs = zip(model.named_parameters(), again.named_parameters(), strict=True)
     assert all(a == b and torch.equal(p, q) for (a, p), (b, q) in pairs)
+
+
+@pytest.mark.parametrize("network", ["generator", "discriminator"])
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_a_network_that_names_a_program_on_a_hub_is_refused(tmp_path, network, name):
+    model = tiny()
+    for part in ("generator", "discriminator"):
+        getattr(model, part).save_pretrained(tmp_path / part)
+    config = tmp_path / network / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), name: "evil/attention"}))
+    with pytest.raises(UserError, match=f"{network}: its config asks for the attention of evil/attention"):
+        ElectraPretrainer.from_pretrained(tmp_path)
 
 
 def test_the_head_on_masked_positions_is_the_head_on_all_of_them():
