@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -117,6 +118,22 @@ def read_small(path: str | Path, most_bytes: int) -> bytes:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes, which none of its kind is", str(path))
+    return content
+
+
+def read_object(path: str | Path, most_bytes: int) -> dict[str, object]:
+    """The JSON object in a small file that may have been put there by anybody.
+
+    Errors: ValueError, one line that names the file.
+    """
+    try:
+        content = json.loads(read_small(path, most_bytes))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({str(error)[:80]})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a JSON object but a {type(content).__name__}")
     return content
 
 

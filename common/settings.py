@@ -71,8 +71,8 @@ def setting(
     return simple_parsing.field(**default_of_field, alias=list(aliases) or None, metadata=metadata, **options)
 
 
-def switch(default: bool, help: str, first: bool = False) -> Any:
-    """A field that is true or false: `--use_moe`, `--use_moe True`, `--use_moe 0` all work."""
+def switch(default: bool | None, help: str, first: bool = False) -> Any:
+    """A field that is true or false: `--use_moe`, `--use_moe True`, `--use_moe 0` all work. None: not given."""
     # The action is named because simple_parsing would add a second flag, --no_use_moe, for each.
     options: dict[str, Any] = {"type": boolean, "action": "store", "nargs": "?", "const": True, "metavar": "BOOL"}
     metadata = {"may_be_empty": False, "first": first, "aliases": ()}

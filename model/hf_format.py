@@ -4,13 +4,15 @@ State dicts here have the key names of published checkpoints (each expert by its
 llama.cpp read alike. H hidden, I intermediate, N query heads, G key/value heads, D head dimension.
 """
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
-from model.config import ALL_EXPORTS, EXPERT_EXPORTS, MiniMindConfig, fields_exported
+from model.config import ALL_EXPORTS, EXPERT_EXPORTS, TOKEN_IDS, YARN_NAMES, MiniMindConfig, fields_exported
 
 SAME = fields_exported(ALL_EXPORTS)
 MOE = fields_exported(EXPERT_EXPORTS)
@@ -25,6 +27,35 @@ HF_CLASSES: dict[tuple[str, bool], tuple[type[PretrainedConfig], str]] = {
 KINDS = {config_class.model_type: kind for kind, (config_class, _) in HF_CLASSES.items()}
 
 StateDict = dict[str, torch.Tensor]
+
+# {field: (values that MiniMind computes as well, why no others)}; null says nothing.
+ONLY: dict[str, tuple[Sequence[object], str]] = {
+    "hidden_act": (("silu",), "MiniMind has silu only"),
+    "use_sliding_window": ((False,), "MiniMind has full attention only"),
+    "attention_dropout": ((0,), "MiniMind has none in attention alone"),
+    "partial_rotary_factor": ((1,), "MiniMind rotates whole heads"),
+    "quantization_config": ((), "plain weights are wanted, in F32, F16 or BF16"),
+}
+ONLY_WITH_EXPERTS: dict[str, tuple[Sequence[object], str]] = {
+    "decoder_sparse_step": ((1,), "every layer of a MiniMind with experts has them"),
+    "mlp_only_layers": (([],), "every layer of a MiniMind with experts has them"),
+}
+# Fields that a file may leave to their class.
+OF_CLASS = (
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "router_aux_loss_coef",
+    "norm_topk_prob",
+    *TOKEN_IDS,
+)
+# Published models have one, ours a few. Each is built by itself.
+MOST_SHARED_EXPERTS = 64
+
+# What is zero in their form of a MiniMind, and no part of ours.
+BIAS = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.bias")
+SHARED_GATE = re.compile(r"model\.layers\.\d+\.mlp\.shared_expert_gate\.weight")
+SHARED_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)shared_expert\.(gate|up|down)(_proj\.weight)")
 
 
 def hf_config(config: MiniMindConfig) -> PretrainedConfig:
@@ -102,72 +133,177 @@ def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
     return state
 
 
-# Which fields a config of theirs has depends on its class, so no common type has them.
-def from_hf(theirs: Any, state: StateDict) -> tuple[MiniMindConfig, StateDict]:
-    """(transformers config, state dict of a checkpoint) -> (MiniMindConfig, state dict for strict loading), fp32.
+def fields_from_hf(theirs: Mapping[str, object]) -> dict[str, Any]:
+    """The content of their config.json -> the fields of the MiniMindConfig that computes the same.
 
-    Errors: ValueError that names what MiniMind does not have.
+    Both ways of writing are read, that of transformers 4 and that of 5. MiniMindConfig checks the values themselves.
+    Errors: ValueError, one line, for what is missing and for what MiniMind computes otherwise: the field and its value.
     """
-    if theirs.model_type not in KINDS:
-        raise ValueError(f"model_type {theirs.model_type}: MiniMind has no such form; one of {', '.join(KINDS)}")
-    generation, use_moe = KINDS[theirs.model_type]
-    check_form(theirs, generation, use_moe)
-    fields: dict[str, Any] = {field: getattr(theirs, field) for field in SAME if hasattr(theirs, field)}
-    fields.update(generation=generation, use_moe=use_moe, **rope_fields(theirs))
-    if use_moe:
-        fields.update({field: getattr(theirs, field) for field in MOE})
-    if generation == "minimind2" and use_moe:
-        width = theirs.moe_intermediate_size
-        if theirs.shared_expert_intermediate_size % width:
-            raise ValueError("shared_expert_intermediate_size is no multiple of moe_intermediate_size")
-        fields["n_shared_experts"] = theirs.shared_expert_intermediate_size // width
-        fields["norm_topk_prob"] = theirs.norm_topk_prob or theirs.num_experts_per_tok == 1
-        if theirs.norm_topk_prob and theirs.num_experts_per_tok == 1:
-            raise ValueError("one expert per token with norm_topk_prob: minimind2 does not normalise a single weight")
-    config = MiniMindConfig(**fields)
-    state = {name: tensor.float() for name, tensor in state.items()}
-    if generation == "minimind2" and use_moe:
-        split_shared_experts(state, config)
-    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
-    # A list, since entries are removed on the way.
-    for name in list(state):
-        if name.endswith(".bias") and state.pop(name).any():
-            raise ValueError(f"{name} is not zero: MiniMind has no biases")
-    return config, state
-
-
-def check_form(theirs: Any, generation: str, use_moe: bool) -> None:
-    """ValueError for settings of their config that MiniMind has no counterpart of."""
-    if theirs.hidden_act != "silu" or getattr(theirs, "use_sliding_window", False):
-        raise ValueError("MiniMind has silu and full attention only")
-    if use_moe and (getattr(theirs, "decoder_sparse_step", 1) != 1 or getattr(theirs, "mlp_only_layers", None)):
-        raise ValueError("every layer of a MiniMind with experts has them: decoder_sparse_step 1, no mlp_only_layers")
-    if generation == "minimind3" and use_moe and not theirs.norm_topk_prob:
-        raise ValueError("minimind3 normalises the experts' weights: norm_topk_prob must be true")
-
-
-def rope_fields(theirs: Any) -> dict[str, Any]:
-    """Our fields of the rotation. Errors: ValueError for a kind that MiniMind does not have."""
-    rope = theirs.rope_parameters
-    fields = {"rope_theta": rope["rope_theta"]}
-    if rope["rope_type"] == "yarn":
-        names = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings", "attention_factor")
-        given = {name: rope[name] for name in names if rope.get(name) is not None}
-        fields["rope_scaling"] = {"type": "yarn", **given}
-    elif rope["rope_type"] != "default":
-        raise ValueError(f"rope_type {rope['rope_type']}: MiniMind has default and yarn")
+    model_type = theirs.get("model_type")
+    if not isinstance(model_type, str) or model_type not in KINDS:
+        raise ValueError(f"model_type {shown(model_type)}: MiniMind has no such form; one of {', '.join(KINDS)}")
+    generation, use_moe = KINDS[model_type]
+    refuse_other_forms(theirs, generation, use_moe)
+    fields: dict[str, Any] = {"generation": generation, "use_moe": use_moe, **rope_fields(theirs)}
+    # What their class takes where the file says nothing.
+    defaults = HF_CLASSES[generation, use_moe][0]()
+    for name in (*SAME, *(MOE if use_moe else ())):
+        value = theirs.get(name)
+        if name in theirs and name in TOKEN_IDS:
+            # null: there is no such token.
+            fields[name] = checked_token_id(name, value)
+            continue
+        if value is None and name == "num_experts":
+            value = theirs.get("num_local_experts")
+        if value is None and name in OF_CLASS:
+            value = getattr(defaults, name)
+        fields[name] = value
+    # Llama's, of the time before heads were grouped.
+    if fields["num_key_value_heads"] is None and model_type == "llama":
+        fields["num_key_value_heads"] = fields["num_attention_heads"]
+    # The others' is hidden_size / num_attention_heads, as MiniMind's.
+    may_be_missing = {*OF_CLASS, "intermediate_size"} if use_moe else set(OF_CLASS)
+    if model_type != "qwen3":
+        may_be_missing.add("head_dim")
+    for name, value in fields.items():
+        if value is None and name not in may_be_missing:
+            raise ValueError(f"{name} is missing")
+    if use_moe and generation == "minimind2":
+        fields.update(shared_expert_fields(theirs, fields))
     return fields
 
 
-def split_shared_experts(state: StateDict, config: MiniMindConfig) -> None:
-    """In place: one gated shared expert -> n_shared_experts without a gate."""
-    for layer in range(config.num_hidden_layers):
-        mlp = f"model.layers.{layer}.mlp."
-        if state.pop(f"{mlp}shared_expert_gate.weight").any():
-            raise ValueError(f"{mlp}shared_expert_gate is not zero: MiniMind's shared experts have no gate")
-        for matrix, axis, scale in (("gate_proj", 0, 1), ("up_proj", 0, 1), ("down_proj", 1, 0.5)):
-            parts = state.pop(f"{mlp}shared_expert.{matrix}.weight").chunk(config.n_shared_experts, dim=axis)
-            for s, part in enumerate(parts):
-                state[f"{mlp}shared_experts.{s}.{matrix}.weight"] = part.contiguous() * scale
-    stray = [name for name in state if re.search(r"shared_expert[._]", name)]
-    assert not stray, stray
+def refuse_other_forms(theirs: Mapping[str, object], generation: str, use_moe: bool) -> None:
+    """ValueError for settings of their config that MiniMind has no counterpart of."""
+    _, class_name = HF_CLASSES[generation, use_moe]
+    architectures = theirs.get("architectures")
+    if architectures and architectures != [class_name]:
+        raise ValueError(f"architectures is {shown(architectures)}: MiniMind is a {class_name}")
+    only = {**ONLY, **(ONLY_WITH_EXPERTS if use_moe else {})}
+    for name, (values, why) in only.items():
+        if name in theirs and theirs[name] is not None and theirs[name] not in values:
+            raise ValueError(f"{name} is {shown(theirs[name])}: {why}")
+    layer_types = theirs.get("layer_types")
+    if layer_types is not None:
+        kinds = layer_types if isinstance(layer_types, list) else [layer_types]
+        others = [kind for kind in kinds if kind != "full_attention"]
+        if others:
+            raise ValueError(f"layer_types has {shown(others[0])}: MiniMind has full attention only")
+    # Where nothing is said, it is false.
+    if generation == "minimind3" and use_moe and theirs.get("norm_topk_prob") is not True:
+        value = shown(theirs.get("norm_topk_prob", False))
+        raise ValueError(f"norm_topk_prob is {value}: minimind3 normalises the experts' weights")
+
+
+def shared_expert_fields(theirs: Mapping[str, object], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """n_shared_experts and norm_topk_prob of a minimind2 from a Qwen2-MoE's one wide shared expert. Errors: ValueError."""
+    width = theirs.get("shared_expert_intermediate_size")
+    own_width = fields["moe_intermediate_size"]
+    for name, value in (("shared_expert_intermediate_size", width), ("moe_intermediate_size", own_width)):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} is {shown(value)}, no positive whole number")
+    assert isinstance(width, int)
+    if width % own_width:
+        raise ValueError(
+            f"shared_expert_intermediate_size is {width}, no multiple of moe_intermediate_size, which is {own_width}"
+        )
+    if width // own_width > MOST_SHARED_EXPERTS:
+        raise ValueError(f"shared_expert_intermediate_size is {width}, more than {MOST_SHARED_EXPERTS} experts wide")
+    takes_one = fields["num_experts_per_tok"] == 1
+    if takes_one and fields["norm_topk_prob"]:
+        raise ValueError(
+            "norm_topk_prob is true with one expert per token: minimind2 does not normalise a single weight"
+        )
+    return {"n_shared_experts": width // own_width, "norm_topk_prob": takes_one or fields["norm_topk_prob"]}
+
+
+def rope_fields(theirs: Mapping[str, object]) -> dict[str, Any]:
+    """Our fields of the rotation. Errors: ValueError for a kind that MiniMind does not have.
+
+    transformers 5 writes all of it in `rope_parameters`; transformers 4 wrote `rope_theta`, and `rope_scaling` where the
+    rotation is not the plain one. Exports have both.
+    """
+    said: list[dict[str, Any]] = []
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = theirs.get(name)
+        if rope is None:
+            continue
+        if not isinstance(rope, dict):
+            raise ValueError(f"{name} is {shown(rope)}, no object")
+        said.append(fields_of_rope(name, rope))
+    if theirs.get("rope_theta") is not None:
+        said.append({"rope_theta": theirs["rope_theta"]})
+    fields: dict[str, Any] = {}
+    for part in said:
+        for name, value in part.items():
+            if fields.setdefault(name, value) != value:
+                raise ValueError(f"{name} is {shown(fields[name])} in one place and {shown(value)} in another")
+    # Their classes take it where a file of the first Llamas says nothing.
+    fields.setdefault("rope_theta", 10_000.0)
+    theta = fields["rope_theta"]
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0:
+        raise ValueError(f"rope_theta is {shown(theta)}, no number above 0")
+    return fields
+
+
+def fields_of_rope(name: str, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Our fields of the object `name` of their config. Errors: ValueError for another kind than the plain one and YaRN."""
+    given = {key: value for key, value in rope.items() if value is not None}
+    kind = given.pop("rope_type", given.pop("type", "default"))
+    # Of transformers 4, which wrote it under both names.
+    given.pop("type", None)
+    if kind not in ("default", "yarn"):
+        raise ValueError(f"{name}: rope_type is {shown(kind)}: MiniMind has default and yarn")
+    fields: dict[str, Any] = {"inference_rope_scaling": kind == "yarn"}
+    if "rope_theta" in given:
+        fields["rope_theta"] = given.pop("rope_theta")
+    if given.get("partial_rotary_factor") == 1:
+        del given["partial_rotary_factor"]
+    if kind == "yarn":
+        # Where it is missing, their YaRN makes the logits larger by a factor that follows from the others.
+        if given.pop("attention_factor", None) != 1:
+            raise ValueError(f"{name}: a yarn with another attention_factor than 1: MiniMind does not scale its logits")
+        for theirs, ours in YARN_NAMES.items():
+            if theirs not in given:
+                raise ValueError(f"{name}: {theirs} is missing")
+            fields[ours] = given.pop(theirs)
+    for key, value in given.items():
+        raise ValueError(f"{name}: {key[:60]} is {shown(value)}: MiniMind's rotation has none")
+    return fields
+
+
+def checked_token_id(name: str, value: object) -> object:
+    """The id, or for the end of a text several of them. Errors: ValueError."""
+    ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
+    if not all(i is None or type(i) is int for i in ids):
+        raise ValueError(f"{name} is {shown(value)}, no token id")
+    return value
+
+
+def shown(value: object) -> str:
+    """A value of a JSON file as an error line has it."""
+    return json.dumps(value)[:60]
+
+
+def must_be_zero(name: str) -> str | None:
+    """Why a tensor of theirs must be zero, or None where it is a weight."""
+    if BIAS.fullmatch(name):
+        return "MiniMind has no biases"
+    if SHARED_GATE.fullmatch(name):
+        return "MiniMind's shared experts have no gate"
+    return None
+
+
+def own_tensors(name: str, tensor: torch.Tensor, config: MiniMindConfig) -> StateDict:
+    """What a weight of theirs is in MiniMindForCausalLM: the way back of to_hf. tensor: fp32.
+
+    One shared expert becomes n_shared_experts, which share its hidden units out among them.
+    """
+    shared = SHARED_EXPERT.fullmatch(name)
+    if not shared:
+        return {name: tensor}
+    mlp, matrix, ending = shared.groups()
+    # to_hf doubles it, since their gate halves what comes of it.
+    axis, scale = (1, 0.5) if matrix == "down" else (0, 1.0)
+    parts = tensor.chunk(config.n_shared_experts, dim=axis)
+    return {f"{mlp}shared_experts.{s}.{matrix}{ending}": part * scale for s, part in enumerate(parts)}

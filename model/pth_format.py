@@ -1,6 +1,5 @@
 """Reading a flat `.pth` state dict of either public generation, strictly; the config lies beside it or is inferred."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from common.files import read_small
+from common.files import read_object
 from model.config import DECLARATIONS, SHAPE, MiniMindConfig, fields_that_decide, public_spellings
 from model.infer_config import infer_config, numbers_in, warn_of_guesses
 from model.weight_files import DIGEST_FIELD, VOCABULARY_FIELD, read_state_dict
@@ -52,11 +51,11 @@ def load_pth(
         config = MiniMindConfig(**{**fields, **overrides})
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{beside if has_config else path}: {error}") from None
-    _check_sizes(state, config, path)
+    check_sizes(state, config, path)
     # On the meta device tensors have shapes and no memory.
     with torch.device("meta"):
         expected = model_class(config).state_dict()
-    _check_shapes(state, expected, path)
+    check_shapes(state, expected, path)
     if config.tie_word_embeddings and not torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"]):
         raise ValueError(f"{path}: lm_head and embed_tokens differ; pass tie_word_embeddings=False")
     model = model_class(config)
@@ -68,14 +67,7 @@ def load_pth(
 
 def read_json(path: Path) -> dict[str, Any]:
     """The config fields of the .json beside a weight, under our names. Errors: ValueError for a file that has none."""
-    try:
-        fields = json.loads(read_small(path, MOST_CONFIG_BYTES))
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({str(error)[:80]})") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path}: not a JSON object of config fields")
+    fields = read_object(path, MOST_CONFIG_BYTES)
     try:
         return public_spellings(fields)
     except ValueError as error:
@@ -112,7 +104,7 @@ def _check_asked(path: Path, fields: Mapping[str, Any], overrides: Mapping[str, 
             raise ValueError(f"{path}: its {name} is {found}, not {asked}")
 
 
-def _check_sizes(state: State, config: MiniMindConfig, path: Path) -> None:
+def check_sizes(state: State, config: MiniMindConfig, path: Path) -> None:
     """ValueError where the config speaks of more than the file has, before a model of such a size is built."""
     embeddings = state.get("model.embed_tokens.weight")
     if embeddings is None:
@@ -137,7 +129,7 @@ def _check_sizes(state: State, config: MiniMindConfig, path: Path) -> None:
             raise ValueError(f"{path}: {name}={getattr(config, name)} of the config is beyond all that the file holds")
 
 
-def _check_shapes(state: State, expected: State, path: Path) -> None:
+def check_shapes(state: State, expected: State, path: Path) -> None:
     """ValueError with the first few keys that are missing, unexpected or of another shape."""
     for what, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
         if keys:

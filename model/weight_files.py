@@ -76,10 +76,10 @@ def check_kind(path: Path) -> None:
     if head.startswith(PICKLE_MAGIC):
         # The format of torch before 1.6.
         return
-    raise ValueError(f"{path}: not a readable weight file ({_kind_of(head)})")
+    raise ValueError(f"{path}: not a readable weight file ({kind_of(head)})")
 
 
-def _kind_of(head: bytes) -> str:
+def kind_of(head: bytes) -> str:
     """What a file that is no weight file seems to be."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if not head:

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError
 from common.notices import announce
 from common.packages import loader_reason, refuse_foreign_attention
-from common.paths import ROOT
+from common.paths import ROOT, utf8_folder
 from dataset.reading import limits
 from dataset.reading.faults import BadLine
 from dataset.reading.file_kinds import refuse_address
@@ -116,15 +116,6 @@ def check_is_causal(path: Path, config: PretrainedConfig) -> None:
     kinds = config.architectures or []
     if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
         raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
-
-
-def utf8_folder(flag: str, path: str | Path) -> Path:
-    """The folder, if its whole path is UTF-8: the libraries that read and write exports take no other. UserError."""
-    try:
-        str(Path(path).absolute()).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{flag} {ascii(str(path))}: the path is not UTF-8; rename the folder or use another") from None
-    return Path(path)
 
 
 def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> Path:

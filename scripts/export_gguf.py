@@ -30,11 +30,12 @@ from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.notices import announce
 from common.packages import optional_package
+from common.paths import utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.vocabulary import check_size
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_gguf_parser
-from scripts.common import check_vocabulary, load_model, tokenizer_folder, utf8_folder
+from scripts.common import check_vocabulary, load_model, tokenizer_folder
 from scripts.export_hf import smallest_exact
 from scripts.gguf_format import Metadata, architecture_of, model_metadata, to_gguf
 from scripts.gguf_tokenizer import tokenizer_metadata

@@ -34,19 +34,21 @@ from collections.abc import Sequence
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from common.errors import UserError, user_errors
 from common.files import disk_error
 from common.notices import announce
+from common.paths import utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from dataset.tokenizing.vocabulary import vocabulary_digest
-from model.hf_format import StateDict, from_hf, hf_config, to_hf
+from model.hf_folder import load_folder, read_config
+from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_parser
-from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder, utf8_folder
+from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder
 from scripts.model_card import write_model_card
 from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights
@@ -182,16 +184,7 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     if isinstance(theirs, MiniMindForCausalLM):
         model = theirs
     else:
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise UserError(f"{folder}: no .safetensors file")
-        state: StateDict = {}
-        for file in files:
-            state.update(load_file(file))
-        config, state = from_hf(theirs.config, state)
-        model = MiniMindForCausalLM(config)
-        model.load_state_dict(state, strict=True)
-        model.eval()
+        model = load_folder(MiniMindForCausalLM, folder, read_config(folder))
     for name, tensor in model.state_dict().items():
         cast(tensor, torch.float32, name)
     tokens_of = tokenizer_folder(folder, tokenizer_path)

@@ -1,6 +1,5 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files."""
 
-import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +9,7 @@ import torch
 
 from common.errors import UserError, user_errors
 from common.notices import announce
-from common.paths import ROOT
-from common.settings import default_of
+from common.paths import ROOT, utf8_folder
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
@@ -20,7 +18,8 @@ from dataset.packing import EpochPlan, Recipe, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.vocabulary import check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
-from model.config import DECLARATIONS, MiniMindConfig, architecture, parameter_count
+from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_count
+from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from trainer.engine import Engine
@@ -38,7 +37,14 @@ from trainer.optim.schedules import learning_rate
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.notices import notices
-from trainer.pretrain.settings import ModelSettings, PretrainSettings
+from trainer.pretrain.public_weights import (
+    MODEL_FLAGS,
+    check_entries,
+    model_of_folder,
+    settings_of_folder,
+    tokenizer_notices,
+)
+from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings, weight_folder
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
@@ -46,9 +52,6 @@ from trainer.saving.weights import save_weights
 
 # Weight, gradient and AdamW's two moments in fp32.
 BYTES_PER_PARAMETER = 16
-
-# The flags that are fields of the model's config.
-MODEL_FLAGS = tuple(field.name for field in dataclasses.fields(ModelSettings) if field.name in DECLARATIONS)
 
 
 class PretrainJob(Job[Recipe, Batch, Totals]):
@@ -134,13 +137,33 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def _open_model(self) -> None:
         """Tokenizer and model, which must fit each other and the rows."""
+        folder = weight_folder(self.settings.from_weight)
+        public_config = None if folder is None else self._read_folder(folder)
         settings = self.settings
-        self.tokenizer = load_tokenizer(settings.tokenizer_path)
+        assert settings.tokenizer_path is not None
+        self.tokenizer_path = settings.tokenizer_path
+        self.tokenizer = load_tokenizer(self.tokenizer_path)
         self.encoder = DocumentEncoder(self.tokenizer, settings.parse_special_tokens)
         self.vocabulary = vocabulary_digest(self.tokenizer)
-        self.model = self._build_model()
+        self.tokenizer_notices: list[str] = []
+        if folder is not None:
+            self.tokenizer_notices = tokenizer_notices(folder, self.tokenizer_path, self.vocabulary)
+        self.model = self._build_model(public_config)
         self.config: MiniMindConfig = self.model.config
         check_length(settings.max_seq_len, self.config)
+        check_size(self.encoder.vocab_size, self.config.vocab_size, f"--tokenizer_path {self.tokenizer_path}")
+
+    def _read_folder(self, folder: Path) -> MiniMindConfig:
+        """The config of the model in a Hugging Face folder, which the settings take over.
+
+        The loader of its tokenizer reads that config too, and would make whatever it speaks of. So it comes after this.
+        """
+        utf8_folder("--from_weight", folder)
+        config = read_config(folder)
+        self.settings = settings_of_folder(self.settings, folder, config)
+        check_memory(config, self.device)
+        checked_files(MiniMindForCausalLM, folder, config)
+        return config
 
     def _claim_files(self) -> None:
         """The names of the run's files. From here on no other run may write them."""
@@ -150,12 +173,20 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # A folder in the place of a file would be found out at the first save, hours later.
         on_main(self.ranks, lambda: check_kinds(self.stem, files=self.outputs.values()))
 
-    def _build_model(self) -> MiniMindForCausalLM:
+    def _build_model(self, public_config: MiniMindConfig | None) -> MiniMindForCausalLM:
+        """public_config: of the folder that --from_weight names; None: it names none."""
         settings = self.settings
-        config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
+        if public_config is not None:
+            config = public_config
+            # The documents begin and end with the tokenizer's own.
+            for name in TOKEN_IDS:
+                setattr(config, name, getattr(self.tokenizer, name))
+            check_entries(self.encoder, config, f"--tokenizer_path {self.tokenizer_path}")
+        else:
+            config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
         # Before the model is made: the system would end a process that asks for too much, without a line.
         check_memory(config, self.device)
-        if settings.from_weight != "none":
+        if settings.from_weight != "none" and public_config is None:
             self._check_vocabulary(find_weight(settings.from_weight, config, Path(settings.out_dir)))
         model = init_model(config, settings.from_weight, settings.out_dir, settings.init_scheme)
         return model.to(self.device)  # type: ignore[arg-type]  # transformers wraps it without its types
@@ -166,13 +197,12 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         if recorded is not None and recorded != self.vocabulary:
             raise UserError(
                 f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
-                f"{self.settings.tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
+                f"{self.tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
             )
 
     def _check_tokens(self) -> None:
         """Whether the tokens of the data, the tokenizer and the model fit each other."""
-        what = f"--tokenizer_path {self.settings.tokenizer_path}"
-        check_size(self.encoder.vocab_size, self.config.vocab_size, what)
+        what = f"--tokenizer_path {self.tokenizer_path}"
         # Each document has them, so they do not count as known.
         added = (self.encoder.bos_id, self.encoder.eos_id)
         check_known(self.corpus.store.tokens, self.tokenizer.unk_token_id, f"--data_path, {what}", added)
@@ -238,11 +268,13 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             f"{counted(rows.row_targets(0, rows.n_rows), 'token')} to train in {counted(rows.n_rows, 'row')} of {rows.T} "
             f"({rows.fill:.1%} full)",
         ]
-        precision = [self.precision_notice] if self.precision_notice else []
+        own_notices = list(self.tokenizer_notices)
+        if self.precision_notice:
+            own_notices.append(self.precision_notice)
         return Outlook(
             rows=rows,
             lines=lines,
-            notices=[*precision, *notices(settings, self.ranks, self.corpus, micro_batches)],
+            notices=[*own_notices, *notices(settings, self.ranks, self.corpus, micro_batches)],
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
             data_fields={
@@ -261,8 +293,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def next_commands(self) -> list[NextCommand]:
         weight = "--weight {stem}.pth"
         # The scripts take the repository's own tokenizer unless they are told of another.
-        if self.settings.tokenizer_path != default_of(PretrainSettings, "tokenizer_path"):
-            weight += f" --tokenizer_path {shlex.quote(self.settings.tokenizer_path)}"
+        if self.tokenizer_path != DEFAULT_TOKENIZER:
+            weight += f" --tokenizer_path {shlex.quote(self.tokenizer_path)}"
         measure = f"python {{top}}scripts/evaluate.py perplexity {weight} --data_path my.txt"
         return [
             NextCommand("continue texts, chat", f"python {{top}}scripts/generate.py {weight}"),
@@ -300,7 +332,8 @@ def init_model(
     out_dir: str | Path = ROOT / "out",
     init_scheme: str = "default",
 ) -> MiniMindForCausalLM:
-    """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, or a path.
+    """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, the path of a
+    .pth, or a Hugging Face folder.
 
     Errors: UserError in one line for a missing file and for weights of another shape than `config`.
     """
@@ -312,6 +345,9 @@ def init_model(
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     torch.nn.init.zeros_(parameter)
         return model
+    folder = weight_folder(from_weight)
+    if folder is not None:
+        return model_of_folder(folder, config)
     path = find_weight(from_weight, config, Path(out_dir))
     asked = {name: getattr(config, name) for name in MODEL_FLAGS}
     try:
@@ -321,17 +357,10 @@ def init_model(
 
 
 def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path:
-    """The .pth that --from_weight means: a path, with or without its ending, or a name as in --save_weight.
-
-    Errors: UserError for a folder.
-    """
+    """The .pth that --from_weight means: a path, with or without its ending, or a name as in --save_weight."""
     path = Path(from_weight)
     if path.suffix == ".pth":
         return path
-    if path.is_dir():
-        raise UserError(
-            f"--from_weight {path} is a folder; scripts/export_hf.py --weight {path} --to_pth FILE makes a .pth of an export"
-        )
     # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
     by_name = out_dir / f"{weight_name(from_weight, config)}.pth"
     # The name may also be whole but for its ending, with a folder or in --out_dir.
@@ -380,7 +409,7 @@ def check_memory(config: MiniMindConfig, device: torch.device) -> None:
     there = total_memory(device)
     if there is not None and needed > there:
         raise UserError(
-            f"--hidden_size {config.hidden_size} --num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} "
+            f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} "
             f"billion parameters need {needed / 1e9:,.0f} GB to train, and this machine has {there / 1e9:,.0f} GB on "
             f"{device}: choose a smaller model"
         )

@@ -1,8 +1,10 @@
 """The settings of train_pretrain.py."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from common.flags import fraction, not_negative, positive
 from common.paths import ROOT
@@ -14,6 +16,16 @@ from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.reporting.settings import OutputSettings
 
 MOST_LAYERS = 1000
+DEFAULT_TOKENIZER = str(ROOT / "model")
+# Of flags that are not given, unless a folder of weights tells.
+DEFAULT_MODEL = {
+    "generation": "minimind2",
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "use_moe": False,
+    "tokenizer_path": DEFAULT_TOKENIZER,
+}
 PROG = "train_pretrain.py"
 DESCRIPTION = "Pretrain a MiniMind causal language model."
 
@@ -41,6 +53,14 @@ def file_prefix(text: str) -> str:
     return text
 
 
+def weight_folder(from_weight: str) -> Path | None:
+    """The folder that --from_weight names; None for a .pth, for a name in --out_dir, and for none."""
+    # Unlike Path.is_dir, this one has no errors of its own for texts that are no path.
+    if from_weight == "none" or from_weight.endswith(".pth") or not os.path.isdir(from_weight):
+        return None
+    return Path(from_weight)
+
+
 @dataclass(kw_only=True)
 class PretrainOutput(OutputSettings):
     """output"""
@@ -61,19 +81,35 @@ class PretrainOutput(OutputSettings):
 class ModelSettings(Settings):
     """model"""
 
-    generation: str = setting("minimind2", choices=("minimind2", "minimind3"), help="whose architecture")
-    hidden_size: int = setting(512, check=positive(int), help="width", first=True)
-    num_hidden_layers: int = setting(8, check=layers, help="blocks", first=True)
-    num_attention_heads: int = setting(8, check=positive(int), help="query heads")
+    # None: not given. Then it is the value of DEFAULT_MODEL, or that of the folder which --from_weight names.
+    generation: str | None = setting(
+        None, choices=("minimind2", "minimind3"), help="whose architecture (default: minimind2)"
+    )
+    hidden_size: int | None = setting(None, check=positive(int), help="width (default: 512)", first=True)
+    num_hidden_layers: int | None = setting(None, check=layers, help="blocks (default: 8)", first=True)
+    num_attention_heads: int | None = setting(None, check=positive(int), help="query heads (default: 8)")
     num_key_value_heads: int | None = setting(
         None, check=positive(int), help="key and value heads (default: the generation's)"
     )
-    use_moe: bool = switch(False, help="mixture of experts in place of the dense MLP")
+    use_moe: bool | None = switch(None, help="mixture of experts in place of the dense MLP (default: False)")
     init_scheme: str = setting(
         "default", choices=("default", "zero_out"), help="zero_out: o_proj and down_proj begin at 0"
     )
-    from_weight: str = setting("none", help="start from out/{name}_{hidden}[_moe].pth, or from a path")
-    tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
+    from_weight: str = setting(
+        "none",
+        help="start from out/{name}_{hidden}[_moe].pth, from a path, or from a Hugging Face folder of a Llama, Qwen3 or "
+        "Qwen3-MoE, whose shape and tokenizer are taken",
+    )
+    tokenizer_path: str | None = setting(
+        None, help="folder of a Hugging Face tokenizer (default: model/, or the folder of --from_weight)"
+    )
+
+    def check(self) -> None:
+        if weight_folder(self.from_weight) is not None:
+            return
+        for name, value in DEFAULT_MODEL.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,401 @@
+"""model/hf_folder.py: folders of public models against transformers' own logits, and folders that nobody should trust."""
+
+import json
+import os
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from model.config import ARCHITECTURE
+from model.hf_folder import load_folder, read_config
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from tests.model.public import KINDS, change_config, write_public
+
+EMBEDDINGS = "model.embed_tokens.weight"
+
+
+def load(folder):
+    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
+
+
+def logits(model):
+    ids = torch.randint(0, 320, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def difference(first, second):
+    """The largest difference of a logit, relative to the largest logit."""
+    ours, theirs = logits(first), logits(second)
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+# ------------------------------------------------------------------------------------- models that people publish
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shard", ["10MB", "20KB"])
+def test_the_logits_are_those_of_transformers(tmp_path, kind, shard):
+    theirs = write_public(tmp_path, kind, max_shard_size=shard)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "20KB")
+    ours = load(tmp_path)
+    assert not ours.training and {p.dtype for p in ours.parameters()} == {torch.float32}
+    assert difference(ours, theirs) <= (1e-5 if "moe" in kind else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read_as_it_stands(tmp_path, dtype):
+    write_public(tmp_path, "qwen3", dtype)
+    assert {t.dtype for t in load_file(tmp_path / "model.safetensors").values()} == {dtype}
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert difference(load(tmp_path), theirs) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_config_of_transformers_4_is_read_too(tmp_path, kind):
+    """It has rope_theta, rope_scaling and num_experts in place of rope_parameters and num_local_experts."""
+    theirs = write_public(tmp_path, kind)
+    experts = {"num_experts": 4, "num_local_experts": None} if "moe" in kind else {}
+    change_config(tmp_path, rope_parameters=None, rope_theta=50_000, layer_types=None, **experts)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_scaling": None}))
+    assert difference(load(tmp_path), theirs) <= 1e-5
+
+
+def test_the_defaults_of_the_class_stand_in_for_fields_that_are_missing(tmp_path):
+    """Reference: the same file by transformers' own class. The first Llamas say neither of these."""
+    theirs = write_public(tmp_path, "llama", num_key_value_heads=4, head_dim=8, rms_norm_eps=1e-6, rope_parameters=None)
+    names = ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "tie_word_embeddings")
+    change_config(tmp_path, **dict.fromkeys(names))
+    assert difference(load(tmp_path), theirs) == 0
+    assert read_config(tmp_path).rope_theta == 10_000 and not read_config(tmp_path).tie_word_embeddings
+
+
+def test_biases_of_zero_are_no_biases(tmp_path):
+    theirs = write_public(tmp_path, "llama", attention_bias=True, mlp_bias=True)
+    assert any(name.endswith("down_proj.bias") for name in load_file(tmp_path / "model.safetensors"))
+    assert difference(load(tmp_path), theirs) == 0
+
+
+def test_a_tied_head_that_is_stored_all_the_same_must_be_equal(tmp_path):
+    """Qwen3-0.6B is published like that."""
+    theirs = write_public(tmp_path, "qwen3")
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({**state, "lm_head.weight": state[EMBEDDINGS].clone()}, tmp_path / "model.safetensors")
+    assert difference(load(tmp_path), theirs) == 0
+    save_file({**state, "lm_head.weight": state[EMBEDDINGS] + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="tie_word_embeddings is true, but lm_head.weight is not"):
+        load(tmp_path)
+
+
+def test_the_links_of_a_download_cache_are_followed(tmp_path):
+    theirs = write_public(tmp_path / "blobs", "llama")
+    (tmp_path / "snapshot").mkdir()
+    for path in (tmp_path / "blobs").iterdir():
+        (tmp_path / "snapshot" / path.name).symlink_to(path)
+    assert difference(load(tmp_path / "snapshot"), theirs) == 0
+
+
+def test_tables_of_older_files_are_left_out(tmp_path):
+    theirs = write_public(tmp_path, "llama")
+    state = load_file(tmp_path / "model.safetensors")
+    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
+    save_file({**state, **table}, tmp_path / "model.safetensors")
+    assert difference(load(tmp_path), theirs) == 0
+
+
+def test_the_weights_do_not_hang_on_the_file(tmp_path):
+    """A file in float32 is mapped into memory. Weights that were parts of it would change, or the process would die."""
+    theirs = write_public(tmp_path, "llama")
+    ours = load(tmp_path)
+    with open(tmp_path / "model.safetensors", "r+b") as file:
+        file.truncate(100)
+    assert difference(ours, theirs) == 0
+
+
+def test_what_goes_out_comes_back_with_every_field_that_decides(tmp_path):
+    """Reference: the config of the model that was exported."""
+    config = read_config_of(tmp_path, "qwen3_moe")
+    assert isinstance(config, MiniMindConfig) and config.generation == "minimind3" and config.use_moe
+    expected = {"hidden_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    expected |= {"rope_theta": 50_000.0, "head_dim": 16, "n_shared_experts": 0, "router_aux_loss_coef": 0.001}
+    assert expected.keys() <= set(ARCHITECTURE)
+    assert {name: getattr(config, name) for name in expected} == expected
+    shared = read_config_of(tmp_path / "other", "qwen2_moe")
+    assert (shared.generation, shared.n_shared_experts) == ("minimind2", 2)
+
+
+def read_config_of(folder, kind):
+    write_public(folder, kind)
+    return read_config(folder)
+
+
+# -------------------------------------------------------------------------- forms that MiniMind does not compute
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "beta_fast": 32, "beta_slow": 1}
+YARN |= {"original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "kind, changes, message",
+    [
+        ("llama", {"model_type": "mistral"}, 'model_type "mistral"'),
+        ("llama", {"model_type": None}, "model_type null"),
+        ("llama", {"model_type": ["llama"]}, r'model_type \["llama"\]'),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
+        ("llama", {"hidden_act": "gelu"}, 'hidden_act is "gelu"'),
+        ("llama", {"attention_dropout": 0.1}, "attention_dropout is 0.1"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8}}, 'rope_type is "llama3"'),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 8}}, 'rope_type is "linear"'),
+        ("llama", {"rope_scaling": {"rope_type": ["yarn"]}}, r'rope_type is \["yarn"\]'),
+        ("llama", {"rope_scaling": 4}, "rope_scaling is 4, no object"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention is"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor is",
+        ),
+        ("llama", {"rope_parameters": YARN}, "attention_factor"),
+        ("llama", {"rope_parameters": {**YARN, "attention_factor": 1, "truncate": False}}, "truncate is false"),
+        ("llama", {"rope_theta": 1e6}, "rope_theta is 50000.0 in one place and 1000000.0 in another"),
+        ("llama", {"rope_parameters": None, "rope_theta": -1}, "rope_theta is -1"),
+        ("llama", {"rope_parameters": None, "rope_theta": "1e6"}, 'rope_theta is "1e6"'),
+        ("llama", {"bos_token_id": "one"}, 'bos_token_id is "one", no token id'),
+        ("llama", {"eos_token_id": [2, "x"]}, "eos_token_id is"),
+        ("llama", {"hidden_size": None}, "hidden_size is missing"),
+        ("llama", {"hidden_size": 32.0}, "hidden_size=32.0 is not a positive whole number"),
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads=0"),
+        ("llama", {"num_attention_heads": 3}, "num_attention_heads=3 is not divisible by num_key_value_heads"),
+        ("llama", {"head_dim": 7}, "head_dim=7 is odd"),
+        ("llama", {"rms_norm_eps": "small"}, "rms_norm_eps='small'"),
+        ("llama", {"rms_norm_eps": 10**400}, "too large"),
+        ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings=1 is neither true nor false"),
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window is true"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, 'layer_types has "sliding_attention"'),
+        ("qwen3", {"head_dim": None}, "head_dim is missing"),
+        ("qwen3", {"num_key_value_heads": None}, "num_key_value_heads is missing"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob is false"),
+        ("qwen3_moe", {"norm_topk_prob": None}, "norm_topk_prob is false"),
+        ("qwen3_moe", {"num_experts": None, "num_local_experts": None}, "num_experts is missing"),
+        ("qwen3_moe", {"num_experts_per_tok": 5}, "num_experts_per_tok=5 exceeds num_experts=4"),
+        ("qwen2_moe", {"shared_expert_intermediate_size": 50}, "shared_expert_intermediate_size is 50, no multiple"),
+        ("qwen2_moe", {"shared_expert_intermediate_size": "48"}, "no positive whole number"),
+        ("qwen2_moe", {"moe_intermediate_size": 1, "shared_expert_intermediate_size": 10**6}, "more than 64 experts"),
+        ("qwen2_moe", {"num_experts_per_tok": 1}, "norm_topk_prob is true with one expert"),
+    ],
+)
+def test_other_forms_are_refused_by_field_and_value(folders, kind, changes, message):
+    folder = folders(kind)
+    change_config(folder, **changes)
+    with pytest.raises(ValueError, match=message) as refused:
+        read_config(folder)
+    line = str(refused.value)
+    assert line.startswith(f"{folder}/config.json: ") and "\n" not in line and len(line) < 300
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A function that writes a public model of a kind and returns its folder."""
+
+    def write(kind, **options):
+        write_public(tmp_path / kind, kind, **options)
+        return tmp_path / kind
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj.bias", "mlp.up_proj.bias"])
+def test_a_bias_that_is_not_zero_is_refused(folders, name):
+    folder = folders("llama", attention_bias=True, mlp_bias=True)
+    replace(folder, f"model.layers.1.{name}", lambda bias: bias + 0.5)
+    with pytest.raises(ValueError, match=rf"model.layers.1.{name} is not zero: MiniMind has no biases"):
+        load(folder)
+
+
+def test_a_gate_of_the_shared_expert_that_is_not_zero_is_refused(folders):
+    folder = folders("qwen2_moe")
+    gate = "model.layers.1.mlp.shared_expert_gate.weight"
+    replace(folder, gate, lambda weight: weight + 0.5)
+    with pytest.raises(
+        ValueError, match="shared_expert_gate.weight is not zero: MiniMind's shared experts have no gate"
+    ):
+        load(folder)
+    replace(folder, gate, lambda weight: None)
+    with pytest.raises(ValueError, match=f"missing keys: {gate}"):
+        load(folder)
+
+
+def replace(folder, name, change):
+    """Put `change` of a tensor in its place; None takes it out of the file."""
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    tensor = change(state.pop(name))
+    if tensor is not None:
+        state[name] = tensor
+    save_file(state, path)
+
+
+# ------------------------------------------------------------------------------------- what may lie in a folder
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 2 in the file, 1000000000 in the config"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers is 2 in the file, 1 in the config"),
+        ({"vocab_size": 10**9}, r"embed_tokens.weight is \[320, 32\] in the file, \[1000000000, 32\] in the model"),
+        ({"intermediate_size": 10**9}, "intermediate_size=1000000000 of the config is beyond all that the file holds"),
+        ({"intermediate_size": 64}, r"gate_proj.weight is \[48, 32\] in the file, \[64, 32\] in the model"),
+        ({"tie_word_embeddings": False}, r"missing keys \(1\): lm_head.weight"),
+        ({"num_attention_heads": 2}, r"q_proj.weight is \[64, 32\] in the file, \[32, 32\] in the model"),
+    ],
+)
+def test_a_config_that_its_files_do_not_bear_out_builds_nothing(folders, changes, message):
+    folder = folders("qwen3")
+    change_config(folder, **changes)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_experts_that_are_not_there_are_not_built(folders):
+    folder = folders("qwen3_moe")
+    change_config(folder, num_experts=10**9, num_local_experts=10**9)
+    with pytest.raises(ValueError, match="num_experts is 4 in the file, 1000000000 in the config"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda t: None, r"missing keys \(1\): model.norm.weight"),
+        (lambda t: t * float("nan"), "model.norm.weight has numbers that are NaN or infinite"),
+        (lambda t: t / 0, "model.norm.weight has numbers that are NaN or infinite"),
+        (lambda t: t.double(), "model.norm.weight is F64; F32, F16, BF16 are read"),
+        (lambda t: t.to(torch.int8), "model.norm.weight is I8"),
+        (lambda t: t[:-1].clone(), r"model.norm.weight is \[31\] in the file, \[32\] in the model"),
+    ],
+)
+def test_weights_that_are_none(folders, change, message):
+    folder = folders("llama")
+    replace(folder, "model.norm.weight", change)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_a_tensor_that_no_model_has_is_refused(folders):
+    folder = folders("llama")
+    state = load_file(folder / "model.safetensors")
+    save_file({**state, "score.weight": torch.ones(2, 2)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"unexpected keys \(1\): score.weight"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "not a readable .safetensors"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git-LFS pointer"),
+        (b"<!doctype html><html>gone</html>", "web page"),
+        (struct.pack("<Q", 2**60) + b"{}", "not a readable .safetensors"),
+        (struct.pack("<Q", 2) + b"[]", "not a readable .safetensors"),
+        (b"\x80\x04pickle", "not a readable .safetensors"),
+    ],
+)
+def test_a_file_that_is_no_safetensors(folders, content, message):
+    folder = folders("llama")
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=message) as refused:
+        load(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_cut_off(folders):
+    folder = folders("llama")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="not a readable .safetensors, or not all of it"):
+        load(folder)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folders):
+    for name in ("model.safetensors", "config.json"):
+        folder = folders("llama")
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(ValueError, match="Invalid argument|not a regular file"):
+            load(folder)
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", "..", 7, None]
+)
+def test_an_index_names_files_of_its_own_folder_alone(folders, name):
+    folder = folders("llama", max_shard_size="20KB")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {EMBEDDINGS: name}}))
+    with pytest.raises(ValueError, match="is not the name of a .safetensors file in the same folder"):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"weight_map": []}', '{"weight_map": {}}', "[" * 100_000])
+def test_an_index_that_is_none(folders, content):
+    folder = folders("llama", max_shard_size="20KB")
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match="model.safetensors.index.json: (not JSON|not a JSON object|no weight_map)"):
+        load(folder)
+
+
+def test_shards_that_are_missing_or_say_a_thing_twice(folders):
+    folder = folders("llama", max_shard_size="20KB")
+    first, second, *_ = sorted(folder.glob("*.safetensors"))
+    whole = first.read_bytes()
+    save_file({**load_file(first), **load_file(second)}, first)
+    with pytest.raises(ValueError, match="is in another file of the folder too"):
+        load(folder)
+    first.unlink()
+    with pytest.raises(ValueError, match="no such file, and model.safetensors.index.json names it"):
+        load(folder)
+    first.symlink_to(folder / "nowhere")
+    with pytest.raises(ValueError, match="no such file"):
+        load(folder)
+    first.unlink()
+    first.write_bytes(whole)
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(ValueError, match="neither model.safetensors nor model.safetensors.index.json"):
+        load(folder)
+
+
+def test_a_pickle_is_not_read(folders):
+    folder = folders("llama")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="in pytorch_model.bin, a pickle, which is not read here"):
+        load(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(ValueError, match="no weights; model.safetensors is wanted"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "3", "{", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}", "{}" + " " * (1 << 20)]
+)
+def test_a_config_that_is_none(tmp_path, content):
+    with pytest.raises(ValueError, match="no config.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError) as refused:
+        read_config(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path}/config.json: ") and "\n" not in str(refused.value)
+
+
+def test_a_config_that_names_programs_runs_none(folders):
+    """auto_map and an attention of a hub are what transformers would fetch; nothing here reads them."""
+    folder = folders("llama")
+    change_config(folder, auto_map={"AutoModelForCausalLM": "evil--code.Model"}, attn_implementation="evil/attention")
+    assert load(folder).config._attn_implementation in ("sdpa", "eager", None)

@@ -1,0 +1,302 @@
+"""Going on from Hugging Face folders: the loss of transformers at the start, what flags may say, and what the run leaves.
+
+References: transformers' own classes on the same documents, and runs that were not interrupted.
+"""
+
+import json
+import os
+import shutil
+import signal
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from common.errors import DataError, UserError
+from dataset.loader import assemble
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.vocabulary import vocabulary_digest
+from model.model_minimind import MiniMindConfig
+from model.pth_format import vocabulary_of
+from scripts import evaluate, export_hf, generate
+from scripts.common import load_model
+from tests.helpers import ROOT, command_line, flags, losses, records, train, write_corpus
+from tests.model.public import KINDS, change_config, write_public
+from trainer import train_pretrain
+from trainer.pretrain.job import PretrainJob, init_model
+from trainer.pretrain.settings import parse_args
+
+ENTRIES = 300
+END = "<|endoftext|>"
+# No flag says what the folder tells.
+UNSAID = dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads"))
+
+
+def write_tokenizer(folder, entries=ENTRIES, **special):
+    """A byte-level tokenizer with an end and no beginning, as Qwen's have none."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=entries, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+    )
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tokenizer.train_from_iterator([text], trainer)
+    special = special or {"eos_token": END, "pad_token": END}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A few documents, so that a run takes a moment."""
+    return write_corpus(tmp_path_factory.mktemp("few") / "data.jsonl", n_documents=6)
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory):
+    """{kind: folder with a model of this kind and its tokenizer}"""
+    place = tmp_path_factory.mktemp("public")
+    for kind in KINDS:
+        write_public(place / kind, kind, max_shard_size="20KB")
+        write_tokenizer(place / kind)
+    return {kind: place / kind for kind in KINDS}
+
+
+@pytest.fixture
+def copied(public, tmp_path):
+    """A folder of a small Qwen3 that a test may change."""
+    return shutil.copytree(public["qwen3"], tmp_path / "copy")
+
+
+def loss_of(theirs, batch):
+    """The mean loss of a batch's targets by transformers, one document at a time."""
+    total = 0.0
+    with torch.no_grad():
+        for ids, targets, documents in zip(batch.input_ids, batch.targets, batch.document_ids, strict=True):
+            for number in range(int(documents.max()) + 1):
+                inside = documents == number
+                logits = theirs(ids[inside][None]).logits[0]
+                total += F.cross_entropy(logits, targets[inside], ignore_index=-100, reduction="sum").item()
+    return total / batch.n_targets
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_loss_is_that_of_transformers_and_the_run_goes_out_again(data, public, tmp_path, kind, capsys):
+    """Reference: transformers' class on the documents of the first micro-batch, and on the export of the trained model."""
+    run = train(data_path=data, out_dir=tmp_path, from_weight=public[kind], **UNSAID, learning_rate=1e-2)
+    theirs = AutoModelForCausalLM.from_pretrained(public[kind], dtype=torch.float32).eval()
+    batch = assemble(run.job.assembler.store, run.job.plan(0), range(2))
+    assert losses(run)[0] == pytest.approx(loss_of(theirs, batch), rel=1e-5)
+    assert losses(run)[-1] < losses(run)[0]
+    # The model's own file, its tokenizer's vocabulary beside it, and the export of it.
+    weight = tmp_path / f"pretrain_32{'_moe' if 'moe' in kind else ''}.pth"
+    assert vocabulary_of(weight) == vocabulary_digest(load_tokenizer(public[kind]))
+    with pytest.raises(UserError, match="another tokenizer than the one in model/: name it with --tokenizer_path"):
+        export_hf.main(["--weight", str(weight), "--out_dir", str(tmp_path / "hf")])
+    own = ["--tokenizer_path", str(public[kind])]
+    assert export_hf.main(["--weight", str(weight), "--out_dir", str(tmp_path / "hf"), *own]) == 0
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
+    assert type(exported) is type(theirs)
+    ids = batch.input_ids
+    with torch.no_grad():
+        ours = load_model(weight)(ids).logits
+        assert (exported(ids).logits - ours).abs().max() <= 1e-5 * ours.abs().max()
+        # It has learned something, so the comparison is not one with the folder's own weights.
+        assert (theirs(ids).logits - ours).abs().max() > 1e-3
+    for script in (generate, evaluate):
+        command = ["perplexity"] if script is evaluate else []
+        extra = ["--data_path", str(data)] if script is evaluate else ["--max_new_tokens", "3", "the cat"]
+        assert script.main([*command, "--weight", str(weight), *own, *extra, "--device", "cpu"]) == 0
+    assert "has no effect" not in capsys.readouterr().out
+
+
+def test_the_shape_and_the_tokenizer_are_the_folders(data, public, tmp_path):
+    """They stand in the settings file, which starts the same run again."""
+    run = train(data_path=data, out_dir=tmp_path, from_weight=public["qwen3"], **UNSAID)
+    config = run.job.config
+    expected = {"generation": "minimind3", "hidden_size": 32, "head_dim": 16, "rope_theta": 50_000.0, "vocab_size": 320}
+    assert {name: getattr(config, name) for name in expected} == expected
+    # The ids of the tokenizer, with which the documents are made: there is no beginning.
+    end = run.job.tokenizer.eos_token_id
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, end, end)
+    assert len(run.job.tokenizer) == ENTRIES
+    path = tmp_path / "pretrain_32.settings.yaml"
+    settings = parse_args(["--config", str(path)])
+    assert settings == run.job.settings
+    assert (settings.generation, settings.num_key_value_heads, settings.use_moe) == ("minimind3", 2, False)
+    assert settings.tokenizer_path == settings.from_weight == str(public["qwen3"])
+    again = train(
+        **dict.fromkeys(flags_of_helper()), **UNSAID, config=path, out_dir=tmp_path / "again", device="cpu", report=0
+    )
+    assert losses(again) == losses(run)
+
+
+def flags_of_helper():
+    """The flags that tests.helpers gives to every run, but for those of the model and the machine."""
+    from tests.helpers import SMALL
+
+    return SMALL.keys() - {*UNSAID, "device", "report"}
+
+
+def test_flags_that_agree_are_fine(data, public, tmp_path):
+    said = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    run = train(
+        data_path=data, out_dir=tmp_path, from_weight=public["qwen3"], **said, use_moe=0, generation="minimind3"
+    )
+    assert run.progress.update > 0
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("hidden_size", 64),
+        # The default of a fresh model, said by the user, is a contradiction too.
+        ("hidden_size", 512),
+        ("num_hidden_layers", 8),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+        ("use_moe", 1),
+        ("generation", "minimind2"),
+    ],
+)
+def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, name, value):
+    with pytest.raises(UserError, match=f"--{name} .* contradicts .*qwen3, whose {name} is .*: leave the flag out"):
+        train(**{**UNSAID, "data_path": data, "out_dir": tmp_path, "from_weight": public["qwen3"], name: value})
+    assert not (tmp_path / "pretrain_32.settings.yaml").exists()
+
+
+def test_what_does_not_fit_is_one_line_of_a_process_that_ends_with_2(data, copied, tmp_path):
+    change_config(copied, hidden_act="gelu")
+    arguments = flags(data_path=data, out_dir=tmp_path, from_weight=copied, **UNSAID)
+    ended = command_line(arguments, HF_HUB_OFFLINE="1")
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert ended.stderr == f'error: {copied}/config.json: hidden_act is "gelu": MiniMind has silu only\n'
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda folder: (folder / "config.json").unlink(), "no config.json; a folder of"),
+        (lambda folder: next(folder.glob("model-*")).unlink(), "the download is not complete"),
+        (lambda folder: change_config(folder, num_hidden_layers=10**9), "billion parameters need"),
+        # transformers would make a list of all these layers, to load a tokenizer.
+        (lambda folder: change_config(folder, num_hidden_layers=10**5, layer_types=None), "is 2 in the file, 100000"),
+        (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
+        (lambda folder: write_tokenizer(folder, entries=280), "it is the tokenizer of another model"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "no tokenizer can be loaded"),
+        (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "no tokenizer is in there; name the"),
+        (lambda folder: change_config(folder, max_position_embeddings=16), "beyond the position table of 16"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused(data, copied, tmp_path, spoil, message):
+    spoil(copied)
+    with pytest.raises((UserError, DataError), match=message):
+        train(data_path=data, out_dir=tmp_path, from_weight=copied, **UNSAID)
+    assert not list(tmp_path.glob("pretrain*"))
+
+
+def test_another_tokenizer_is_taken_where_the_user_names_one(data, copied, tmp_path, capsys):
+    """It needs no more entries than the model has embeddings. Another vocabulary than the folder's own is told."""
+    write_tokenizer(tmp_path / "other", entries=310)
+    named = {"data_path": data, "out_dir": tmp_path, "from_weight": copied, "tokenizer_path": tmp_path / "other"}
+    run = train(**named, **UNSAID)
+    assert run.job.encoder.vocab_size == 310
+    line = f"warning: {copied} has a tokenizer of its own, with another vocabulary than --tokenizer_path"
+    assert capsys.readouterr().out.count(line) == 1
+    for path in copied.glob("tokenizer*"):
+        path.unlink()
+    train(**named, **UNSAID)
+    assert "tokenizer of its own" not in capsys.readouterr().out
+    with pytest.raises(UserError, match="has 6,400 entries and the model embeddings for 320"):
+        train(**{**named, "tokenizer_path": ROOT / "model"}, **UNSAID)
+
+
+def test_documents_end_as_the_tokenizer_says(data, public):
+    """Without a beginning none is added."""
+    encoder = DocumentEncoder(load_tokenizer(public["qwen3"]))
+    (ids,) = encoder.encode(["the cat"])
+    assert encoder.bos_id is None and ids[-1] == encoder.eos_id and ids.count(encoder.eos_id) == 1
+
+
+def stopped_after(updates, arguments):
+    """Run the trainer and end it by a signal after so many updates."""
+    learning_rate = PretrainJob.learning_rate
+
+    def stopping(job, update, progress):
+        if progress.update == updates - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return learning_rate(job, update, progress)
+
+    with mock.patch.object(PretrainJob, "learning_rate", stopping):
+        assert train_pretrain.main(arguments) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("qwen2_moe", marks=pytest.mark.slow)])
+def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_path, kind, capsys):
+    """Reference: a run that was not stopped. Without the folder, the run's own .pth tells the shape."""
+    folder = shutil.copytree(public[kind], tmp_path / "folder")
+    of_run = {"data_path": data, "epochs": 2, **UNSAID}
+    whole = train(**of_run, out_dir=tmp_path / "whole", from_weight=folder)
+    stopped = flags(**of_run, out_dir=tmp_path / "run", from_weight=folder)
+    stopped_after(2, stopped)
+    shutil.copytree(tmp_path / "run", tmp_path / "without")
+    assert train_pretrain.main([*stopped, "--from_resume", "1"]) == 0
+    assert same_weights(tmp_path / "whole", tmp_path / "run")
+
+    shutil.copytree(public[kind], tmp_path / "tokens", ignore=shutil.ignore_patterns("*.safetensors*", "config.json"))
+    shutil.rmtree(folder)
+    capsys.readouterr()
+    (weight,) = (tmp_path / "without").glob("*.pth")
+    own = ["--out_dir", tmp_path / "without", "--from_weight", weight, "--tokenizer_path", tmp_path / "tokens"]
+    settings = weight.with_suffix(".settings.yaml")
+    assert train_pretrain.main(["--config", str(settings), *map(str, own), "--from_resume", "1"]) == 0
+    assert "the run goes on from its checkpoint, which began with" in capsys.readouterr().out
+    assert same_weights(tmp_path / "whole", tmp_path / "without")
+    assert whole.progress.update > 2
+
+
+def same_weights(first, second):
+    """Whether two runs have left the same checkpoint, in float32, and the same .pth."""
+    states = []
+    for folder in (first, second):
+        (weight,) = folder.glob("*.pth")
+        states.append(torch.load(weight, weights_only=True))
+    equal = all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    return equal and states[0].keys() == states[1].keys()
+
+
+def test_init_model_takes_a_folder_too(public):
+    """Reference: transformers on the same ids. A config of another model is refused."""
+    theirs = AutoModelForCausalLM.from_pretrained(public["llama"], dtype=torch.float32).eval()
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    rest = {"head_dim": 12, "intermediate_size": 48, "vocab_size": 320, "rope_theta": 50_000.0}
+    config = MiniMindConfig(**shape, **rest, tie_word_embeddings=False)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(init_model(config, str(public["llama"])).eval()(ids).logits, theirs(ids).logits)
+    config.rope_theta = 1e4
+    with pytest.raises(UserError, match=r"--from_weight: .*llama: its rope_theta is 50000.0, not 10000.0"):
+        init_model(config, str(public["llama"]))
+
+
+def test_the_next_commands_name_the_tokenizer(data, public, tmp_path):
+    run = train(data_path=data, out_dir=tmp_path, from_weight=public["qwen3"], **UNSAID)
+    commands = [command.command for command in run.job.next_commands()]
+    assert commands and all(f"--tokenizer_path {public['qwen3']}" in command for command in commands)
+
+
+@pytest.mark.slow
+def test_two_ranks_begin_with_the_same_weights(data, public, tmp_path):
+    """Reference: one process with twice the rows in a micro-batch."""
+    of_run = {"data_path": data, "from_weight": public["qwen3_moe"], **UNSAID, "dtype": "float32"}
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    ended = command_line(flags(**of_run, out_dir=tmp_path / "two", batch_size=2), launcher)
+    assert ended.returncode == 0, ended.stderr
+    one = train(**of_run, out_dir=tmp_path / "one", batch_size=4)
+    lines = (tmp_path / "two" / "pretrain_32_moe.metrics.jsonl").read_text().splitlines()
+    two = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
+    assert two == pytest.approx([record["loss"] for record in records(one)], rel=1e-4)

@@ -1,0 +1,71 @@
+"""Going on from a Hugging Face folder: the model's shape and the tokenizer come from there, not from flags."""
+
+import dataclasses
+from pathlib import Path
+
+from common.errors import UserError
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.vocabulary import WHOLE, is_filled, vocabulary_digest
+from model.config import ARCHITECTURE, DECLARATIONS, MiniMindConfig
+from model.hf_folder import load_folder, read_config
+from model.model_minimind import MiniMindForCausalLM
+from trainer.pretrain.settings import ModelSettings, PretrainSettings
+
+# The flags that are fields of the model's config.
+MODEL_FLAGS = tuple(field.name for field in dataclasses.fields(ModelSettings) if field.name in DECLARATIONS)
+
+
+def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMindConfig) -> PretrainSettings:
+    """The settings with what the folder tells: they describe the run as those of a fresh model would.
+
+    config: the folder's. Errors: UserError for a flag that says otherwise, and for a folder without a tokenizer where
+    none is named.
+    """
+    found: dict[str, object] = {}
+    for name in MODEL_FLAGS:
+        found[name] = getattr(config, name)
+        asked = getattr(settings, name)
+        if asked is not None and asked != found[name]:
+            raise UserError(f"--{name} {asked} contradicts {folder}, whose {name} is {found[name]}: leave the flag out")
+    found["tokenizer_path"] = settings.tokenizer_path or str(folder)
+    if not settings.tokenizer_path and not has_tokenizer(folder):
+        raise UserError(f"--from_weight {folder}: no tokenizer is in there; name the model's own with --tokenizer_path")
+    # The type checker does not see that names and values belong together.
+    return dataclasses.replace(settings, **found)  # type: ignore[arg-type]
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there is a file of a tokenizer, of whatever kind."""
+    return any(is_filled(path) for pattern in ("tokenizer_config.json", *WHOLE) for path in folder.glob(pattern))
+
+
+def check_entries(encoder: DocumentEncoder, config: MiniMindConfig, what: str) -> None:
+    """Errors: UserError where the tokenizer has ids that the model has no embedding for. Fewer are fine."""
+    if encoder.vocab_size > config.vocab_size:
+        raise UserError(
+            f"{what}: the tokenizer has {encoder.vocab_size:,} entries and the model embeddings for "
+            f"{config.vocab_size:,}: name the model's own tokenizer"
+        )
+
+
+def tokenizer_notices(folder: Path, tokenizer_path: str, vocabulary: str) -> list[str]:
+    """A line where the tokenizer of the run is another one than the folder's. vocabulary: its `vocabulary_digest`."""
+    if Path(tokenizer_path) == folder or not has_tokenizer(folder):
+        return []
+    if vocabulary_digest(load_tokenizer(folder)) == vocabulary:
+        return []
+    return [
+        f"warning: {folder} has a tokenizer of its own, with another vocabulary than --tokenizer_path {tokenizer_path}"
+    ]
+
+
+def model_of_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
+    """The weights of a folder in a model of `config`. Errors: UserError where they are those of another model."""
+    try:
+        theirs = read_config(folder)
+        for name in ARCHITECTURE:
+            if getattr(theirs, name) != getattr(config, name):
+                raise ValueError(f"{folder}: its {name} is {getattr(theirs, name)}, not {getattr(config, name)}")
+        return load_folder(MiniMindForCausalLM, folder, config)
+    except (ValueError, OSError) as error:
+        raise UserError(f"--from_weight: {error}") from error
