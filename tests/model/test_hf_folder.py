@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from model.config import ARCHITECTURE
+from model.config import ARCHITECTURE, parameter_count
 from model.hf_folder import load_folder, read_config
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from tests.model.public import KINDS, change_config, write_public
@@ -131,6 +131,52 @@ def test_what_goes_out_comes_back_with_every_field_that_decides(tmp_path):
 def read_config_of(folder, kind):
     write_public(folder, kind)
     return read_config(folder)
+
+
+OF_ALL = {
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "use_cache": True,
+    "torch_dtype": "bfloat16",
+    "rope_scaling": None,
+}
+OF_QWEN3 = {"attention_bias": False, "sliding_window": None, "use_sliding_window": False, "head_dim": 128}
+OF_QWEN3 |= {"rope_theta": 1000000, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960, "vocab_size": 151936}
+OF_MIXTURE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
+OF_MIXTURE |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "output_router_logits": False}
+
+
+def shape(*numbers):
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    return dict(zip(names, numbers, strict=True))
+
+
+@pytest.mark.parametrize(
+    "fields, parameters",
+    [
+        # Qwen3-0.6B, Qwen3-30B-A3B, TinyLlama-1.1B, SmolLM2-135M
+        ({"model_type": "qwen3", "tie_word_embeddings": True, **OF_QWEN3, **shape(1024, 28, 16, 8, 3072)}, 596_049_920),
+        (
+            {"model_type": "qwen3_moe", "tie_word_embeddings": False, **OF_QWEN3, **OF_MIXTURE}
+            | shape(2048, 48, 32, 4, 6144),
+            30_532_122_624,
+        ),
+        (
+            {"model_type": "llama", "tie_word_embeddings": False, "vocab_size": 32000, "pretraining_tp": 1}
+            | shape(2048, 22, 32, 4, 5632),
+            1_100_048_384,
+        ),
+        (
+            {"model_type": "llama", "tie_word_embeddings": True, "vocab_size": 49152, "rope_theta": 100000}
+            | {"rope_interleaved": False, "is_llama_config": True, **shape(576, 30, 9, 3, 1536)},
+            134_515_008,
+        ),
+    ],
+)
+def test_published_configs_fit(tmp_path, fields, parameters):
+    """Reference: the parameters that the publishers count."""
+    (tmp_path / "config.json").write_text(json.dumps({**OF_ALL, **fields}))
+    assert parameter_count(read_config(tmp_path)) == parameters
 
 
 # -------------------------------------------------------------------------- forms that MiniMind does not compute

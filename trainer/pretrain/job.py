@@ -269,6 +269,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             f"({rows.fill:.1%} full)",
         ]
         own_notices = list(self.tokenizer_notices)
+        if self.encoder.eos_id is None:
+            own_notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
         if self.precision_notice:
             own_notices.append(self.precision_notice)
         return Outlook(
@@ -349,6 +351,11 @@ def init_model(
     if folder is not None:
         return model_of_folder(folder, config)
     path = find_weight(from_weight, config, Path(out_dir))
+    if not path.exists():
+        raise UserError(
+            f"--from_weight {from_weight}: there is neither such a folder nor {path}; a model of the Hugging Face hub is "
+            "downloaded first, with hf download"
+        )
     asked = {name: getattr(config, name) for name in MODEL_FLAGS}
     try:
         return MiniMindForCausalLM.from_pth(path, **asked)

@@ -215,6 +215,20 @@ def test_another_tokenizer_is_taken_where_the_user_names_one(data, copied, tmp_p
         train(**{**named, "tokenizer_path": ROOT / "model"}, **UNSAID)
 
 
+def test_a_tokenizer_without_an_end_is_told(data, copied, tmp_path, capsys):
+    write_tokenizer(copied, pad_token=END)
+    train(data_path=data, out_dir=tmp_path, from_weight=copied, **UNSAID)
+    assert capsys.readouterr().out.count("warning: the tokenizer has no EOS") == 1
+
+
+def test_a_name_of_the_hub_is_told_to_be_downloaded(data, tmp_path):
+    """Nothing is fetched."""
+    with pytest.raises(
+        UserError, match="--from_weight Qwen/Qwen3-0.6B: there is neither such a folder nor .* hf download"
+    ):
+        train(data_path=data, out_dir=tmp_path, from_weight="Qwen/Qwen3-0.6B")
+
+
 def test_documents_end_as_the_tokenizer_says(data, public):
     """Without a beginning none is added."""
     encoder = DocumentEncoder(load_tokenizer(public["qwen3"]))
