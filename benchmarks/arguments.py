@@ -142,3 +142,26 @@ def step_parser() -> Parser:
     p.add_argument("--profile", action="store_true", help="print the operators that take the time")
     p.add_argument("--device", help=BEST_DEVICE)
     return p
+
+
+def readers_parser() -> Parser:
+    """The flags of readers.py."""
+    p = new_parser("readers.py", "One model in several programs: the same tokens, logits and greedy texts?")
+    p.add_argument(
+        "--weight",
+        nargs="+",
+        help=".pth files (default: four small models with random weights, one of each kind)",
+    )
+    p.add_argument(
+        "--data_path",
+        nargs="+",
+        help="files of documents, as in training (default: the documentation inside Python)",
+    )
+    p.add_argument("--documents", type=positive(int), default=300, help="of each file, the first ones")
+    p.add_argument("--tokenizer_path", default=str(ROOT / "model"), help="folder of the tokenizer")
+    p.add_argument("--transformers4", help="folder that `pip install --no-deps --target` has put a transformers 4 into")
+    p.add_argument("--llama_cpp", help="the same with llama-cpp-python (default: that of this environment)")
+    p.add_argument("--minimind2", help="checkout of the public repository of the minimind2 generation")
+    p.add_argument("--minimind3", help="checkout of the public repository of the minimind3 generation")
+    p.add_argument("--out", help="file for the table too")
+    return p
