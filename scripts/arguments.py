@@ -144,7 +144,7 @@ def export_gguf_parser() -> Parser:
         description="Hand a model on to llama.cpp and what is built on it, such as Ollama.",
         allow_abbrev=False,
     )
-    p.add_argument("--weight", required=True, help="a .pth of the trainer")
+    p.add_argument("--weight", required=True, help="a .pth of the trainer, or a folder of export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")
     p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
     p.add_argument(

@@ -26,6 +26,8 @@ if __name__ == "__main__":
 import gc
 from collections.abc import Sequence
 
+from transformers import PreTrainedTokenizerBase
+
 from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.notices import announce
@@ -33,6 +35,8 @@ from common.packages import optional_package
 from common.paths import utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.vocabulary import check_size
+from model.config import MiniMindConfig
+from model.hf_folder import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_gguf_parser
 from scripts.common import check_vocabulary, load_model, tokenizer_folder
@@ -68,20 +72,12 @@ def export(
     from scripts import gguf_file
 
     check_free(out, weight, overwrite)
-    model = load_model(weight)
-    if not isinstance(model, MiniMindForCausalLM):
-        raise UserError(f"{weight} is a {type(model).__name__}; make a .pth of it first, with export_hf.py --to_pth")
+    model = load_minimind(weight)
     config = model.config
     folder = tokenizer_folder(weight, tokenizer_path)
     tokenizer = load_tokenizer(folder)
     check_vocabulary(weight, tokenizer, tokenizer_path)
-    used = DocumentEncoder(tokenizer).vocab_size
-    check_size(used, config.vocab_size, str(folder))
-    if used > config.vocab_size:
-        raise UserError(
-            f"{weight} has a vocabulary of {config.vocab_size}, the tokenizer one of {used}: name the weight's own with "
-            "--tokenizer_path"
-        )
+    check_embeddings(config, tokenizer, weight, folder)
 
     architecture = architecture_of(config)
     tensors = to_gguf(model.state_dict(), config)
@@ -114,6 +110,28 @@ def export(
     changed = f"weights changed by {change:.1e} at most" if change else "no weight was changed"
     announce(f"checked: read again, {len(tensors)} tensors, {changed}")
     return change
+
+
+def load_minimind(weight: str | Path) -> MiniMindForCausalLM:
+    """A .pth, or a folder of a model that MiniMind computes too, such as a Llama. Errors: UserError and ValueError."""
+    model = load_model(weight)
+    if isinstance(model, MiniMindForCausalLM):
+        return model
+    folder = Path(weight)
+    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
+
+
+def check_embeddings(
+    config: MiniMindConfig, tokenizer: PreTrainedTokenizerBase, weight: str | Path, folder: Path
+) -> None:
+    """Errors: ValueError where the tokenizer has far fewer entries than the model has embeddings; UserError: more."""
+    used = DocumentEncoder(tokenizer).vocab_size
+    check_size(used, config.vocab_size, str(folder))
+    if used > config.vocab_size:
+        raise UserError(
+            f"{weight} has a vocabulary of {config.vocab_size}, the tokenizer one of {used}: name the weight's own with "
+            "--tokenizer_path"
+        )
 
 
 def check_free(out: Path, weight: str | Path, overwrite: bool) -> None:

@@ -494,18 +494,24 @@ def test_what_is_no_place_for_the_file_is_refused(tmp_path, tokens):
         )
 
 
-def test_another_models_tokenizer_and_weights_of_others_are_refused(tmp_path, tokens):
+def test_another_models_tokenizer_is_refused(tmp_path, tokens):
     weight = write(tmp_path, vocab_size=VOCABULARY - 50)
     with pytest.raises(UserError, match="name the weight's own"):
         export_gguf.export(weight, tmp_path / "model.gguf", str(tokens))
     large = write(tmp_path, "large_32", vocab_size=4 * VOCABULARY)
     with pytest.raises(ValueError, match="the tokenizer of another model"):
         export_gguf.export(large, tmp_path / "model.gguf", str(tokens))
-    own = write(tmp_path, "own_32", vocab_size=VOCABULARY)
-    export_hf.export(own, tmp_path / "hf", str(tokens))
-    with pytest.raises(UserError, match="LlamaForCausalLM; make a .pth"):
-        export_gguf.export(tmp_path / "hf", tmp_path / "model.gguf")
     assert not list(tmp_path.glob("model*"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "qwen2_moe_top1"])
+def test_the_folder_of_an_export_becomes_the_same_file(kind, tmp_path, tokens):
+    """Reference: the file made of the .pth, byte for byte. The folder brings its tokenizer along."""
+    _, path = export(tmp_path, tokens, **KINDS[kind])
+    export_hf.export(tmp_path / "pretrain_32.pth", tmp_path / "hf", str(tokens))
+    again = tmp_path / "again" / "model.gguf"
+    export_gguf.export(tmp_path / "hf", again)
+    assert again.read_bytes() == path.read_bytes()
 
 
 # ----------------------------------------------------------------------------------------- llama.cpp
