@@ -2,12 +2,14 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from dataset.tokenizing.alphabets import letters_of, with_letters
+from dataset.tokenizing.piece_rules import PIECE_RULES
 from dataset.tokenizing.tokenizer_files import bos_template
 
 # Ids are the places in this list; the first three are those of the public tokenizers.
@@ -23,7 +25,7 @@ SPARE_TOKENS = ["<|buffer1|>", "<|buffer2|>", "<|buffer3|>", "<|buffer4|>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 
 # Byte-level BPE (Radford et al., "Language models are unsupervised multitask learners", 2019) in four steps:
-# 1. The text is cut into pieces, by the patterns below.
+# 1. The text is cut into pieces, by a rule of piece_rules.py. Merges never cross a border between two.
 # 2. Each piece is written as its bytes in UTF-8. JSON holds text, not bytes, so GPT-2's table gives each of the 256 a
 #    visible character that stands for it (a space is "Ġ"). All 256 are entries: nothing is ever unknown.
 # 3. Training counts which two entries stand side by side in the pieces of the sample, makes one entry of the commonest
@@ -32,19 +34,6 @@ SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 # 4. Encoding goes through the same merges: in each piece, the two neighbours that come first in the list are merged,
 #    again and again, until no two neighbours are in it.
 # tests/dataset/tokenizing/test_byte_level_bpe.py has both written out in a few lines.
-
-# Text is cut into these pieces, the first alternative that fits, and merges never cross a border between two.
-PIECES = [
-    # A number, four digits at most: a year is one piece, and a long number takes no entry of its own.
-    r" ?\p{N}{1,4}",
-    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
-    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
-    # Punctuation with the line break and the indentation after it, as in ":\n       ".
-    r" ?[^\s\p{L}\p{N}]+(?:[\r\n]+(?:[ \t]+(?=[ \t]))?)?",
-    # White space; the last character is left to the word that follows.
-    r"\s+(?!\S)",
-    r"\s+",
-]
 
 # ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
 # closes them empty, left out the model chooses. What stands between the generation marks is what fine-tuning trains on
@@ -99,15 +88,23 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32) -> Tokenizer:
+def train_bpe(
+    texts: Iterable[str],
+    vocab_size: int,
+    max_token_bytes: int = 32,
+    pieces: str = "llama-bpe",
+    alphabets: Sequence[str] = (),
+) -> Tokenizer:
     """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
 
-    The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in the order of their ids.
-    Errors: ValueError where the texts hold too few different pairs.
+    pieces: a name in PIECE_RULES. alphabets: names in ALPHABETS; each of their letters becomes one entry, in place of
+    the rarest merges. The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in the order
+    of their ids. Errors: ValueError where the texts hold too few different pairs, or the letters too many.
     """
-    tokenizer = Tokenizer(models.BPE())
-    # "isolated": what no pattern matches would be a piece as well. PIECES leave nothing over.
-    split = pre_tokenizers.Split(Regex("|".join(PIECES)), behavior="isolated")
+    # A piece that is an entry becomes it at once, as in Llama 3. llama.cpp and tiktoken do so; said here, all agree.
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    # "isolated": what no pattern matches would be a piece as well. The rules leave nothing over.
+    split = pre_tokenizers.Split(Regex(PIECE_RULES[pieces]), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
@@ -127,6 +124,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32) 
     got = tokenizer.get_vocab_size()
     if got != vocab_size:
         raise ValueError(f"the sample gives {got} entries, not {vocab_size}: give more text or a smaller --vocab_size")
+    if alphabets:
+        tokenizer = with_letters(tokenizer, letters_of(alphabets))
+        assert tokenizer.get_vocab_size() == vocab_size
     return tokenizer
 
 
