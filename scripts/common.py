@@ -12,13 +12,14 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError
 from common.notices import announce
 from common.packages import loader_reason, refuse_foreign_attention
-from common.paths import ROOT, utf8_folder
+from common.paths import utf8_folder
 from dataset.reading import limits
 from dataset.reading.faults import BadLine
 from dataset.reading.file_kinds import refuse_address
 from dataset.reading.json_lines import BOM, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.shipped import DEFAULT, shipped_tokenizer
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
@@ -119,12 +120,14 @@ def check_is_causal(path: Path, config: PretrainedConfig) -> None:
 
 
 def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> Path:
-    """The tokenizer's folder: as the user says, or the weight's own, or the repository's."""
+    """The tokenizer's folder: as the user says, or the weight's own, or the repository's that its .json speaks of."""
     if tokenizer_path:
         return Path(tokenizer_path)
     if (Path(weight) / "tokenizer_config.json").exists():
         return Path(weight)
-    return ROOT / "model"
+    recorded = vocabulary_of(Path(weight))
+    shipped = shipped_tokenizer(recorded) if recorded else None
+    return shipped or DEFAULT
 
 
 # What a field of an object must be: a type, as isinstance takes it.

@@ -42,6 +42,7 @@ from common.files import disk_error
 from common.notices import announce
 from common.paths import utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.shipped import DEFAULT
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.hf_folder import load_folder, read_config
@@ -190,7 +191,7 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     tokens_of = tokenizer_folder(folder, tokenizer_path)
     tokenizer = load_tokenizer(tokens_of)
     # The repository's own stands in where the folder has none: then nobody knows which one the model was trained with.
-    vocabulary = None if tokens_of == ROOT / "model" else vocabulary_digest(tokenizer)
+    vocabulary = None if tokens_of == DEFAULT else vocabulary_digest(tokenizer)
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
     said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,13 +9,9 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
+from dataset.tokenizing.piece_rules import GPT2, LLAMA_BPE, QWEN2
 from scripts.gguf_format import Metadata
 
-# The rule of Llama 3, and that of Qwen 2 and Qwen 3, which makes each digit a piece.
-LLAMA_BPE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
-# What ByteLevel cuts by with use_regex; the rule of GPT-2.
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # {rule: (its name where a piece that is an entry is taken whole, its name where the merges alone decide)}. llama.cpp cuts
 # by these exactly, but for characters that Unicode got after version 15. Its gpt-4o is no more than like the rule of that
 # name: it takes capitals outside ASCII ("École") and combining marks for something else.

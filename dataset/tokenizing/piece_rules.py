@@ -23,6 +23,8 @@ LLAMA_BPE = (
 )
 # Of Qwen 2 and Qwen 3: that of Llama 3, but each digit is a piece by itself.
 QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
+# How ByteLevel cuts by itself (`use_regex`): the rule of GPT-2, and of the public MiniMind tokenizers.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Ours of the first releases. No other program has it built in, but it gives the most bytes per token.
 COMPACT = (
     # A number, four digits at most: a year is one piece.

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from dataset.tokenizing.piece_pattern import Atom, PiecePattern, UnknownPattern
+from dataset.tokenizing.piece_rules import GPT2
 
-# How ByteLevel cuts where `use_regex` is set: the pattern of GPT-2.
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Steps that have no pattern of their own, written as patterns that cut in the same places.
 WHITESPACE_SPLIT = r"\s"
 WHITESPACE = r"\w+|[^\w\s]+"
@@ -228,7 +227,7 @@ def splitter_rules(step: Step | None) -> list[Rule]:
         if step["add_prefix_space"]:
             rules.append(SpacePrefixRule())
         if step.get("use_regex", True):
-            rules.append(PatternRule(GPT2_PATTERN))
+            rules.append(PatternRule(GPT2))
         return rules
     if kind == "Metaspace":
         return [MetaspaceRule(step)]

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from dataset.tokenizing.piece_pattern import PiecePattern
-from dataset.tokenizing.split_rules import GPT2_PATTERN, PatternRule, Step, Unprovable, matches_wholly
+from dataset.tokenizing.piece_rules import GPT2
+from dataset.tokenizing.split_rules import PatternRule, Step, Unprovable, matches_wholly
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -183,7 +184,7 @@ def _pattern(spec: dict[str, Any]) -> str:
     if bytes_step["type"] != "ByteLevel" or bytes_step["add_prefix_space"]:
         raise NotExact("its pieces are not bytes, or begin with a space that the text has not")
     if len(steps) == 1 and bytes_step["use_regex"]:
-        return GPT2_PATTERN
+        return GPT2
     if len(steps) != 2 or steps[0]["type"] != "Split" or bytes_step["use_regex"]:
         raise NotExact("its pieces are not cut by one pattern")
     # tiktoken keeps the matches and drops the rest. "Isolated" keeps both, and `_Characters` sees to it that there is no

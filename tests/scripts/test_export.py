@@ -269,10 +269,11 @@ def ask(url, request, server, patience_s=240):
             time.sleep(0.5)
 
 
-@pytest.mark.parametrize("document, count", [("docs/scripts.md", 12), ("README.md", 4), ("README_zh.md", 4)])
+@pytest.mark.parametrize("document, count", [("docs/scripts.md", 14), ("README.md", 5), ("README_zh.md", 5)])
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, document, count):
     """Every `python scripts/...` line, in its order, on a tiny model and tiny data."""
-    from scripts import evaluate, generate, report
+    pytest.importorskip("gguf")
+    from scripts import evaluate, export_gguf, generate, report
     from tests.trainer.reporting.test_html_report import metrics_file
 
     (tmp_path / "out").mkdir()
@@ -293,9 +294,8 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
     lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("python scripts/")]
     assert len(commands) == count
-    modules = {
-        f"scripts/{module.__name__.split('.')[1]}.py": module for module in (generate, export_hf, evaluate, report)
-    }
+    scripts = (generate, export_hf, export_gguf, evaluate, report)
+    modules = {f"scripts/{script.__name__.split('.')[1]}.py": script for script in scripts}
     extra = {generate: ["--max_new_tokens", "4", "--device", "cpu"], evaluate: ["--device", "cpu"]}
     for script, *arguments in commands:
         assert modules[script].main([*arguments, *extra.get(modules[script], [])]) == 0

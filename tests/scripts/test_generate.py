@@ -13,7 +13,9 @@ from transformers import ElectraConfig, ElectraForMaskedLM
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.shipped import COMPACT
 from scripts import export_hf, generate
+from scripts.common import tokenizer_folder
 from tests.helpers import ROOT, tiny_model, train, write_corpus
 from trainer.saving.weights import save_weights
 
@@ -282,6 +284,22 @@ def other_tokenizer(folder):
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     shutil.copy(ROOT / "model" / "tokenizer_config.json", folder)
     return folder
+
+
+def test_a_weight_of_the_first_releases_is_read_with_their_tokenizer(tmp_path, capsys):
+    """Its .json says which one it was. Reference: the same with --tokenizer_path."""
+    data = write_corpus(tmp_path / "data.jsonl", 20)
+    train(data_path=data, out_dir=tmp_path, tokenizer_path=COMPACT)
+    weight = tmp_path / "pretrain_16.pth"
+    assert tokenizer_folder(weight) == COMPACT
+    words = ["--weight", str(weight), "--device", "cpu", "--max_new_tokens", "8", "--temperature", "0", "The harbour"]
+    capsys.readouterr()
+    generate.main(words)
+    found = capsys.readouterr().out
+    generate.main([*words, "--tokenizer_path", str(COMPACT)])
+    assert found == capsys.readouterr().out
+    with pytest.raises(UserError, match="--tokenizer_path .*tokenizer_compact"):
+        train(data_path=data, out_dir=tmp_path / "more", from_weight=weight)
 
 
 def test_a_weight_of_another_tokenizer_is_not_read_with_the_repositorys(tmp_path, capsys):

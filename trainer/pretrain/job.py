@@ -16,6 +16,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import Assembler, Batch
 from dataset.packing import EpochPlan, Recipe, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.shipped import shipped_tokenizer
 from dataset.tokenizing.vocabulary import check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
 from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_count
@@ -194,11 +195,14 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _check_vocabulary(self, weight: Path) -> None:
         """Errors: UserError where the weight's .json says that it was trained with another tokenizer."""
         recorded = vocabulary_of(weight)
-        if recorded is not None and recorded != self.vocabulary:
-            raise UserError(
-                f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
-                f"{self.tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
-            )
+        if recorded is None or recorded == self.vocabulary:
+            return
+        shipped = shipped_tokenizer(recorded)
+        name = f"give --tokenizer_path {shipped}" if shipped else "name its own"
+        raise UserError(
+            f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
+            f"{self.tokenizer_path}: {name} (or take vocabulary_sha256 out of the .json beside it)"
+        )
 
     def _check_tokens(self) -> None:
         """Whether the tokens of the data, the tokenizer and the model fit each other."""

@@ -19,7 +19,8 @@ def merges_of(tokenizer) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "name, letters", [("cyrillic", RUSSIAN), ("kana", "あいうんアイウンー"), ("accents", "éàöñßÉ"), ("hebrew", "אבגדהת")]
+    "name, letters",
+    [("cyrillic", RUSSIAN), ("kana", "あいうんアイウンー"), ("accents", "éàöñßÉ"), ("hebrew", "אבגדהת")],
 )
 def test_letters_are_those_of_everyday_text(name, letters):
     found = letters_of([name])

@@ -5,13 +5,9 @@ from collections.abc import Callable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from dataset.tokenizing.piece_rules import LLAMA_BPE, QWEN2
 from tests.helpers import ROOT
 
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
-QWEN = LLAMA3.replace("{1,3}", "")
 GPT4O = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -51,7 +47,7 @@ def own() -> Tokenizer:
 
 
 def with_added_tokens() -> Tokenizer:
-    backend = byte_level(LLAMA3)
+    backend = byte_level(LLAMA_BPE)
     tokens = [
         AddedToken("<x>", lstrip=True),
         AddedToken("at", rstrip=True, normalized=False),
@@ -140,8 +136,8 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "own": own,
     "gpt2": lambda: byte_level(None),
     "gpt2 with prefix space": lambda: byte_level(None, prefix_space=True),
-    "llama3": lambda: byte_level(LLAMA3),
-    "qwen": lambda: byte_level(QWEN, normalizers.NFC()),
+    "llama3": lambda: byte_level(LLAMA_BPE),
+    "qwen": lambda: byte_level(QWEN2, normalizers.NFC()),
     "gpt-4o": lambda: byte_level(GPT4O),
     "possessive": lambda: byte_level(POSSESSIVE),
     "added tokens": with_added_tokens,
