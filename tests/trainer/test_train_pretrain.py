@@ -144,7 +144,7 @@ def test_a_stop_in_the_final_samples_gives_them_to_the_next_resume(data, tmp_pat
     """Once; the resume after it has nothing to do."""
     arguments = flags(data_path=data, out_dir=tmp_path, sample_prompts="the cat")
 
-    def stopped(*_):
+    def stopped(*_, **__):
         os.kill(os.getpid(), signal.SIGTERM)
         return "the cat"
 
