@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
+from common.flags import LARGEST
 from model.config import ALL_EXPORTS, EXPERT_EXPORTS, TOKEN_IDS, YARN_NAMES, MiniMindConfig, fields_exported
 
 SAME = fields_exported(ALL_EXPORTS)
@@ -143,6 +144,7 @@ def fields_from_hf(theirs: Mapping[str, object]) -> dict[str, Any]:
     if not isinstance(model_type, str) or model_type not in KINDS:
         raise ValueError(f"model_type {shown(model_type)}: MiniMind has no such form; one of {', '.join(KINDS)}")
     generation, use_moe = KINDS[model_type]
+    refuse_huge_numbers(theirs)
     refuse_other_forms(theirs, generation, use_moe)
     fields: dict[str, Any] = {"generation": generation, "use_moe": use_moe, **rope_fields(theirs)}
     # What their class takes where the file says nothing.
@@ -171,6 +173,13 @@ def fields_from_hf(theirs: Mapping[str, object]) -> dict[str, Any]:
     if use_moe and generation == "minimind2":
         fields.update(shared_expert_fields(theirs, fields))
     return fields
+
+
+def refuse_huge_numbers(theirs: Mapping[str, object]) -> None:
+    """ValueError for a whole number that no model has: it would fill an error line, or a list of so many entries memory."""
+    for name, value in theirs.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"{name[:60]} is {shown(value)}: no model has such a number")
 
 
 def refuse_other_forms(theirs: Mapping[str, object], generation: str, use_moe: bool) -> None:

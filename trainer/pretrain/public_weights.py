@@ -25,6 +25,7 @@ def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMin
     for name in MODEL_FLAGS:
         found[name] = getattr(config, name)
         asked = getattr(settings, name)
+        # None: the user has not said it. One that says a fresh model's default contradicts as any other value does.
         if asked is not None and asked != found[name]:
             raise UserError(f"--{name} {asked} contradicts {folder}, whose {name} is {found[name]}: leave the flag out")
     found["tokenizer_path"] = settings.tokenizer_path or str(folder)
@@ -36,7 +37,10 @@ def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMin
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether there is a file of a tokenizer, of whatever kind."""
-    return any(is_filled(path) for pattern in ("tokenizer_config.json", *WHOLE) for path in folder.glob(pattern))
+    candidates: list[Path] = []
+    for pattern in ("tokenizer_config.json", *WHOLE):
+        candidates.extend(folder.glob(pattern))
+    return any(is_filled(path) for path in candidates)
 
 
 def check_entries(encoder: DocumentEncoder, config: MiniMindConfig, what: str) -> None:
@@ -63,6 +67,7 @@ def model_of_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM
     """The weights of a folder in a model of `config`. Errors: UserError where they are those of another model."""
     try:
         theirs = read_config(folder)
+        # Shapes are compared with the files; these fields no tensor tells, such as rope_theta.
         for name in ARCHITECTURE:
             if getattr(theirs, name) != getattr(config, name):
                 raise ValueError(f"{folder}: its {name} is {getattr(theirs, name)}, not {getattr(config, name)}")
