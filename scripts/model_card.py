@@ -16,6 +16,7 @@ from dataset.tokenizing.tokenizer_files import starts_with_bos
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from scripts.card_snippet import snippet
+from scripts.gguf_tokenizer import check_form, pre_tokenizer_name
 from trainer.reporting.charts import LOSS
 from trainer.reporting.records import FIGURES, RunRecords, is_number
 
@@ -240,7 +241,10 @@ def without_places(value: object) -> object:
 
 def about_tokenizer(tokenizer: PreTrainedTokenizerBase, records: RunRecords | None) -> str:
     """What it is made of, what it puts around a text, and how many bytes a token holds where the run has noted it."""
-    lines = [f"- {kind_of_tokenizer(tokenizer)} of {len(tokenizer):,} entries", f"- {bos_line(tokenizer)}"]
+    lines = [
+        f"- {kind_of_tokenizer(tokenizer)} of {len(tokenizer):,} entries. {pieces_line(tokenizer)}",
+        f"- {bos_line(tokenizer)}",
+    ]
     if tokenizer.eos_token is not None:
         lines.append(f"- A document ends with `{tokenizer.eos_token}`, which the model writes itself.")
     bytes_per_token = records.starts[-1]["data"].get("bytes_per_token") if records and records.starts else None
@@ -257,6 +261,20 @@ def kind_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     kind = content["model"]["type"]
     decoder = json.dumps(content.get("decoder"))
     return f"A byte-level {kind}" if '"ByteLevel"' in decoder else f"A {kind}"
+
+
+def pieces_line(tokenizer: PreTrainedTokenizerBase) -> str:
+    """By which rule it cuts texts before it merges, by the name that other programs know."""
+    without = "Its way to cut texts into pieces has no name in llama.cpp, which cannot run this model exactly."
+    if not getattr(tokenizer, "is_fast", False):
+        return without
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    try:
+        check_form(content, "")
+        name = pre_tokenizer_name(content, "")
+    except UserError:
+        return without
+    return f"It cuts texts into pieces by the rule that llama.cpp calls `{name}`."
 
 
 def bos_line(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -97,6 +97,7 @@ def test_the_card_tells_what_a_reader_wants_to_know(run):
         in card
     )
     assert f"| `second.jsonl` | {second['share']:.1%}:" in card
+    assert " of 6,400 entries. " in card and ("llama.cpp calls `" in card or "no name in llama.cpp" in card)
     assert f"holds {start['data']['bytes_per_token']:.2f} bytes" in card
     assert (folder / "hf" / "loss.png").read_bytes().startswith(b"\x89PNG") and "](loss.png)" in card
     assert f"| validation loss | {records(trained, 'val_loss')[-1]['val_loss']:.4f} |" in card

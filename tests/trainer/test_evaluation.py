@@ -81,6 +81,20 @@ def test_samples_leave_the_random_state_of_training_alone(tokenizer, dtype):
     assert texts[0] == texts[1] and texts[0].startswith("The cat") and model.training
 
 
+def test_the_last_samples_do_not_depend_on_the_precision_of_the_training(tokenizer):
+    """Reference: those of a run in float32. Nor do they touch its random state."""
+    encoder = DocumentEncoder(tokenizer)
+    before = torch.get_rng_state()
+    texts = []
+    for dtype in (torch.float32, torch.bfloat16):
+        engine = make_engine(tiny_model(vocab_size=len(tokenizer)), dtype)
+        drawn_before = torch.get_rng_state()
+        texts.append(samples(engine, tokenizer, encoder, ["The cat", "猫"], StopSignals(), 7, is_last=True))
+        assert torch.equal(torch.get_rng_state(), drawn_before) and engine.model.training
+    torch.set_rng_state(before)
+    assert texts[0] == texts[1] and len(texts[0][0]) == 2
+
+
 def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path, capsys):
     """Reference: the run without; dropout would show a random state that was used up."""
     data, valid = write_corpus(tmp_path / "data.jsonl"), write_corpus(tmp_path / "valid.jsonl", 5, seed=1)
