@@ -70,10 +70,13 @@ def types_of(tensors: StateDict, kind: Kind) -> Types:
 def as_stored(tensor: torch.Tensor, type: gguf.GGMLQuantizationType, name: str) -> NDArray[np.generic]:
     """fp32 tensor -> the array whose bytes the file holds. Errors: ValueError for numbers that the type cannot hold."""
     values = cast(tensor, TORCH_DTYPES.get(type, torch.float32), name).float()
-    if type == Type.Q8_0:
-        # Each block's scale is a float16.
-        cast(values / MOST_MULTIPLES, torch.float16, name)
-    stored: NDArray[np.generic] = gguf.quantize(values.numpy(), type)
+    largest = float(values.abs().max())
+    # Each block's step is a float16.
+    if type == Type.Q8_0 and largest > MOST_MULTIPLES * torch.finfo(torch.float16).max:
+        raise ValueError(f"{name} reaches {largest:.3g}, which q8_0 does not hold: try float32")
+    # A block of numbers below 1e-36 becomes zeros by way of an infinity.
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored: NDArray[np.generic] = gguf.quantize(values.numpy(), type)
     return np.ascontiguousarray(stored)
 
 

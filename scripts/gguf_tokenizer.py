@@ -13,7 +13,7 @@ from dataset.tokenizing.piece_rules import GPT2, LLAMA_BPE, QWEN2
 from scripts.gguf_format import Metadata
 
 # {rule: (its name where a piece that is an entry is taken whole, its name where the merges alone decide)}. llama.cpp cuts
-# by these exactly, but for characters that Unicode got after version 15. Its gpt-4o is no more than like the rule of that
+# by these exactly, but for characters that Unicode got after version 15.1. Its gpt-4o is no more than like the rule of that
 # name: it takes capitals outside ASCII ("École") and combining marks for something else.
 NAMES: dict[str, tuple[str | None, str]] = {
     LLAMA_BPE: ("llama-bpe", "smaug-bpe"),

@@ -259,7 +259,7 @@ def test_what_a_type_cannot_hold_is_no_infinity(value, dtype, tmp_path, tokens):
     model = tiny_model(vocab_size=VOCABULARY).eval()
     model.model.layers[1].mlp.up_proj.weight.data[0, 0] = value
     model.save_pretrained(tmp_path / "source")
-    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight reaches .*try float32"):
+    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight reaches (nan|1e\+0[58]), which"):
         export_gguf.export(tmp_path / "source", tmp_path / "model.gguf", str(tokens), dtype)
     assert not list(tmp_path.glob("model*"))
 
