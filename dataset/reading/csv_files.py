@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import limits
-from dataset.reading.faults import BadLine, Item
+from dataset.reading.faults import BadLine, Item, nul_in_text
 from dataset.reading.json_lines import BOM
 from dataset.reading.line_reader import LineReader, Stream
 
@@ -59,7 +59,7 @@ def _text_of_row(row: list[str], columns: int, column: int) -> str:
         raise BadLine("wrong number of fields", f"{len(row)} fields where the header has {columns}")
     text = row[column]
     if "\0" in text:
-        raise BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
+        raise nul_in_text()
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -18,7 +18,7 @@ from dataset.reading import limits
 from dataset.reading.arrow_files import TableReader
 from dataset.reading.csv_files import read_csv
 from dataset.reading.decompress import open_stream
-from dataset.reading.faults import BadLine, BadLines, Fault, Item
+from dataset.reading.faults import BadLine, BadLines, Fault, Item, nul_in_text
 from dataset.reading.file_kinds import find_files, kind_of
 from dataset.reading.json_files import read_json
 from dataset.reading.json_lines import BOM, parse_line, text_of_line
@@ -148,7 +148,7 @@ def _paragraphs(numbered: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[
 def _text_of_file(raw: bytes, text_field: str) -> str:
     """A whole text file, its line ends made \\n whatever system wrote it."""
     if b"\0" in raw:
-        raise BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
+        raise nul_in_text()
     try:
         return raw.removeprefix(BOM).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

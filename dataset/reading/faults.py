@@ -17,6 +17,11 @@ class BadLine(Exception):
     """What a reader raises on a line that is no document. Arguments: kind, reason."""
 
 
+def nul_in_text() -> BadLine:
+    """The fault of a plain text with NUL bytes in it."""
+    return BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
+
+
 @dataclass(frozen=True)
 class Fault:
     """Why a line is no document."""

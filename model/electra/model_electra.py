@@ -201,46 +201,33 @@ class ElectraPretrainer(torch.nn.Module):
         """
         R, T = ids.shape
         with eager_if(self.compiled_shape is not None and self.compiled_shape != (R, T)):
-            return self._losses(ids, masked_ids, positions, labels, token_type_ids, lengths, sampled)
+            real = torch.arange(T, device=ids.device) < lengths[:, None]
+            # With four dimensions: transformers takes such a mask as it is, without a look inside.
+            visible = real[:, None, None, :].expand(R, 1, T, T)
+            inputs = {"token_type_ids": token_type_ids, "attention_mask": visible}
 
-    def _losses(
-        self,
-        ids: torch.Tensor,
-        masked_ids: torch.Tensor,
-        positions: torch.Tensor,
-        labels: torch.Tensor,
-        token_type_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        sampled: torch.Tensor | None,
-    ) -> Losses:
-        R, T = ids.shape
-        real = torch.arange(T, device=ids.device) < lengths[:, None]
-        # With four dimensions: transformers takes such a mask as it is, without a look inside.
-        visible = real[:, None, None, :].expand(R, 1, T, T)
-        inputs = {"token_type_ids": token_type_ids, "attention_mask": visible}
+            hidden = self.generator.electra(masked_ids, **inputs).last_hidden_state
+            rows = torch.arange(R, device=ids.device)[:, None]
+            at_masked = self.generator.generator_predictions(hidden[rows, positions].flatten(0, 1))
+            logits = self.generator.generator_lm_head(at_masked).float()  # [M, V]
+            flat = labels.flatten()
+            mlm = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum", label_smoothing=self.gen_smooth)
+            with torch.no_grad():
+                used = labels != IGNORE
+                correct = (logits.argmax(-1) == flat).sum()
+                if sampled is None:
+                    sampled = sample(logits, self.sampling).view_as(labels)
+                # A place that is not used points at position 0: what it adds there is 0.
+                change = torch.where(used, sampled - ids[rows, positions], 0)
+                corrupted = ids.scatter_add(1, positions, change)
+                replaced = corrupted != ids
 
-        hidden = self.generator.electra(masked_ids, **inputs).last_hidden_state
-        rows = torch.arange(R, device=ids.device)[:, None]
-        at_masked = self.generator.generator_predictions(hidden[rows, positions].flatten(0, 1))
-        logits = self.generator.generator_lm_head(at_masked).float()  # [M, V]
-        flat = labels.flatten()
-        mlm = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum", label_smoothing=self.gen_smooth)
-        with torch.no_grad():
-            used = labels != IGNORE
-            correct = (logits.argmax(-1) == flat).sum()
-            if sampled is None:
-                sampled = sample(logits, self.sampling).view_as(labels)
-            # A place that is not used points at position 0: what it adds there is 0.
-            change = torch.where(used, sampled - ids[rows, positions], 0)
-            corrupted = ids.scatter_add(1, positions, change)
-            replaced = corrupted != ids
-
-        disc_logits = self.discriminator(corrupted, **inputs).logits.float()
-        # As https://github.com/richarddwang/electra_pytorch smooths: "replaced" stays 1, "original" becomes disc_smooth.
-        target = torch.where(replaced, 1.0, self.disc_smooth)
-        disc = F.binary_cross_entropy_with_logits(disc_logits, target, reduction="none")
-        disc = torch.where(real, disc, 0.0).sum()
-        return Losses(mlm, disc, sampled, replaced, disc_logits, correct)
+            disc_logits = self.discriminator(corrupted, **inputs).logits.float()
+            # As https://github.com/richarddwang/electra_pytorch smooths: "replaced" stays 1, "original" becomes disc_smooth.
+            target = torch.where(replaced, 1.0, self.disc_smooth)
+            disc = F.binary_cross_entropy_with_logits(disc_logits, target, reduction="none")
+            disc = torch.where(real, disc, 0.0).sum()
+            return Losses(mlm, disc, sampled, replaced, disc_logits, correct)
 
     def gradient_checkpointing_enable(self) -> None:
         """Keep only what enters each layer, and compute the rest again in the backward pass."""

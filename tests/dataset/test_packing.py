@@ -86,6 +86,14 @@ def naive_plan(lengths, max_seq_len, seed, epoch, long_documents, shuffle):
     return [[pieces[number] for number in sorted(row)] for row in plan]
 
 
+# Of a plan: lengths of documents, max_seq_len, long_documents, shuffle, seed.
+PLANS = (
+    st.lists(st.integers(0, 40), max_size=60),
+    st.integers(2, 16),
+    st.sampled_from(["split", "truncate"]),
+    st.booleans(),
+    st.integers(0, 2**40),
+)
 # (T, lengths of pieces)
 PIECES = st.integers(1, 12).flatmap(lambda T: st.tuples(st.just(T), st.lists(st.integers(1, T), max_size=40)))
 
@@ -121,13 +129,7 @@ def test_best_fit_leaves_the_room_that_a_naive_packer_leaves(case):
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.integers(0, 40), max_size=60),
-    st.integers(2, 16),
-    st.sampled_from(["split", "truncate"]),
-    st.booleans(),
-    st.integers(0, 2**40),
-)
+@given(*PLANS)
 def test_every_piece_once_and_no_row_overfull(lengths, max_seq_len, long_documents, shuffle, seed):
     """Reference: naive_pieces. Counts agree with the pieces themselves."""
     plan = EpochPlan(make_store(lengths), max_seq_len, seed, 1, long_documents=long_documents, shuffle=shuffle)
@@ -145,11 +147,7 @@ def test_every_piece_once_and_no_row_overfull(lengths, max_seq_len, long_documen
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(st.integers(0, 40), max_size=60),
-    st.integers(2, 16),
-    st.sampled_from(["split", "truncate"]),
-    st.booleans(),
-    st.integers(0, 2**40),
+    *PLANS,
     st.sampled_from([1, 7, packing.CHUNK]),
 )
 def test_packed_rows_equal_those_of_lists(lengths, max_seq_len, long_documents, shuffle, seed, chunk):
