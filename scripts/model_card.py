@@ -115,7 +115,7 @@ def model_card(
         what_it_is(model, hf_config),
         snippet(folder, name, records),
         versions_line(config),
-        INTENDED_USE,
+        INTENDED_USE + line_on_length(records),
         "## Architecture\n" + table(rows_of_architecture(config)),
         *training_sections(records),
         "## Tokenizer\n" + about_tokenizer(tokenizer, records),
@@ -133,6 +133,17 @@ def what_it_is(model: MiniMindForCausalLM, hf_config: PretrainedConfig) -> str:
     return (
         f"A {kind} {model.config.generation} with {parameters / 1e6:.2f} M parameters, stored as "
         f"`{hf_config.architectures[0]}` in {dtype}. It loads without remote code."
+    )
+
+
+def line_on_length(records: RunRecords | None) -> str:
+    """What is known of long texts, as one more point of INTENDED_USE; nothing without a record."""
+    positions = records.settings.get("max_seq_len") if records else None
+    if not isinstance(positions, int):
+        return ""
+    return (
+        f"\n- It was trained on rows of {positions:,} tokens. What it makes of longer texts was not measured, whatever the "
+        "table of positions allows."
     )
 
 

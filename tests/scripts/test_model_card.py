@@ -107,6 +107,7 @@ def test_the_card_tells_what_a_reader_wants_to_know(run):
     for flag in ("learning_rate", "batch_size", "optimizer", "lr_schedule", "seed", "dtype", "max_seq_len"):
         assert f"| `--{flag}` |" in before and f"`--{flag}`" not in folded
     assert "`--log_interval`" in folded and "`--log_interval`" not in before
+    assert "trained on rows of 24 tokens" in card
     assert "muon_lr" not in card and str(folder) not in card
 
 
