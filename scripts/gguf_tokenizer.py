@@ -97,7 +97,10 @@ def pre_tokenizer_name(content: Mapping[str, Any], where: str) -> str:
         return whole_first
     if same or not content["model"]["ignore_merges"]:
         return merges_alone
-    raise UserError(f"{where}: the tokenizer takes entries whole (ignore_merges), which llama.cpp does not by its rule")
+    raise UserError(
+        f"{where}: the tokenizer takes entries whole that its merges do not make (ignore_merges); llama.cpp does not where "
+        f"texts are cut by the rule {merges_alone}, but does with --pieces llama-bpe of train_tokenizer.py"
+    )
 
 
 def piece_rule(pre_tokenizer: Mapping[str, Any] | None) -> str | None:

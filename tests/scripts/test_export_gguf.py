@@ -10,16 +10,17 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers
 
 from common.errors import DataError, UserError
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.piece_rules import COMPACT, GPT2, LLAMA_BPE, QWEN2
 from scripts import export_gguf, export_hf, gguf_file
 from scripts.common import load_model
 from scripts.gguf_format import check_yarn
-from scripts.gguf_tokenizer import GPT2, LLAMA_BPE, QWEN2, chat_template, pre_tokenizer_name
+from scripts.gguf_tokenizer import chat_template, pre_tokenizer_name
 from tests import llama_cpp_reader
 from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
 from tests.scripts.test_export import KINDS as HF_KINDS
@@ -34,10 +35,6 @@ KINDS = {
 }
 ARCHITECTURES = {"qwen3": "qwen3", "qwen3_yarn": "qwen3", "qwen3_moe": "qwen3moe", "bailing_yarn": "bailingmoe"}
 ARCHITECTURES |= {kind: "bailingmoe" for kind in KINDS if kind.startswith("qwen2_moe")}
-# Of this repository's tokenizer in its first releases
-COMPACT = (
-    r" ?\p{N}{1,4}|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+| ?[^\s\p{L}\p{N}]+(?:[\r\n]+(?:[ \t]+(?=[ \t]))?)?|\s+(?!\S)|\s+"
-)
 GPT4O = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -64,19 +61,9 @@ CHATS = (
 )
 
 
-def train(rule, folder, texts, vocab_size=VOCABULARY):
-    """A byte-level BPE that cuts by `rule`, with the special tokens and the config of this repository's."""
-    tokenizer = Tokenizer(models.BPE())
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(rule), "isolated"), to_bytes])
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(token, special=True, normalized=False) for token in byte_level_bpe.SPECIAL_TOKENS]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    byte_level_bpe.save(tokenizer, folder)
+def train(pieces, folder, texts, vocab_size=VOCABULARY):
+    """A tokenizer as train_tokenizer.py makes it; pieces: the name of a rule. Returns its folder."""
+    byte_level_bpe.save(byte_level_bpe.train_bpe(texts, vocab_size, pieces=pieces), folder)
     return folder
 
 
@@ -91,7 +78,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tokens(tmp_path_factory, corpus):
     """The folder of a tokenizer that cuts by the rule of Llama 3."""
-    return train(LLAMA_BPE, tmp_path_factory.mktemp("tokens"), corpus[:400])
+    return train("llama-bpe", tmp_path_factory.mktemp("tokens"), corpus[:400])
 
 
 def export(folder, tokens, dtype="auto", overwrite=False, **fields):
@@ -336,6 +323,7 @@ def test_an_entry_that_no_merges_make_decides_on_the_name(tmp_path, tokens):
         entries = content["model"]["vocab"]
         last = max(entries, key=entries.get)
         entries["ĠZZZ"] = entries.pop(last)
+        content["model"]["ignore_merges"] = False
         content["model"]["merges"] = [pair for pair in content["model"]["merges"] if "".join(pair) != last]
 
     merging = changed(tokens, tmp_path / "merging", add_entry)
@@ -561,15 +549,22 @@ def documents(language, corpus):
 
 @pytest.mark.slow
 @pytest.mark.timeout(llama_cpp_reader.BUILD_S + 600)
-@pytest.mark.parametrize("rule", [LLAMA_BPE, QWEN2, GPT2], ids=["llama-bpe", "qwen2", "gpt-2"])
-def test_llama_cpp_makes_the_same_tokens_of_texts(rule, tmp_path, corpus, llama_cpp):
+@pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "gpt-2", "ours"])
+def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus, llama_cpp):
     """Reference: the ids of training. 300 documents of each language, and texts of what is hard to cut."""
     texts = list(HARD_TEXTS)
     for language in LANGUAGES:
         texts += documents(language, corpus)
-    folder = train(rule, tmp_path / "tokens", texts, vocab_size=2000)
-    weight = write(tmp_path, vocab_size=2000)
+    folder = ROOT / "model"
+    if name != "ours":
+        pieces = "llama-bpe" if name == "gpt-2" else name
+        folder = train(pieces, tmp_path / "tokens", texts, vocab_size=2000)
+    if name == "gpt-2":
+        folder = changed(folder, tmp_path / "gpt-2", lambda content: set_rule(content, GPT2))
+    weight = write(tmp_path, vocab_size=6400 if name == "ours" else 2000)
     export_gguf.export(weight, tmp_path / "model.gguf", str(folder))
+    found = fields_of(tmp_path / "model.gguf")["tokenizer.ggml.pre"]
+    assert found == ("llama-bpe" if name == "ours" else name)
     encoder = DocumentEncoder(load_tokenizer(folder))
     (answer,) = llama_cpp([{"path": str(tmp_path / "model.gguf"), "texts": texts}])
     different = []
