@@ -20,7 +20,7 @@ from dataset.reading.json_lines import BOM, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import DEFAULT, shipped_tokenizer
-from dataset.tokenizing.vocabulary import vocabulary_digest
+from dataset.tokenizing.vocabulary import check_ids_fit, vocabulary_digest
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from scripts.arguments import DTYPE_NAMES
@@ -45,16 +45,13 @@ def load(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizer
     device = pick_device(args.device)
     try:
         model = load_model(args.weight)
-        tokenizer = load_tokenizer(tokenizer_folder(args.weight, args.tokenizer_path))
+        folder = tokenizer_folder(args.weight, args.tokenizer_path)
+        tokenizer = load_tokenizer(folder)
         check_vocabulary(args.weight, tokenizer, args.tokenizer_path)
+        encoder = DocumentEncoder(tokenizer)
+        check_ids_fit(encoder.vocab_size, model.config.vocab_size, str(folder))
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    encoder = DocumentEncoder(tokenizer)
-    if encoder.vocab_size > model.config.vocab_size:
-        raise UserError(
-            f"{args.weight} has a vocabulary of {model.config.vocab_size}, the tokenizer one of {encoder.vocab_size}: "
-            "name the weight's own with --tokenizer_path"
-        )
     model = model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 

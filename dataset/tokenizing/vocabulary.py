@@ -91,3 +91,15 @@ def check_size(entries: int, embeddings: int, what: str) -> None:
             f"{what}: the tokenizer has {entries:,} entries and the model embeddings for {embeddings:,}: it is the "
             "tokenizer of another model"
         )
+
+
+def check_ids_fit(ids: int, embeddings: int, what: str) -> None:
+    """ids: the tokenizer's highest id and 1; embeddings: how many the model has. what: names the tokenizer.
+
+    Errors: ValueError where the tokenizer has ids that the model has no embedding for. Fewer are fine.
+    """
+    if ids > embeddings:
+        raise ValueError(
+            f"{what}: the tokenizer has {ids:,} entries and the model embeddings for {embeddings:,}: name the model's own "
+            "with --tokenizer_path"
+        )

@@ -17,7 +17,7 @@ from dataset.loader import Assembler, Batch
 from dataset.packing import EpochPlan, Recipe, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer
-from dataset.tokenizing.vocabulary import check_known, check_size, vocabulary_digest
+from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
 from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_count
 from model.hf_folder import checked_files, read_config
@@ -40,7 +40,6 @@ from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.notices import notices
 from trainer.pretrain.public_weights import (
     MODEL_FLAGS,
-    check_entries,
     model_of_folder,
     settings_of_folder,
     tokenizer_notices,
@@ -182,7 +181,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             # The documents begin and end with the tokenizer's own.
             for name in TOKEN_IDS:
                 setattr(config, name, getattr(self.tokenizer, name))
-            check_entries(self.encoder, config, f"--tokenizer_path {self.tokenizer_path}")
+            check_ids_fit(self.encoder.vocab_size, config.vocab_size, f"--tokenizer_path {self.tokenizer_path}")
         else:
             config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
         # Before the model is made: the system would end a process that asks for too much, without a line.

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from common.errors import UserError
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.vocabulary import WHOLE, is_filled, vocabulary_digest
 from model.config import ARCHITECTURE, DECLARATIONS, MiniMindConfig
 from model.hf_folder import load_folder, read_config
@@ -41,15 +41,6 @@ def has_tokenizer(folder: Path) -> bool:
     for pattern in ("tokenizer_config.json", *WHOLE):
         candidates.extend(folder.glob(pattern))
     return any(is_filled(path) for path in candidates)
-
-
-def check_entries(encoder: DocumentEncoder, config: MiniMindConfig, what: str) -> None:
-    """Errors: UserError where the tokenizer has ids that the model has no embedding for. Fewer are fine."""
-    if encoder.vocab_size > config.vocab_size:
-        raise UserError(
-            f"{what}: the tokenizer has {encoder.vocab_size:,} entries and the model embeddings for "
-            f"{config.vocab_size:,}: name the model's own tokenizer"
-        )
 
 
 def tokenizer_notices(folder: Path, tokenizer_path: str, vocabulary: str) -> list[str]:

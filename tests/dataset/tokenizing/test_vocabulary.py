@@ -10,7 +10,7 @@ from transformers import BertTokenizer, ElectraConfig, RobertaConfig
 from common.errors import DataError, UserError
 from dataset.tokenizing import vocabulary
 from dataset.tokenizing.encoder import load_tokenizer
-from dataset.tokenizing.vocabulary import check_known, check_size
+from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size
 from tests.helpers import ROOT, train, write_corpus
 from tests.trainer.glue.glue_helpers import complaint, fine_tune, make_place, write_task
 from tests.trainer.test_train_electra import train as train_electra
@@ -195,3 +195,9 @@ def test_electra_goes_on_with_the_vocabulary_of_its_networks(tmp_path, capsys):
     vocab.write_text("".join(before.splitlines(keepends=True)[: len(before.splitlines()) // 2]), encoding="utf-8")
     with pytest.raises(UserError, match="it is the tokenizer of another model"):
         train_electra(**again, out_dir=tmp_path / "d", vocab_path=vocab)
+
+
+def test_ids_beyond_the_embeddings_are_refused():
+    check_ids_fit(100, 100, "x")
+    with pytest.raises(ValueError, match="^x: the tokenizer has 6,400 entries and the model embeddings for 97: name "):
+        check_ids_fit(6400, 97, "x")
