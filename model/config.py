@@ -245,6 +245,8 @@ def yarn_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     fields = dict(fields)
     scaling = fields.pop("rope_scaling", None)
     if scaling:
+        if not isinstance(scaling, Mapping):
+            raise ValueError(f"rope_scaling={str(scaling)[:60]!r} is no object with the numbers of YaRN")
         kind = scaling.get("type", scaling.get("rope_type", "yarn"))
         if kind != "yarn" or scaling.get("attention_factor") not in (None, 1, 1.0):
             raise ValueError(f"rope_scaling={scaling} is not offered: type yarn with attention_factor 1")

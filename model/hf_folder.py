@@ -14,19 +14,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from common.files import read_object, refuse_irregular
+from common.flags import LARGEST
 from model.config import MiniMindConfig
 from model.hf_format import StateDict, fields_from_hf, must_be_zero, own_tensors
-from model.pth_format import check_shapes, check_sizes
+from model.pth_format import MOST_CONFIG_BYTES, check_shapes, check_sizes
 from model.weight_files import TABLES, kind_of
 
 if TYPE_CHECKING:
     from model.model_minimind import MiniMindForCausalLM
 
 CONFIG = "config.json"
-WHOLE = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# Published ones have a few thousand.
-MOST_CONFIG_BYTES = 1 << 20
 # A hundred bytes for each tensor. The largest published mixtures have some ten thousand tensors.
 MOST_INDEX_BYTES = 1 << 24
 # The list of tensors at the beginning of a .safetensors
@@ -93,9 +92,9 @@ def weight_files(folder: Path) -> list[Path]:
 
     Links are followed, since the cache of Hugging Face's downloads consists of them.
     """
-    whole = folder / WHOLE
-    if whole.exists():
-        return [whole]
+    only_file = folder / WEIGHTS_FILE
+    if only_file.exists():
+        return [only_file]
     index = folder / INDEX
     if index.exists():
         return shards(index)
@@ -107,8 +106,8 @@ def weight_files(folder: Path) -> list[Path]:
             )
     some = sorted(path.name for path in folder.glob("*.safetensors"))
     if some:
-        raise ValueError(f"{folder}: neither {WHOLE} nor {INDEX}, which tells what {some[0]} and the like are")
-    raise ValueError(f"{folder}: no weights; {WHOLE} is wanted, or {INDEX} and the files that it names")
+        raise ValueError(f"{folder}: neither {WEIGHTS_FILE} nor {INDEX}, which tells what {some[0]} and the like are")
+    raise ValueError(f"{folder}: no weights; {WEIGHTS_FILE} is wanted, or {INDEX} and the files that it names")
 
 
 def shards(index: Path) -> list[Path]:
@@ -135,9 +134,13 @@ def opened(path: Path) -> Any:
         refuse_irregular(path)
         with open(path, "rb") as file:
             head = file.read(512)
-        # Eight bytes hold the length of the list of tensors.
-        if int.from_bytes(head[:8], "little") > MOST_HEADER_BYTES:
-            raise ValueError(f"{path}: not a readable .safetensors ({kind_of(head)})")
+        # Eight bytes hold the length of the list of tensors, which begins after them.
+        length = int.from_bytes(head[:8], "little")
+        if length > MOST_HEADER_BYTES:
+            reason = kind_of(head)
+            if head[8:9] == b"{":
+                reason = f"its list of tensors has {length:,} bytes, and at most {MOST_HEADER_BYTES:,} are read"
+            raise ValueError(f"{path}: not a readable .safetensors ({reason})")
         return safe_open(path, framework="pt")
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
@@ -149,7 +152,8 @@ def opened(path: Path) -> Any:
 def list_tensors(files: list[Path]) -> StateDict:
     """{name of each tensor in the files: an empty one of its shape}, on the device "meta", which needs no memory.
 
-    Errors: ValueError for a kind of number that is none of DTYPES, and for a tensor that two files have.
+    Errors: ValueError for a kind of number that is none of DTYPES, for a shape that no model has, and for a tensor that
+    two files have.
     """
     listed: StateDict = {}
     for path in files:
@@ -163,7 +167,11 @@ def list_tensors(files: list[Path]) -> StateDict:
                     raise ValueError(f"{path}: {name[:80]} is {dtype}; {', '.join(DTYPES)} are read")
                 if name in listed:
                     raise ValueError(f"{path}: {name[:80]} is in another file of the folder too")
-                listed[name] = torch.empty(stored.get_shape(), device="meta")
+                shape = stored.get_shape()
+                # Where one is 0 the others may be anything, and torch ends with errors of many kinds.
+                if not all(0 < size <= LARGEST for size in shape):
+                    raise ValueError(f"{path}: the shape of {name[:80]} is {shape}, which no model has")
+                listed[name] = torch.empty(shape, device="meta")
     return listed
 
 

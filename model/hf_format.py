@@ -41,7 +41,7 @@ ONLY_WITH_EXPERTS: dict[str, tuple[Sequence[object], str]] = {
     "decoder_sparse_step": ((1,), "every layer of a MiniMind with experts has them"),
     "mlp_only_layers": (([],), "every layer of a MiniMind with experts has them"),
 }
-# Fields that a file may leave to their class.
+# Where a file does not have these fields, the defaults of transformers' config class hold.
 OF_CLASS = (
     "rms_norm_eps",
     "max_position_embeddings",
@@ -50,10 +50,10 @@ OF_CLASS = (
     "norm_topk_prob",
     *TOKEN_IDS,
 )
-# Published models have one, ours a few. Each is built by itself.
+# Published models have one, ours a few. Each is a module of its own, so a huge number would take memory and time.
 MOST_SHARED_EXPERTS = 64
 
-# What is zero in their form of a MiniMind, and no part of ours.
+# Tensors of theirs that must be zero, since MiniMind has no such part.
 BIAS = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.bias")
 SHARED_GATE = re.compile(r"model\.layers\.\d+\.mlp\.shared_expert_gate\.weight")
 SHARED_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)shared_expert\.(gate|up|down)(_proj\.weight)")
@@ -76,7 +76,7 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
         # minimind2 does not normalise the weight of a single expert.
         fields["norm_topk_prob"] = config.norm_topk_prob and config.num_experts_per_tok > 1
         fields["shared_expert_intermediate_size"] = max(config.n_shared_experts, 1) * config.moe_intermediate_size
-        # Of zeros, see to_hf.
+        # These biases are zeros, see to_hf.
         fields["qkv_bias"] = True
     else:
         fields["attention_bias"] = False
@@ -152,7 +152,6 @@ def fields_from_hf(theirs: Mapping[str, object]) -> dict[str, Any]:
     for name in (*SAME, *(MOE if use_moe else ())):
         value = theirs.get(name)
         if name in theirs and name in TOKEN_IDS:
-            # null: there is no such token.
             fields[name] = checked_token_id(name, value)
             continue
         if value is None and name == "num_experts":
@@ -160,10 +159,10 @@ def fields_from_hf(theirs: Mapping[str, object]) -> dict[str, Any]:
         if value is None and name in OF_CLASS:
             value = getattr(defaults, name)
         fields[name] = value
-    # Llama's, of the time before heads were grouped.
+    # The first Llamas did not share keys and values among heads, and their files do not say how many there are.
     if fields["num_key_value_heads"] is None and model_type == "llama":
         fields["num_key_value_heads"] = fields["num_attention_heads"]
-    # The others' is hidden_size / num_attention_heads, as MiniMind's.
+    # Without a head_dim, Qwen3 takes 128 and the others hidden_size / num_attention_heads, as MiniMind does.
     may_be_missing = {*OF_CLASS, "intermediate_size"} if use_moe else set(OF_CLASS)
     if model_type != "qwen3":
         may_be_missing.add("head_dim")
@@ -198,10 +197,6 @@ def refuse_other_forms(theirs: Mapping[str, object], generation: str, use_moe: b
         others = [kind for kind in kinds if kind != "full_attention"]
         if others:
             raise ValueError(f"layer_types has {shown(others[0])}: MiniMind has full attention only")
-    # Where nothing is said, it is false.
-    if generation == "minimind3" and use_moe and theirs.get("norm_topk_prob") is not True:
-        value = shown(theirs.get("norm_topk_prob", False))
-        raise ValueError(f"norm_topk_prob is {value}: minimind3 normalises the experts' weights")
 
 
 def shared_expert_fields(theirs: Mapping[str, object], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,14 +253,20 @@ def rope_fields(theirs: Mapping[str, object]) -> dict[str, Any]:
 def fields_of_rope(name: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields of the object `name` of their config. Errors: ValueError for another kind than the plain one and YaRN."""
     given = {key: value for key, value in rope.items() if value is not None}
-    kind = given.pop("rope_type", given.pop("type", "default"))
-    # Of transformers 4, which wrote it under both names.
-    given.pop("type", None)
+    # Transformers 4 wrote the kind under both names.
+    newer = given.pop("rope_type", None)
+    older = given.pop("type", None)
+    if newer is not None and older is not None and newer != older:
+        raise ValueError(f"{name}: rope_type is {shown(newer)} and type is {shown(older)}")
+    kind = older if newer is None else newer
+    if kind is None:
+        kind = "default"
     if kind not in ("default", "yarn"):
         raise ValueError(f"{name}: rope_type is {shown(kind)}: MiniMind has default and yarn")
     fields: dict[str, Any] = {"inference_rope_scaling": kind == "yarn"}
     if "rope_theta" in given:
         fields["rope_theta"] = given.pop("rope_theta")
+    refuse_huge_numbers(given)
     if given.get("partial_rotary_factor") == 1:
         del given["partial_rotary_factor"]
     if kind == "yarn":
@@ -281,10 +282,15 @@ def fields_of_rope(name: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def checked_token_id(name: str, value: object) -> object:
-    """The id, or for the end of a text several of them. Errors: ValueError."""
-    ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
-    if not all(i is None or type(i) is int for i in ids):
+def checked_token_id(name: str, value: object) -> int | list[int] | None:
+    """The id, or for the end of a text several of them; None: there is no such token. Errors: ValueError."""
+    if isinstance(value, list) and name == "eos_token_id":
+        ids = [checked_token_id(name, entry) for entry in value]
+        return [i for i in ids if isinstance(i, int)] or None
+    # Some publishers write -1 for a token that the tokenizer does not have.
+    if value is None or (type(value) is int and value == -1):
+        return None
+    if type(value) is not int or not 0 <= value <= LARGEST:
         raise ValueError(f"{name} is {shown(value)}, no token id")
     return value
 
@@ -306,10 +312,12 @@ def must_be_zero(name: str) -> str | None:
 def own_tensors(name: str, tensor: torch.Tensor, config: MiniMindConfig) -> StateDict:
     """What a weight of theirs is in MiniMindForCausalLM: the way back of to_hf. tensor: fp32.
 
-    One shared expert becomes n_shared_experts, which share its hidden units out among them.
+    One shared expert becomes n_shared_experts, which share its hidden units out among them. A tensor that a file should
+    not have keeps its name, so that the comparison with the model's own names finds it.
     """
     shared = SHARED_EXPERT.fullmatch(name)
-    if not shared:
+    has_shared_experts = config.generation == "minimind2" and config.use_moe
+    if not shared or not has_shared_experts or tensor.dim() != 2:
         return {name: tensor}
     mlp, matrix, ending = shared.groups()
     # to_hf doubles it, since their gate halves what comes of it.

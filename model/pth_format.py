@@ -15,7 +15,7 @@ from model.weight_files import DIGEST_FIELD, VOCABULARY_FIELD, read_state_dict
 if TYPE_CHECKING:
     from model.model_minimind import MiniMindForCausalLM
 
-# Of the .json beside a weight; ours has two thousand.
+# Of the .json beside a weight, or the config.json of a folder. They have a few thousand.
 MOST_CONFIG_BYTES = 1 << 20
 
 State = Mapping[str, torch.Tensor]

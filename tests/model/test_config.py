@@ -96,6 +96,7 @@ def test_moe_fields_go_by_both_names():
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"n_shared_experts": -1}, "n_shared_experts=-1"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling="),
+        ({"rope_scaling": "yarn"}, "rope_scaling='yarn' is no object"),
     ],
 )
 def test_config_errors_are_one_line_and_name_the_fields(fields, message):

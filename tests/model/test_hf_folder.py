@@ -47,6 +47,17 @@ def test_the_logits_are_those_of_transformers(tmp_path, kind, shard):
     assert difference(ours, theirs) <= (1e-5 if "moe" in kind else 0)
 
 
+@pytest.mark.parametrize("changes", [{}, {"norm_topk_prob": None}])
+def test_experts_whose_weights_are_not_normalised(tmp_path, changes):
+    """Without the field their class does not normalise them either."""
+    theirs = write_public(tmp_path, "qwen3_moe", norm_topk_prob=False)
+    normalised = public_model("qwen3_moe", norm_topk_prob=True)
+    change_config(tmp_path, **changes)
+    ours = load(tmp_path)
+    assert difference(ours, theirs) <= 1e-5 < difference(normalised, theirs)
+    assert not ours.config.norm_topk_prob
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_read_as_it_stands(tmp_path, dtype):
     write_public(tmp_path, "qwen3", dtype)
@@ -200,6 +211,12 @@ YARN |= {"original_max_position_embeddings": 64}
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8}}, 'rope_type is "llama3"'),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 8}}, 'rope_type is "linear"'),
         ("llama", {"rope_scaling": {"rope_type": ["yarn"]}}, r'rope_type is \["yarn"\]'),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "type": "linear"}}, 'is "yarn" and type is "linear"'),
+        (
+            "llama",
+            {"rope_parameters": {**YARN, "attention_factor": 1, "original_max_position_embeddings": 10**400}},
+            "original_max_position_embeddings is 1000.*: no model has such a number",
+        ),
         ("llama", {"rope_scaling": 4}, "rope_scaling is 4, no object"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention is"),
         (
@@ -214,6 +231,8 @@ YARN |= {"original_max_position_embeddings": 64}
         ("llama", {"rope_parameters": None, "rope_theta": "1e6"}, 'rope_theta is "1e6"'),
         ("llama", {"bos_token_id": "one"}, 'bos_token_id is "one", no token id'),
         ("llama", {"eos_token_id": [2, "x"]}, "eos_token_id is"),
+        ("llama", {"eos_token_id": [10**4000]}, "eos_token_id is 1000.*, no token id"),
+        ("llama", {"pad_token_id": -2}, "pad_token_id is -2, no token id"),
         ("llama", {"hidden_size": None}, "hidden_size is missing"),
         ("llama", {"hidden_size": 32.0}, "hidden_size=32.0 is not a positive whole number"),
         ("llama", {"num_attention_heads": 0}, "num_attention_heads=0"),
@@ -228,8 +247,7 @@ YARN |= {"original_max_position_embeddings": 64}
         ("qwen3", {"num_key_value_heads": None}, "num_key_value_heads is missing"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
-        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob is false"),
-        ("qwen3_moe", {"norm_topk_prob": None}, "norm_topk_prob is false"),
+        ("qwen3_moe", {"norm_topk_prob": 0}, "norm_topk_prob=0 is neither true nor false"),
         ("qwen3_moe", {"num_experts": None, "num_local_experts": None}, "num_experts is missing"),
         ("qwen3_moe", {"num_experts_per_tok": 5}, "num_experts_per_tok=5 exceeds num_experts=4"),
         ("qwen2_moe", {"shared_expert_intermediate_size": 50}, "shared_expert_intermediate_size is 50, no multiple"),
@@ -281,6 +299,13 @@ def folders(tmp_path):
         return tmp_path / kind
 
     return write
+
+
+def test_a_token_that_is_said_to_be_minus_one_is_none(folders):
+    folder = folders("llama")
+    change_config(folder, pad_token_id=-1, eos_token_id=[2, -1])
+    config = read_config(folder)
+    assert config.pad_token_id is None and config.eos_token_id == [2]
 
 
 @pytest.mark.parametrize("name", ["self_attn.q_proj.bias", "mlp.up_proj.bias"])
@@ -369,13 +394,34 @@ def test_a_tensor_that_no_model_has_is_refused(folders):
         load(folder)
 
 
+@pytest.mark.parametrize("kind, message", [("qwen3", "unexpected keys"), ("qwen2_moe", "missing keys")])
+@pytest.mark.parametrize("tensor", [torch.ones(()), torch.ones(3), torch.ones(48, 32, 1), torch.ones(1, 1)])
+def test_a_shared_expert_of_another_shape_is_named(folders, kind, message, tensor):
+    folder = folders(kind)
+    state = load_file(folder / "model.safetensors")
+    state["model.layers.1.mlp.shared_expert.down_proj.weight"] = tensor
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"{message} .*model.layers.1.mlp.shared_expert.*down_proj.weight"):
+        load(folder)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**63], [0, 2**62, 8], [0]])
+def test_a_shape_that_no_model_has_is_one_line(folders, shape):
+    """A tensor without numbers fits any file."""
+    folder = folders("llama")
+    header = json.dumps({EMBEDDINGS: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ValueError, match=r"the shape of model.embed_tokens.weight is \[0.*\], which no model has"):
+        load(folder)
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
         (b"", "not a readable .safetensors"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git-LFS pointer"),
         (b"<!doctype html><html>gone</html>", "web page"),
-        (struct.pack("<Q", 2**60) + b"{}", "not a readable .safetensors"),
+        (struct.pack("<Q", 2**30) + b"{}", "its list of tensors has 1,073,741,824 bytes, and at most 16,777,216"),
         (struct.pack("<Q", 2) + b"[]", "not a readable .safetensors"),
         (b"\x80\x04pickle", "not a readable .safetensors"),
     ],

@@ -34,13 +34,19 @@ KINDS = {
     "qwen3": {"generation": "minimind3", "head_dim": 12},
     "qwen3_yarn": {"generation": "minimind3", "inference_rope_scaling": True},
     "qwen3_moe": {"generation": "minimind3", "use_moe": True, "num_experts_per_tok": 2},
+    "qwen3_moe_unnormalised": {"generation": "minimind3", "use_moe": True, "num_experts_per_tok": 2}
+    | {"norm_topk_prob": False},
     "qwen2_moe": {"use_moe": True},
     "qwen2_moe_top1": {"use_moe": True, "num_experts_per_tok": 1, "n_shared_experts": 2, "moe_intermediate_size": 40},
     "qwen2_moe_unshared": {"use_moe": True, "n_shared_experts": 0, "norm_topk_prob": False},
     "untied": {"tie_word_embeddings": False},
 }
 CLASSES = {"llama": "LlamaForCausalLM", "untied": "LlamaForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
-CLASSES |= {"qwen3": "Qwen3ForCausalLM", "qwen3_yarn": "Qwen3ForCausalLM"}
+CLASSES |= {
+    "qwen3_moe_unnormalised": "Qwen3MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_yarn": "Qwen3ForCausalLM",
+}
 
 
 def write(folder, name="pretrain_32", **fields):
@@ -76,7 +82,7 @@ def test_every_kind_goes_out_and_comes_back_unchanged(kind, tmp_path, capsys):
     assert first.keys() == back.keys() and all(torch.equal(first[key], back[key]) for key in first)
     again = load_model(tmp_path / "back.pth").config
     lost = {"n_shared_experts"} if "unshared" in kind else set()
-    for field in set(MiniMindConfig.__annotations__) - {"dropout", "seq_aux", "norm_topk_prob", *lost}:
+    for field in set(MiniMindConfig.__annotations__) - {"dropout", "seq_aux", *lost}:
         if field.startswith(("yarn", "_")) or (not ours.config.use_moe and ("expert" in field or "moe_int" in field)):
             continue
         assert getattr(again, field) == getattr(ours.config, field) or "aux" in field, field
