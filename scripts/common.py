@@ -20,7 +20,7 @@ from dataset.reading.json_lines import BOM, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import DEFAULT, shipped_tokenizer
-from dataset.tokenizing.vocabulary import check_ids_fit, vocabulary_digest
+from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from scripts.arguments import DTYPE_NAMES
@@ -120,7 +120,7 @@ def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> P
     """The tokenizer's folder: as the user says, or the weight's own, or the repository's that its .json speaks of."""
     if tokenizer_path:
         return Path(tokenizer_path)
-    if (Path(weight) / "tokenizer_config.json").exists():
+    if has_tokenizer(Path(weight)):
         return Path(weight)
     recorded = vocabulary_of(Path(weight))
     shipped = shipped_tokenizer(recorded) if recorded else None

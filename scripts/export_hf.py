@@ -42,12 +42,12 @@ from common.files import disk_error
 from common.notices import announce
 from common.paths import utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import DEFAULT
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
-from dataset.tokenizing.vocabulary import vocabulary_digest
+from dataset.tokenizing.vocabulary import has_tokenizer, vocabulary_digest
 from model.hf_folder import load_folder, read_config
 from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
+from model.pth_format import vocabulary_of
 from scripts.arguments import export_parser
 from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder
 from scripts.model_card import write_model_card
@@ -188,10 +188,11 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
         model = load_folder(MiniMindForCausalLM, folder, read_config(folder))
     for name, tensor in model.state_dict().items():
         cast(tensor, torch.float32, name)
-    tokens_of = tokenizer_folder(folder, tokenizer_path)
-    tokenizer = load_tokenizer(tokens_of)
-    # The repository's own stands in where the folder has none: then nobody knows which one the model was trained with.
-    vocabulary = None if tokens_of == DEFAULT else vocabulary_digest(tokenizer)
+    tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))
+    # The repository's own stands in where nobody names another: then only a .json beside the weight can tell which one
+    # the model was trained with.
+    is_the_models_own = tokenizer_path is not None or has_tokenizer(folder)
+    vocabulary = vocabulary_digest(tokenizer) if is_the_models_own else vocabulary_of(folder)
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
     said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -79,7 +79,7 @@ def samples(
     prompts: Sequence[str],
     signals: StopSignals,
     seed: int,
-    is_last: bool = False,
+    is_last: bool,
 ) -> tuple[list[tuple[str, str]], int]:
     """([(prompt, text)], number of a stop signal that came meanwhile, or 0), the same on all ranks, which share the work.
 
@@ -89,13 +89,14 @@ def samples(
     """
     found: list[tuple[str, str]] = []
     ranks = engine.ranks
-    model = model_as_saved(engine) if is_last else None
+    has_prompt = ranks.rank < len(prompts)
+    as_saved = model_as_saved(engine) if is_last and has_prompt else None
     for first in range(0, len(prompts), ranks.world_size):
         # One prompt for each rank; the last round may have fewer prompts than ranks.
         mine = first + ranks.rank
         own = []
         if mine < len(prompts) and not signals.signum:
-            text = sample(engine, tokenizer, encoder, prompts[mine], seed, as_saved=model)
+            text = sample(engine, tokenizer, encoder, prompts[mine], seed, as_saved=as_saved)
             own.append((prompts[mine], text))
         # What each rank has, and whether it was asked to stop.
         answers = [(own, signals.signum)]
@@ -144,9 +145,13 @@ def sample(
     as_saved: the model to ask, on the CPU in float32; None: that of the engine, as it trains.
     """
     # The types of transformers know no model that is defined elsewhere.
-    model = cast(Any, engine.model if as_saved is None else as_saved)
-    device = engine.device if as_saved is None else torch.device("cpu")
-    precision = engine.autocast() if as_saved is None else contextlib.nullcontext()
+    model = cast(Any, as_saved)
+    device = torch.device("cpu")
+    precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if as_saved is None:
+        model = cast(Any, engine.model)
+        device = engine.device
+        precision = engine.autocast()
     # The end of a prompt that does not fit, so that the new tokens have room.
     ids = encoder.prompt_ids(prompt)[max_new_tokens - model.config.max_position_embeddings :]
     # A sample must not change what the training draws next.

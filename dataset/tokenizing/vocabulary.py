@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Files that hold a whole tokenizer, of whatever class
-WHOLE = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
+WHOLE_TOKENIZER = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 # How many tokens of a text's beginning are looked at.
 SAMPLE = 100_000
 # Fewer tell nothing.
@@ -37,7 +37,7 @@ def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     # A tokenizer of bytes or characters needs none.
     if not files_of_class:
         return
-    for pattern in WHOLE:
+    for pattern in WHOLE_TOKENIZER:
         if any(is_filled(path) for path in folder.glob(pattern)):
             return
     # Without a file that holds all, every one of the others has to be there.
@@ -50,6 +50,14 @@ def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
         f"{folder}: no vocabulary is in there (neither tokenizer.json nor {lacks}), and a tokenizer made without one "
         "knows no word; copy the tokenizer's files into this folder"
     )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there is a file of a tokenizer, of whatever kind. Where `folder` is none, there is not."""
+    candidates: list[Path] = []
+    for pattern in ("tokenizer_config.json", *WHOLE_TOKENIZER):
+        candidates.extend(folder.glob(pattern))
+    return any(is_filled(path) for path in candidates)
 
 
 def is_filled(path: Path) -> bool:

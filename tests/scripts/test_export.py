@@ -20,11 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.shipped import DEFAULT
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from scripts import export_hf
-from scripts.common import load_model
+from scripts.common import load_model, tokenizer_folder
 from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
 from trainer.saving.weights import save_weights
 
@@ -362,6 +363,17 @@ def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):
         path.unlink()
     export_hf.bring_back(tmp_path / "hf", tmp_path / "unknown.pth")
     assert vocabulary_of(tmp_path / "unknown.pth") is None
+    # Whoever names the repository's own says that it is the model's.
+    export_hf.bring_back(tmp_path / "hf", tmp_path / "named.pth", str(ROOT / "model"))
+    assert vocabulary_of(tmp_path / "named.pth") == vocabulary_digest(AutoTokenizer.from_pretrained(ROOT / "model"))
+
+
+def test_a_folder_with_a_tokenizer_json_alone_has_a_tokenizer(tmp_path):
+    """The trainer goes by the same rule."""
+    assert tokenizer_folder(tmp_path) == DEFAULT
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert tokenizer_folder(tmp_path) == tmp_path
+    assert tokenizer_folder(tmp_path / "tokenizer.json") == DEFAULT
 
 
 def test_the_way_back_keeps_weights_beyond_half_precision(tmp_path, capsys):

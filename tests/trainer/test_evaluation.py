@@ -95,6 +95,20 @@ def test_the_last_samples_do_not_depend_on_the_precision_of_the_training(tokeniz
     assert texts[0] == texts[1] and len(texts[0][0]) == 2
 
 
+def test_a_rank_without_a_prompt_makes_no_second_model(tokenizer):
+    engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
+    engine.ranks = Ranks(rank=1, world_size=2)
+    others = [([("The cat", "text")], 0), ([], 0)]
+
+    def gather(answers, own):
+        answers[:] = others
+
+    refused = mock.patch("trainer.evaluation.model_as_saved", side_effect=AssertionError)
+    with refused, mock.patch("torch.distributed.all_gather_object", gather):
+        found = samples(engine, tokenizer, DocumentEncoder(tokenizer), ["The cat"], StopSignals(), 7, is_last=True)
+    assert found == ([("The cat", "text")], 0)
+
+
 def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path, capsys):
     """Reference: the run without; dropout would show a random state that was used up."""
     data, valid = write_corpus(tmp_path / "data.jsonl"), write_corpus(tmp_path / "valid.jsonl", 5, seed=1)
@@ -139,9 +153,9 @@ def test_a_stop_while_sampling_gives_all_samples_up(tokenizer):
         return "text"
 
     with mock.patch("trainer.evaluation.sample", stopped):
-        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts, signals, 7) == ([], 15)
+        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts, signals, 7, is_last=False) == ([], 15)
         signals.signum = 0
-        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts[::2], signals, 7)[0] == [
+        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts[::2], signals, 7, is_last=False)[0] == [
             ("a", "text"),
             ("c", "text"),
         ]

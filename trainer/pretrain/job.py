@@ -282,10 +282,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             notices=[*own_notices, *notices(settings, self.ranks, self.corpus, micro_batches)],
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
-            data_fields={
-                "sources": self.corpus.sources_of_epoch(progress.epoch),
-                "bytes_per_token": self.corpus.bytes_per_token(self._added_tokens()),
-            },
+            data_fields=self._data_fields(progress),
             # For the share of the product rate in the log: what the documents of this corpus really need.
             flops_per_token=flops_per_token(config, mean_context(first)),
             flops=flops,
@@ -294,6 +291,15 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _added_tokens(self) -> int:
         """The tokens of a document that stand for none of its text."""
         return sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
+
+    def _data_fields(self, progress: Progress) -> dict[str, object]:
+        """What the metrics say of the data. Only the main rank writes them, and the bytes of a large corpus take a while."""
+        if not self.ranks.is_main:
+            return {}
+        return {
+            "sources": self.corpus.sources_of_epoch(progress.epoch),
+            "bytes_per_token": self.corpus.bytes_per_token(self._added_tokens()),
+        }
 
     def next_commands(self) -> list[NextCommand]:
         weight = "--weight {stem}.pth"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
-from dataset.tokenizing.vocabulary import WHOLE, is_filled, vocabulary_digest
+from dataset.tokenizing.vocabulary import has_tokenizer, vocabulary_digest
 from model.config import ARCHITECTURE, DECLARATIONS, MiniMindConfig
 from model.hf_folder import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
@@ -33,14 +33,6 @@ def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMin
         raise UserError(f"--from_weight {folder}: no tokenizer is in there; name the model's own with --tokenizer_path")
     # The type checker does not see that names and values belong together.
     return dataclasses.replace(settings, **found)  # type: ignore[arg-type]
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether there is a file of a tokenizer, of whatever kind."""
-    candidates: list[Path] = []
-    for pattern in ("tokenizer_config.json", *WHOLE):
-        candidates.extend(folder.glob(pattern))
-    return any(is_filled(path) for path in candidates)
 
 
 def tokenizer_notices(folder: Path, tokenizer_path: str, vocabulary: str) -> list[str]:
