@@ -39,14 +39,13 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.arguments import readers_parser
 from common.errors import DataError, UserError
-from common.packages import optional_package
 from common.wording import one_line
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import find_files
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from scripts import export_hf
+from scripts import export_gguf, export_hf
 from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights
 
@@ -235,9 +234,6 @@ def gguf_of(weight: Path, tokenizer_path: str, work: Path) -> tuple[Path, str | 
     """(the weight as a GGUF file in float32, why there is none)."""
     file = work / f"{weight.stem}.gguf"
     try:
-        optional_package("gguf", "to write a GGUF file")
-        from scripts import export_gguf
-
         export_gguf.export(weight, file, tokenizer_path, "float32", overwrite=True)
     except (UserError, DataError, ValueError) as error:
         # The first clause says enough, and a table shows no folders of this machine.

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.wording import printable
-from dataset.tokenizing.encoder import load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.common import load_model
 from trainer.evaluation import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P
 from trainer.reporting.records import RunRecords
@@ -44,22 +45,35 @@ class Sample:
     update: int | None = None
 
 
-def snippet(folder: Path, name: str, records: RunRecords | None) -> str:
+def snippet(folder: Path, tokenizer: PreTrainedTokenizerBase, name: str, records: RunRecords | None) -> str:
     """Markdown: the lines of Python for the export in `folder`, which is to be called `name`, and what they print."""
-    candidates = last_samples(records)
-    if not candidates:
+    samples = last_samples(records)
+    if not samples:
+        return code(name, Sample(PROMPT, SEED))
+    model = load_model(folder)
+    encoder = DocumentEncoder(tokenizer)
+    positions = model.config.max_position_embeddings
+    comparable = [sample for sample in samples if has_same_ids(sample.prompt, tokenizer, encoder, positions)]
+    if not comparable:
         return code(name, Sample(PROMPT, SEED))
     printed = ""
-    for sample in candidates:
-        printed = continuation(folder, sample)
+    for sample in comparable:
+        printed = continuation(model, tokenizer, sample)
         if printed == sample.text:
             said = f"This prints what the trainer's last sample from this prompt was, after update {sample.update:,}:"
             return f"{code(name, sample)}\n\n{said}\n\n{quoted(printed)}"
-    said = (
-        "This prints the text below. The trainer's own last sample from this prompt is another one: it came from other "
-        "weights (an earlier update, another precision), or it was drawn on a GPU or with another version."
-    )
+    said = "This prints the text below. The trainer's own last sample from this prompt is another one."
     return f"{code(name, sample)}\n\n{said}\n\n{quoted(printed)}"
+
+
+def has_same_ids(prompt: str, tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, positions: int) -> bool:
+    """Whether the snippet gives the model the ids that the trainer gave it.
+
+    It does not where a prompt spells a special token, which is text in training, and where the trainer had to cut it.
+    positions: of the model.
+    """
+    trainers = encoder.prompt_ids(prompt)[SAMPLE_TOKENS - positions :]
+    return bool(tokenizer(prompt).input_ids == trainers)
 
 
 def last_samples(records: RunRecords | None) -> list[Sample]:
@@ -87,10 +101,8 @@ def is_showable(prompt: str) -> bool:
     return 0 < len(prompt) <= MOST_CHARACTERS
 
 
-def continuation(folder: Path, sample: Sample) -> str:
+def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sample: Sample) -> str:
     """What the snippet prints on this export: the same calls. The random state of this process stays as it was."""
-    model = load_model(folder)
-    tokenizer = load_tokenizer(folder)
     prompt = tokenizer(sample.prompt, return_tensors="pt")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sample.seed)

@@ -26,17 +26,16 @@ if __name__ == "__main__":
 import gc
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from common.errors import UserError, user_errors
-from common.files import atomic_file
+from common.files import atomic_file, read_object
 from common.notices import announce
 from common.packages import optional_package
 from common.paths import utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.vocabulary import check_size
+from dataset.tokenizing.tokenizer_files import starts_with_bos
+from dataset.tokenizing.vocabulary import check_ids_fit, check_size
 from model.config import MiniMindConfig
-from model.hf_folder import load_folder, read_config
+from model.hf_folder import CONFIG, MOST_CONFIG_BYTES, load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_gguf_parser
 from scripts.common import check_vocabulary, load_model, tokenizer_folder
@@ -46,11 +45,12 @@ from scripts.gguf_tokenizer import tokenizer_metadata
 from trainer.machine.command_line import run_cli
 
 SUFFIX = ".gguf"
+# The first version of the package whose reader gives the value of every kind of field
+LEAST_GGUF = "0.16"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = export_gguf_parser().parse_args(argv)
-    optional_package("gguf", "to write a GGUF file")
     with user_errors():
         export(args.weight, utf8_folder("--out", args.out), args.tokenizer_path, args.dtype, args.overwrite)
     return 0
@@ -68,6 +68,7 @@ def export(
     Errors: UserError and ValueError for a model or tokenizer that llama.cpp would not follow exactly, and for weights that
     the type cannot hold.
     """
+    check_package()
     # It imports the package gguf, which many do without.
     from scripts import gguf_file
 
@@ -77,7 +78,9 @@ def export(
     folder = tokenizer_folder(weight, tokenizer_path)
     tokenizer = load_tokenizer(folder)
     check_vocabulary(weight, tokenizer, tokenizer_path)
-    check_embeddings(config, tokenizer, weight, folder)
+    ids = DocumentEncoder(tokenizer).vocab_size
+    check_size(ids, config.vocab_size, str(folder))
+    check_ids_fit(ids, config.vocab_size, str(folder))
 
     architecture = architecture_of(config)
     tensors = to_gguf(model.state_dict(), config)
@@ -90,7 +93,10 @@ def export(
     # That of the blocks of Q8_0.
     metadata["general.quantization_version"] = gguf_file.QUANTISATION_VERSION
     metadata.update(model_metadata(config))
-    metadata.update(tokenizer_metadata(tokenizer, config.vocab_size, str(folder)))
+    # Each document of our training began with BOS, whatever the tokenizer does by itself. How others trained a model in a
+    # folder, only its tokenizer tells.
+    begins_with_bos = starts_with_bos(tokenizer) if Path(weight).is_dir() else True
+    metadata.update(tokenizer_metadata(tokenizer, config.vocab_size, str(folder), begins_with_bos))
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(out) as file:
@@ -112,26 +118,28 @@ def export(
     return change
 
 
+def check_package() -> None:
+    """DataError where the package gguf is not there, UserError where it is too old to read a file again."""
+    package = optional_package("gguf", "to write a GGUF file")
+    field = getattr(package, "ReaderField", None)
+    if not hasattr(field, "contents"):
+        raise UserError(f"the package gguf is too old to check what was written: pip install 'gguf>={LEAST_GGUF}'")
+
+
 def load_minimind(weight: str | Path) -> MiniMindForCausalLM:
     """A .pth, or a folder of a model that MiniMind computes too, such as a Llama. Errors: UserError and ValueError."""
-    model = load_model(weight)
-    if isinstance(model, MiniMindForCausalLM):
+    path = Path(weight)
+    if not path.is_dir():
+        return MiniMindForCausalLM.from_pth(path)
+    utf8_folder("--weight", path)
+    config = path / CONFIG
+    if config.exists() and read_object(config, MOST_CONFIG_BYTES).get("model_type") == MiniMindConfig.model_type:
+        # Of MiniMind's own save_pretrained, which transformers loads by this very class.
+        model = load_model(path)
+        assert isinstance(model, MiniMindForCausalLM)
         return model
-    folder = Path(weight)
-    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
-
-
-def check_embeddings(
-    config: MiniMindConfig, tokenizer: PreTrainedTokenizerBase, weight: str | Path, folder: Path
-) -> None:
-    """Errors: ValueError where the tokenizer has far fewer entries than the model has embeddings; UserError: more."""
-    used = DocumentEncoder(tokenizer).vocab_size
-    check_size(used, config.vocab_size, str(folder))
-    if used > config.vocab_size:
-        raise UserError(
-            f"{weight} has a vocabulary of {config.vocab_size}, the tokenizer one of {used}: name the weight's own with "
-            "--tokenizer_path"
-        )
+    # Nothing that config.json speaks of is built before it was found to be a model of ours.
+    return load_folder(MiniMindForCausalLM, path, read_config(path))
 
 
 def check_free(out: Path, weight: str | Path, overwrite: bool) -> None:

@@ -19,13 +19,15 @@ from scripts.export_hf import cast
 from scripts.gguf_format import Metadata
 
 Type = gguf.GGMLQuantizationType
+# The type of each tensor of a file, by its name.
+Types = dict[str, Type]
 
 
 @dataclass(frozen=True)
 class Kind:
     """A --dtype: the type of the matrices, and the number by which llama.cpp names such a file."""
 
-    type: gguf.GGMLQuantizationType
+    number_type: Type
     file_type: gguf.LlamaFileType
 
 
@@ -47,8 +49,6 @@ MOST_MULTIPLES = 127
 # Which form of the quantised types a file has; there has been one since 2023.
 QUANTISATION_VERSION = int(gguf.GGML_QUANT_VERSION)
 
-Types = dict[str, gguf.GGMLQuantizationType]
-
 
 def stays_exact(name: str, tensor: torch.Tensor) -> bool:
     """Whether llama.cpp wants float32 for it: vectors, and the router, whose close scores decide on the expert."""
@@ -59,24 +59,24 @@ def types_of(tensors: StateDict, kind: Kind) -> Types:
     """The type of each tensor in the file. A row that is no whole number of blocks of Q8_0 stays in float16."""
     types: Types = {}
     for name, tensor in tensors.items():
-        types[name] = kind.type
+        types[name] = kind.number_type
         if stays_exact(name, tensor):
             types[name] = Type.F32
-        elif kind.type == Type.Q8_0 and tensor.shape[-1] % BLOCK:
+        elif kind.number_type == Type.Q8_0 and tensor.shape[-1] % BLOCK:
             types[name] = Type.F16
     return types
 
 
-def as_stored(tensor: torch.Tensor, type: gguf.GGMLQuantizationType, name: str) -> NDArray[np.generic]:
+def as_stored(tensor: torch.Tensor, number_type: Type, name: str) -> NDArray[np.generic]:
     """fp32 tensor -> the array whose bytes the file holds. Errors: ValueError for numbers that the type cannot hold."""
-    values = cast(tensor, TORCH_DTYPES.get(type, torch.float32), name).float()
+    values = cast(tensor, TORCH_DTYPES.get(number_type, torch.float32), name).float()
     largest = float(values.abs().max())
     # Each block's step is a float16.
-    if type == Type.Q8_0 and largest > MOST_MULTIPLES * torch.finfo(torch.float16).max:
+    if number_type == Type.Q8_0 and largest > MOST_MULTIPLES * torch.finfo(torch.float16).max:
         raise ValueError(f"{name} reaches {largest:.3g}, which q8_0 does not hold: try float32")
     # A block of numbers below 1e-36 becomes zeros by way of an infinity.
     with np.errstate(over="ignore", invalid="ignore"):
-        stored: NDArray[np.generic] = gguf.quantize(values.numpy(), type)
+        stored: NDArray[np.generic] = gguf.quantize(values.numpy(), number_type)
     return np.ascontiguousarray(stored)
 
 
@@ -150,11 +150,11 @@ def check(path: Path, metadata: Mapping[str, object], tensors: StateDict, types:
     return largest
 
 
-def most_change(values: NDArray[np.float32], type: gguf.GGMLQuantizationType) -> NDArray[np.float64]:
+def most_change(values: NDArray[np.float32], number_type: Type) -> NDArray[np.float64]:
     """By how much the type can change each number, at most; the shape of `values`."""
     size = np.abs(values.astype(np.float64))
-    if type != Type.Q8_0:
-        relative, absolute = ROUNDING[type]
+    if number_type != Type.Q8_0:
+        relative, absolute = ROUNDING[number_type]
         return size * relative + absolute
     blocks = size.reshape(-1, BLOCK)
     largest = np.broadcast_to(blocks.max(axis=1, keepdims=True), blocks.shape)
@@ -168,4 +168,6 @@ def most_change(values: NDArray[np.float32], type: gguf.GGMLQuantizationType) ->
 
 def left_in_float16(types: Types, kind: Kind) -> list[str]:
     """The matrices that are not of the type that was asked for."""
-    return [name for name, type in types.items() if type == Type.F16 and kind.type != Type.F16]
+    if kind.number_type == Type.F16:
+        return []
+    return [name for name, number_type in types.items() if number_type == Type.F16]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tokenizers.models import BPE
@@ -13,8 +13,7 @@ from dataset.tokenizing.piece_rules import GPT2, LLAMA_BPE, QWEN2
 from scripts.gguf_format import Metadata
 
 # {rule: (its name where a piece that is an entry is taken whole, its name where the merges alone decide)}. llama.cpp cuts
-# by these exactly, but for characters that Unicode got after version 15.1. Its gpt-4o is no more than like the rule of that
-# name: it takes capitals outside ASCII ("École") and combining marks for something else.
+# by these exactly; docs/tokenizer.md tells for which characters it does not, and why its gpt-4o is not among them.
 NAMES: dict[str, tuple[str | None, str]] = {
     LLAMA_BPE: ("llama-bpe", "smaug-bpe"),
     QWEN2: (None, "qwen2"),
@@ -32,16 +31,21 @@ UNUSED = 5
 GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
-def tokenizer_metadata(tokenizer: PreTrainedTokenizerBase, vocab_size: int, where: str) -> Metadata:
+def tokenizer_metadata(
+    tokenizer: PreTrainedTokenizerBase, vocab_size: int, where: str, begins_with_bos: bool
+) -> Metadata:
     """What a GGUF file says of a tokenizer; vocab_size: the model's; where: names the tokenizer in an error.
 
+    begins_with_bos: whether llama.cpp is to put BOS before a prompt; of no effect without such a token.
     Errors: UserError for one that llama.cpp would not follow exactly.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{where}: llama.cpp needs a tokenizer.json, and this tokenizer has none")
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    check_form(content, where)
-    fields: Metadata = {"model": "gpt2", "pre": pre_tokenizer_name(content, where)}
+    rule = llama_cpp_rule(content)
+    if rule is None:
+        raise UserError(f"{where}: {why_no_rule(content)}")
+    fields: Metadata = {"model": "gpt2", "pre": rule}
     tokens, types = entries(tokenizer, vocab_size)
     fields["tokens"] = tokens
     fields["token_type"] = types
@@ -50,8 +54,8 @@ def tokenizer_metadata(tokenizer: PreTrainedTokenizerBase, vocab_size: int, wher
         token_id = getattr(tokenizer, f"{ours}_token_id")
         if token_id is not None:
             fields[f"{theirs}_token_id"] = token_id
-    # Each document of training began with BOS and ended with EOS; a prompt is the beginning of one.
-    fields["add_bos_token"] = tokenizer.bos_token_id is not None
+    fields["add_bos_token"] = begins_with_bos and tokenizer.bos_token_id is not None
+    # A prompt is the beginning of a document, and EOS is its end.
     fields["add_eos_token"] = False
     metadata: Metadata = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
     template = chat_template(tokenizer)
@@ -63,44 +67,64 @@ def tokenizer_metadata(tokenizer: PreTrainedTokenizerBase, vocab_size: int, wher
     return metadata
 
 
-def check_form(content: Mapping[str, Any], where: str) -> None:
-    """UserError for a tokenizer.json with parts that llama.cpp has no counterpart of."""
-    model = content["model"]
-    if model["type"] != "BPE" or model.get("byte_fallback") or model.get("dropout"):
-        raise UserError(f"{where}: llama.cpp takes a byte-level BPE; this is {model['type']} of another kind")
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise UserError(f"{where}: llama.cpp knows no BPE with a prefix or suffix in its entries")
-    if not model["merges"]:
-        raise UserError(f"{where}: the tokenizer has no merges, and llama.cpp takes none without")
-    if content["normalizer"] is not None:
-        kind = content["normalizer"]["type"]
-        raise UserError(f"{where}: the tokenizer changes texts first ({kind}), which llama.cpp does not")
-    for added in content["added_tokens"]:
-        if added["lstrip"] or added["rstrip"] or added["single_word"]:
-            raise UserError(
-                f"{where}: the token {added['content']!r} takes white space or whole words; llama.cpp does not"
-            )
+def llama_cpp_rule(content: Mapping[str, Any]) -> str | None:
+    """llama.cpp's name for how a tokenizer cuts texts and merges; None where it would not follow it exactly.
 
-
-def pre_tokenizer_name(content: Mapping[str, Any], where: str) -> str:
-    """llama.cpp's name for how this tokenizer cuts texts and merges. Errors: UserError where it has none."""
+    content: of its tokenizer.json, as the library tokenizers writes it.
+    """
+    if fault_of_form(content) is not None:
+        return None
     rule = piece_rule(content["pre_tokenizer"])
     if rule not in NAMES:
-        raise UserError(
-            f"{where}: llama.cpp does not have the rule by which this tokenizer cuts texts into pieces, and by another "
-            "rule the model reads worse; train a tokenizer with train_tokenizer.py --pieces llama-bpe, and a model with it"
-        )
+        return None
     whole_first, merges_alone = NAMES[rule]
+    takes_whole = content["model"]["ignore_merges"]
     # Where each entry is what the merges make of its own bytes, both ways give the same.
     same = all_merge_to_themselves(content)
-    if whole_first is not None and (same or content["model"]["ignore_merges"]):
+    if whole_first is not None and (same or takes_whole):
         return whole_first
-    if same or not content["model"]["ignore_merges"]:
+    if same or not takes_whole:
         return merges_alone
-    raise UserError(
-        f"{where}: the tokenizer takes entries whole that its merges do not make (ignore_merges); llama.cpp does not where "
-        f"texts are cut by the rule {merges_alone}, but does with --pieces llama-bpe of train_tokenizer.py"
+    return None
+
+
+def why_no_rule(content: Mapping[str, Any]) -> str:
+    """Why `llama_cpp_rule` has no name for a tokenizer, and what to do about it."""
+    fault = fault_of_form(content)
+    if fault is not None:
+        return fault
+    rule = piece_rule(content["pre_tokenizer"])
+    if rule not in NAMES:
+        return (
+            "llama.cpp does not have the rule by which this tokenizer cuts texts into pieces, and by another rule the model "
+            "reads worse; train a tokenizer with train_tokenizer.py --pieces llama-bpe, and a model with it"
+        )
+    _, merges_alone = NAMES[rule]
+    return (
+        "the tokenizer takes entries whole that its merges do not make (ignore_merges); llama.cpp does not where texts are "
+        f"cut by the rule {merges_alone}, but does with --pieces llama-bpe of train_tokenizer.py"
     )
+
+
+def fault_of_form(content: Mapping[str, Any]) -> str | None:
+    """What a tokenizer.json has that llama.cpp has no counterpart of; None: nothing."""
+    model = content["model"]
+    if model["type"] != "BPE":
+        return f"llama.cpp takes a byte-level BPE, and this tokenizer is a {model['type']}"
+    for option in ("byte_fallback", "dropout"):
+        if model.get(option):
+            return f"llama.cpp takes a byte-level BPE, and knows none with {option}"
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return "llama.cpp knows no BPE with a prefix or suffix in its entries"
+    if not model["merges"]:
+        return "the tokenizer has no merges, and llama.cpp takes none without"
+    if content["normalizer"] is not None:
+        kind = content["normalizer"]["type"]
+        return f"the tokenizer changes texts first ({kind}), which llama.cpp does not"
+    for added in content["added_tokens"]:
+        if added["lstrip"] or added["rstrip"] or added["single_word"]:
+            return f"the token {added['content']!r} takes white space or whole words; llama.cpp does not"
+    return None
 
 
 def piece_rule(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
@@ -144,10 +168,11 @@ def all_merge_to_themselves(content: Mapping[str, Any]) -> bool:
 
 
 def entries(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[list[str], list[int]]:
-    """The token and its type for each row of the embeddings; rows without a token get a name that no text has."""
-    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    """The token and its type for each row of the embeddings; rows without a token get a name that no token has."""
+    vocabulary = tokenizer.get_vocab()
+    tokens = [unused_name(i, vocabulary) for i in range(vocab_size)]
     types = [UNUSED] * vocab_size
-    for token, i in tokenizer.get_vocab().items():
+    for token, i in vocabulary.items():
         tokens[i] = token
         types[i] = NORMAL
     for i, added in tokenizer.added_tokens_decoder.items():
@@ -155,6 +180,14 @@ def entries(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[list[s
     # llama.cpp ends where two are alike.
     assert len(set(tokens)) == len(tokens)
     return tokens, types
+
+
+def unused_name(i: int, vocabulary: Collection[str]) -> str:
+    """A name for row `i` that no entry of the vocabulary has, and no other row gets."""
+    name = f"[PAD{i}]"
+    while name in vocabulary:
+        name = f"[{name}]"
+    return name
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -16,7 +16,7 @@ from dataset.tokenizing.tokenizer_files import starts_with_bos
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from scripts.card_snippet import snippet
-from scripts.gguf_tokenizer import check_form, pre_tokenizer_name
+from scripts.gguf_tokenizer import llama_cpp_rule
 from trainer.reporting.charts import LOSS
 from trainer.reporting.records import FIGURES, RunRecords, is_number
 
@@ -54,12 +54,22 @@ tags:
 INTENDED_USE = """## Intended use and limits
 - For: continuing text of the kinds it was trained on, studying how small language models learn, and as a beginning for
   further training.
-- Not for: answers that somebody relies on, advice on health, law or money, decisions about people, or texts that the
-  public reads unchecked.
+{not_for}
 - It continues text. Pretraining does not teach it to follow instructions, to keep up a conversation or to refuse; the chat
   template is there for a later training that does.
 - It writes what is likely after its training text, true or not. That text decides its language, knowledge and bias; look
-  at it before you rely on an answer. What of the text it repeats word for word was not measured."""
+  at it before you rely on an answer. {word_for_word}"""
+
+# Of a run that began with the weights of another model, of whose training nothing is known here
+INTENDED_USE_GOING_ON = """## Intended use and limits
+- The run began with the weights of {source}, whose license and limits hold here too.
+- For: studying how small language models learn, and as a beginning for further training.
+{not_for}
+- It writes what is likely after its training texts, those of {source} included, true or not. {word_for_word}"""
+
+NOT_FOR = """- Not for: answers that somebody relies on, advice on health, law or money, decisions about people, or texts that the
+  public reads unchecked."""
+WORD_FOR_WORD = "Whether it repeats training text word for word was not measured."
 
 # Of a table: label, value.
 Row = tuple[str, str]
@@ -113,9 +123,9 @@ def model_card(
         METADATA,
         f"# {name}",
         what_it_is(model, hf_config),
-        snippet(folder, name, records),
+        snippet(folder, tokenizer, name, records),
         versions_line(config),
-        INTENDED_USE + line_on_length(records),
+        intended_use(records) + line_on_length(records),
         "## Architecture\n" + table(rows_of_architecture(config)),
         *training_sections(records),
         "## Tokenizer\n" + about_tokenizer(tokenizer, records),
@@ -136,8 +146,17 @@ def what_it_is(model: MiniMindForCausalLM, hf_config: PretrainedConfig) -> str:
     )
 
 
+def intended_use(records: RunRecords | None) -> str:
+    """What the model is for, as far as that is known of the weights that its run began with."""
+    begun_with = records.settings.get("from_weight", "none") if records else "none"
+    if begun_with == "none":
+        return INTENDED_USE.format(not_for=NOT_FOR, word_for_word=WORD_FOR_WORD)
+    source = in_code(str(without_places(begun_with)))
+    return INTENDED_USE_GOING_ON.format(source=source, not_for=NOT_FOR, word_for_word=WORD_FOR_WORD)
+
+
 def line_on_length(records: RunRecords | None) -> str:
-    """What is known of long texts, as one more point of INTENDED_USE; nothing without a record."""
+    """What is known of long texts, as one more point of `intended_use`; nothing without a record."""
     positions = records.settings.get("max_seq_len") if records else None
     if not isinstance(positions, int):
         return ""
@@ -252,8 +271,11 @@ def without_places(value: object) -> object:
 
 def about_tokenizer(tokenizer: PreTrainedTokenizerBase, records: RunRecords | None) -> str:
     """What it is made of, what it puts around a text, and how many bytes a token holds where the run has noted it."""
+    # Of its tokenizer.json, which those in Python do not have.
+    content = json.loads(tokenizer.backend_tokenizer.to_str()) if getattr(tokenizer, "is_fast", False) else None
+    kind = f"A {type(tokenizer).__name__}" if content is None else kind_of_tokenizer(content)
     lines = [
-        f"- {kind_of_tokenizer(tokenizer)} of {len(tokenizer):,} entries. {pieces_line(tokenizer)}",
+        f"- {kind} of {len(tokenizer):,} entries. {pieces_line(content)}",
         f"- {bos_line(tokenizer)}",
     ]
     if tokenizer.eos_token is not None:
@@ -264,28 +286,19 @@ def about_tokenizer(tokenizer: PreTrainedTokenizerBase, records: RunRecords | No
     return "\n".join(lines)
 
 
-def kind_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """As `A byte-level BPE`."""
-    if not getattr(tokenizer, "is_fast", False):
-        return f"A {type(tokenizer).__name__}"
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
+def kind_of_tokenizer(content: Mapping[str, Any]) -> str:
+    """As `A byte-level BPE`. content: of a tokenizer.json."""
     kind = content["model"]["type"]
     decoder = json.dumps(content.get("decoder"))
     return f"A byte-level {kind}" if '"ByteLevel"' in decoder else f"A {kind}"
 
 
-def pieces_line(tokenizer: PreTrainedTokenizerBase) -> str:
-    """By which rule it cuts texts before it merges, by the name that other programs know."""
-    without = "Its way to cut texts into pieces has no name in llama.cpp, which cannot run this model exactly."
-    if not getattr(tokenizer, "is_fast", False):
-        return without
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    try:
-        check_form(content, "")
-        name = pre_tokenizer_name(content, "")
-    except UserError:
-        return without
-    return f"It cuts texts into pieces by the rule that llama.cpp calls `{name}`."
+def pieces_line(content: Mapping[str, Any] | None) -> str:
+    """By which rule a tokenizer cuts texts before it merges, by the name that other programs know."""
+    rule = None if content is None else llama_cpp_rule(content)
+    if rule is None:
+        return "Its way to cut texts into pieces has no name in llama.cpp, which cannot run this model exactly."
+    return f"It cuts texts into pieces by the rule that llama.cpp calls `{rule}`."
 
 
 def bos_line(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -119,7 +119,8 @@ def test_a_card_without_a_record_has_no_picture_and_no_figures(tmp_path):
     compile(snippet_of(card), "snippet", "exec")
 
 
-def sample_line(**changes):
+def sample_line(*more, **changes):
+    """The lines of a run. changes: of its only sample, or of the first; more: changes of each further one."""
     start = {
         "started": "",
         "command": "",
@@ -133,8 +134,9 @@ def sample_line(**changes):
     lines = [
         {**at, **start, **changes.pop("start", {})},
         {**at, "loss": 3.0},
-        {**at, "prompt": "the cat", "text": "other", **changes},
     ]
+    for changes_of_one in (changes, *more):
+        lines.append({**at, "prompt": "the cat", "text": "other", **changes_of_one})
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
@@ -146,6 +148,10 @@ def sample_line(**changes):
         ({"prompt": "\ud800"}, "The harbour"),
         ({"prompt": "x" * 100_000}, "The harbour"),
         ({"prompt": ""}, "The harbour"),
+        # Text in training, and a token in the lines of Python.
+        ({"prompt": "the cat<|im_end|> sat"}, "The harbour"),
+        # The trainer cuts it to what the positions hold.
+        ({"prompt": "a b c d e " * 190}, "The harbour"),
         ({"start": {"settings": {"seed": 2**70}}}, "The harbour"),
         ({"start": {"settings": {"seed": "1)\nimport os"}}}, "The harbour"),
     ],
@@ -153,7 +159,7 @@ def sample_line(**changes):
 def test_a_strange_record_of_samples_gives_a_whole_card(tmp_path, monkeypatch, changes, prompt):
     """What is recorded gets into the lines of Python as one string or not at all."""
     monkeypatch.setattr(card_snippet, "SAMPLE_TOKENS", 4)
-    weight = write(tmp_path)
+    weight = write(tmp_path, max_position_embeddings=512)
     weight.with_name("pretrain_32.metrics.jsonl").write_text(sample_line(**changes))
     export_hf.export(weight, tmp_path / "hf")
     card = card_of(tmp_path)
@@ -161,6 +167,42 @@ def test_a_strange_record_of_samples_gives_a_whole_card(tmp_path, monkeypatch, c
     compile(snippet_of(card), "snippet", "exec")
     assert ("is another one" in card) == (prompt != "The harbour")
     assert len(card) < 50_000
+
+
+def test_the_card_takes_the_last_sample_that_its_lines_can_draw(tmp_path, monkeypatch):
+    """The model is loaded once, however many are tried."""
+    monkeypatch.setattr(card_snippet, "SAMPLE_TOKENS", 4)
+    loads = []
+
+    def load(folder, right=card_snippet.load_model):
+        loads.append(folder)
+        return right(folder)
+
+    monkeypatch.setattr(card_snippet, "load_model", load)
+    weight = write(tmp_path)
+    lines = sample_line({"prompt": "a dog"}, {"prompt": "a token: <think>"})
+    weight.with_name("pretrain_32.metrics.jsonl").write_text(lines)
+    export_hf.export(weight, tmp_path / "hf")
+    card = card_of(tmp_path)
+    assert "is another one.\n" in card and "<think>" not in card
+    assert literal("the cat") in snippet_of(card)
+    assert len(loads) == 1
+
+
+def test_a_card_tells_which_weights_the_run_began_with(tmp_path, monkeypatch):
+    """What they were trained on and for is not known, so less is said of the model."""
+    monkeypatch.setattr(card_snippet, "SAMPLE_TOKENS", 4)
+    weight = write(tmp_path)
+    for begun_with in ("none", "/home/me/Qwen3-0.6B"):
+        settings = {"seed": 1, "from_weight": begun_with}
+        weight.with_name("pretrain_32.metrics.jsonl").write_text(sample_line(start={"settings": settings}))
+        export_hf.export(weight, tmp_path / "hf", overwrite=True)
+        card = card_of(tmp_path)
+        goes_on = begun_with != "none"
+        assert ("began with the weights of `Qwen3-0.6B`, whose license and limits hold here too" in card) == goes_on
+        assert ("Pretraining does not teach" in card) != goes_on
+        assert "was not measured." in card and "{" not in card.split("## Intended use")[1].split("## Arch")[0]
+        assert "/home/me" not in card
 
 
 def test_strange_records_of_data_and_settings_stay_within_their_cells(tmp_path, monkeypatch):
