@@ -53,13 +53,18 @@ def read_config(folder: Path) -> MiniMindConfig:
 
 
 def load_folder(
-    model_class: "type[MiniMindForCausalLM]", folder: Path, config: MiniMindConfig
+    model_class: "type[MiniMindForCausalLM]",
+    folder: Path,
+    config: MiniMindConfig,
+    files: list[Path] | None = None,
 ) -> "MiniMindForCausalLM":
     """The weights in `folder` -> model_class in fp32 and eval mode. config: as read_config gives it.
 
+    files: as checked_files has given them for this config; None: they are looked at now.
     Errors: ValueError, one line, for files that are damaged or not of such a model.
     """
-    files = checked_files(model_class, folder, config)
+    if files is None:
+        files = checked_files(model_class, folder, config)
     model = model_class(config)
     own = model.state_dict()
     is_tied = config.tie_word_embeddings

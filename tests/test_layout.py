@@ -15,8 +15,7 @@ from tests.helpers import ROOT
 from trainer.electra import settings as electra_settings
 from trainer.glue import settings as glue_settings
 from trainer.pretrain import settings as pretrain_settings
-from trainer.pretrain.job import MODEL_FLAGS
-from trainer.pretrain.settings import parse_args, parser
+from trainer.pretrain.settings import MODEL_FLAGS, parse_args, parser
 
 # Each imports those before it and none behind it; benchmarks/ and scripts/ stand beside each other.
 FOLDERS = ("common", "model", "dataset", "trainer", "scripts", "benchmarks")

@@ -1,5 +1,6 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,12 +40,20 @@ from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.notices import notices
 from trainer.pretrain.public_weights import (
-    MODEL_FLAGS,
+    PublicModel,
+    checked_folder,
     model_of_folder,
     settings_of_folder,
     tokenizer_notices,
 )
-from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings, weight_folder
+from trainer.pretrain.settings import (
+    DEFAULT_TOKENIZER,
+    MODEL_FLAGS,
+    PretrainSettings,
+    weight_candidates,
+    weight_folder,
+    weight_name,
+)
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
@@ -137,8 +146,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def _open_model(self) -> None:
         """Tokenizer and model, which must fit each other and the rows."""
-        folder = weight_folder(self.settings.from_weight)
-        public_config = None if folder is None else self._read_folder(folder)
+        folder = self.settings.weight_folder()
+        public = None if folder is None else self._read_folder(folder)
         settings = self.settings
         assert settings.tokenizer_path is not None
         self.tokenizer_path = settings.tokenizer_path
@@ -148,13 +157,13 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.tokenizer_notices: list[str] = []
         if folder is not None:
             self.tokenizer_notices = tokenizer_notices(folder, self.tokenizer_path, self.vocabulary)
-        self.model = self._build_model(public_config)
+        self.model = self._build_model(public)
         self.config: MiniMindConfig = self.model.config
         check_length(settings.max_seq_len, self.config)
         check_size(self.encoder.vocab_size, self.config.vocab_size, f"--tokenizer_path {self.tokenizer_path}")
 
-    def _read_folder(self, folder: Path) -> MiniMindConfig:
-        """The config of the model in a Hugging Face folder, which the settings take over.
+    def _read_folder(self, folder: Path) -> PublicModel:
+        """The model in a Hugging Face folder, whose config the settings take over; no weight is read.
 
         The loader of its tokenizer reads that config too, and would make whatever it speaks of. So it comes after this.
         """
@@ -162,33 +171,36 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         config = read_config(folder)
         self.settings = settings_of_folder(self.settings, folder, config)
         check_memory(config, self.device)
-        checked_files(MiniMindForCausalLM, folder, config)
-        return config
+        return PublicModel(folder, config, checked_files(MiniMindForCausalLM, folder, config))
 
     def _claim_files(self) -> None:
         """The names of the run's files. From here on no other run may write them."""
-        self.stem = Path(self.settings.out_dir) / weight_name(self.settings.save_weight, self.config)
+        self.stem = Path(self.settings.out_dir) / self._weight_name()
         self.outputs = {"weights": Path(f"{self.stem}.pth"), "config": Path(f"{self.stem}.json")}
         claim(self.ranks, self.stem)
         # A folder in the place of a file would be found out at the first save, hours later.
         on_main(self.ranks, lambda: check_kinds(self.stem, files=self.outputs.values()))
 
-    def _build_model(self, public_config: MiniMindConfig | None) -> MiniMindForCausalLM:
-        """public_config: of the folder that --from_weight names; None: it names none."""
+    def _weight_name(self) -> str:
+        return weight_name(self.settings.save_weight, self.config.hidden_size, self.config.use_moe)
+
+    def _build_model(self, public: PublicModel | None) -> MiniMindForCausalLM:
+        """public: the folder that --from_weight names; None: it names none."""
         settings = self.settings
-        if public_config is not None:
-            config = public_config
+        if public is not None:
+            config = public.config
             # The documents begin and end with the tokenizer's own.
             for name in TOKEN_IDS:
                 setattr(config, name, getattr(self.tokenizer, name))
             check_ids_fit(self.encoder.vocab_size, config.vocab_size, f"--tokenizer_path {self.tokenizer_path}")
+            model = model_of_folder(public)
         else:
             config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
-        # Before the model is made: the system would end a process that asks for too much, without a line.
-        check_memory(config, self.device)
-        if settings.from_weight != "none" and public_config is None:
-            self._check_vocabulary(find_weight(settings.from_weight, config, Path(settings.out_dir)))
-        model = init_model(config, settings.from_weight, settings.out_dir, settings.init_scheme)
+            # Before the model is made: the system would end a process that asks for too much, without a line.
+            check_memory(config, self.device)
+            if settings.from_weight != "none":
+                self._check_vocabulary(find_weight(settings.from_weight, config, Path(settings.out_dir)))
+            model = init_model(config, settings.from_weight, settings.out_dir, settings.init_scheme)
         return model.to(self.device)  # type: ignore[arg-type]  # transformers wraps it without its types
 
     def _check_vocabulary(self, weight: Path) -> None:
@@ -332,11 +344,6 @@ def config_from_flags(settings: PretrainSettings, vocab_size: int, tokenizer: An
     )
 
 
-def weight_name(prefix: str, config: MiniMindConfig) -> str:
-    """What the weight files of a model are called, without their endings."""
-    return f"{prefix}_{config.hidden_size}{'_moe' if config.use_moe else ''}"
-
-
 def init_model(
     config: MiniMindConfig,
     from_weight: str = "none",
@@ -356,15 +363,12 @@ def init_model(
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     torch.nn.init.zeros_(parameter)
         return model
-    folder = weight_folder(from_weight)
+    folder = weight_folder(from_weight, out_dir, config.hidden_size, config.use_moe)
     if folder is not None:
-        return model_of_folder(folder, config)
+        return model_of_folder(checked_folder(folder, config))
     path = find_weight(from_weight, config, Path(out_dir))
     if not path.exists():
-        raise UserError(
-            f"--from_weight {from_weight}: there is neither such a folder nor {path}; a model of the Hugging Face hub is "
-            "downloaded first, with hf download"
-        )
+        raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path)}")
     asked = {name: getattr(config, name) for name in MODEL_FLAGS}
     try:
         return MiniMindForCausalLM.from_pth(path, **asked)
@@ -377,14 +381,23 @@ def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path
     path = Path(from_weight)
     if path.suffix == ".pth":
         return path
-    # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
-    by_name = out_dir / f"{weight_name(from_weight, config)}.pth"
-    # The name may also be whole but for its ending, with a folder or in --out_dir.
-    whole_names = [path.with_name(f"{path.name}.pth"), out_dir / f"{path.name}.pth"]
-    for candidate in (by_name, *whole_names):
+    candidates = weight_candidates(from_weight, out_dir, config.hidden_size, config.use_moe)
+    for candidate in candidates:
         if candidate.is_file():
             return candidate
-    return by_name
+    return candidates[0]
+
+
+def why_not_found(from_weight: str, path: Path) -> str:
+    """What to say of a --from_weight that is neither a model's folder nor `path`, the .pth that it would mean."""
+    if from_weight.endswith(".safetensors") and os.path.isfile(from_weight):
+        return f"name the folder that holds it and its config.json, {Path(from_weight).parent}"
+    if os.path.isdir(from_weight):
+        return (
+            "no config.json; a folder of Hugging Face's save_pretrained or a download is wanted, or a .pth, and "
+            f"{path} is not there"
+        )
+    return f"there is neither such a folder nor {path}; a model of the Hugging Face hub is downloaded first, with hf download"
 
 
 def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:

@@ -1,18 +1,25 @@
 """Going on from a Hugging Face folder: the model's shape and the tokenizer come from there, not from flags."""
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.vocabulary import has_tokenizer, vocabulary_digest
-from model.config import ARCHITECTURE, DECLARATIONS, MiniMindConfig
-from model.hf_folder import load_folder, read_config
+from model.config import ARCHITECTURE, MiniMindConfig
+from model.hf_folder import checked_files, load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
-from trainer.pretrain.settings import ModelSettings, PretrainSettings
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
-# The flags that are fields of the model's config.
-MODEL_FLAGS = tuple(field.name for field in dataclasses.fields(ModelSettings) if field.name in DECLARATIONS)
+
+@dataclass(frozen=True)
+class PublicModel:
+    """A Hugging Face folder that was looked at: its config, and the files whose tensors are those of such a model."""
+
+    folder: Path
+    config: MiniMindConfig
+    files: list[Path]
 
 
 def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMindConfig) -> PretrainSettings:
@@ -46,14 +53,22 @@ def tokenizer_notices(folder: Path, tokenizer_path: str, vocabulary: str) -> lis
     ]
 
 
-def model_of_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
-    """The weights of a folder in a model of `config`. Errors: UserError where they are those of another model."""
+def model_of_folder(public: PublicModel) -> MiniMindForCausalLM:
+    """Errors: UserError where the weights are damaged or those of another model."""
+    try:
+        return load_folder(MiniMindForCausalLM, public.folder, public.config, public.files)
+    except (ValueError, OSError) as error:
+        raise UserError(f"--from_weight: {error}") from error
+
+
+def checked_folder(folder: Path, config: MiniMindConfig) -> PublicModel:
+    """The folder, if its model is one of `config`. Errors: UserError where it is another."""
     try:
         theirs = read_config(folder)
         # Shapes are compared with the files; these fields no tensor tells, such as rope_theta.
         for name in ARCHITECTURE:
             if getattr(theirs, name) != getattr(config, name):
                 raise ValueError(f"{folder}: its {name} is {getattr(theirs, name)}, not {getattr(config, name)}")
-        return load_folder(MiniMindForCausalLM, folder, config)
+        return PublicModel(folder, config, checked_files(MiniMindForCausalLM, folder, config))
     except (ValueError, OSError) as error:
         raise UserError(f"--from_weight: {error}") from error

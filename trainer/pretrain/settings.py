@@ -17,15 +17,30 @@ from trainer.reporting.settings import OutputSettings
 
 MOST_LAYERS = 1000
 DEFAULT_TOKENIZER = str(ROOT / "model")
+DEFAULT_GENERATION = "minimind2"
+DEFAULT_WIDTH = 512
+DEFAULT_LAYERS = 8
+DEFAULT_HEADS = 8
 # Of flags that are not given, unless a folder of weights tells.
 DEFAULT_MODEL = {
-    "generation": "minimind2",
-    "hidden_size": 512,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
+    "generation": DEFAULT_GENERATION,
+    "hidden_size": DEFAULT_WIDTH,
+    "num_hidden_layers": DEFAULT_LAYERS,
+    "num_attention_heads": DEFAULT_HEADS,
     "use_moe": False,
     "tokenizer_path": DEFAULT_TOKENIZER,
 }
+# The flags that are fields of the model's config.
+MODEL_FLAGS = (
+    "generation",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "use_moe",
+)
+# Files by which a folder of a Hugging Face model is told from any other folder
+FILES_OF_MODELS = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 PROG = "train_pretrain.py"
 DESCRIPTION = "Pretrain a MiniMind causal language model."
 
@@ -53,12 +68,40 @@ def file_prefix(text: str) -> str:
     return text
 
 
-def weight_folder(from_weight: str) -> Path | None:
-    """The folder that --from_weight names; None for a .pth, for a name in --out_dir, and for none."""
+def weight_name(prefix: str, hidden_size: int, use_moe: bool) -> str:
+    """What the weight files of a model are called, without their endings."""
+    return f"{prefix}_{hidden_size}{'_moe' if use_moe else ''}"
+
+
+def weight_candidates(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> list[Path]:
+    """Where the .pth may be that --from_weight means without saying its ending, the likeliest first."""
+    path = Path(from_weight)
+    # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
+    candidates = [Path(out_dir) / f"{weight_name(from_weight, hidden_size, use_moe)}.pth"]
+    # The name may also be whole but for its ending, with a folder or in --out_dir. A path such as / has no name.
+    if path.name:
+        candidates += [path.with_name(f"{path.name}.pth"), Path(out_dir) / f"{path.name}.pth"]
+    return candidates
+
+
+def weight_folder(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path | None:
+    """The folder of a model that --from_weight names; None for a .pth, for a name in --out_dir, and for none.
+
+    Any folder may have the name of a weight, as trainer/pretrain has where a run is started in trainer/. So a folder is
+    one of a model by what it holds, and a bare name means a .pth first.
+    """
     # Unlike Path.is_dir, this one has no errors of its own for texts that are no path.
     if from_weight == "none" or from_weight.endswith(".pth") or not os.path.isdir(from_weight):
         return None
-    return Path(from_weight)
+    folder = Path(from_weight)
+    is_bare_name = folder.name == from_weight
+    candidates = weight_candidates(from_weight, out_dir, hidden_size, use_moe)
+    if is_bare_name and any(path.is_file() for path in candidates):
+        return None
+    for pattern in FILES_OF_MODELS:
+        if any(folder.glob(pattern)):
+            return folder
+    return None
 
 
 @dataclass(kw_only=True)
@@ -83,11 +126,11 @@ class ModelSettings(Settings):
 
     # None: not given. Then it is the value of DEFAULT_MODEL, or that of the folder which --from_weight names.
     generation: str | None = setting(
-        None, choices=("minimind2", "minimind3"), help="whose architecture (default: minimind2)"
+        None, choices=("minimind2", "minimind3"), help=f"whose architecture (default: {DEFAULT_GENERATION})"
     )
-    hidden_size: int | None = setting(None, check=positive(int), help="width (default: 512)", first=True)
-    num_hidden_layers: int | None = setting(None, check=layers, help="blocks (default: 8)", first=True)
-    num_attention_heads: int | None = setting(None, check=positive(int), help="query heads (default: 8)")
+    hidden_size: int | None = setting(None, check=positive(int), help=f"width (default: {DEFAULT_WIDTH})", first=True)
+    num_hidden_layers: int | None = setting(None, check=layers, help=f"blocks (default: {DEFAULT_LAYERS})", first=True)
+    num_attention_heads: int | None = setting(None, check=positive(int), help=f"query heads (default: {DEFAULT_HEADS})")
     num_key_value_heads: int | None = setting(
         None, check=positive(int), help="key and value heads (default: the generation's)"
     )
@@ -103,13 +146,6 @@ class ModelSettings(Settings):
     tokenizer_path: str | None = setting(
         None, help="folder of a Hugging Face tokenizer (default: model/, or the folder of --from_weight)"
     )
-
-    def check(self) -> None:
-        if weight_folder(self.from_weight) is not None:
-            return
-        for name, value in DEFAULT_MODEL.items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
 
 
 @dataclass(kw_only=True)
@@ -173,6 +209,19 @@ class PretrainSettings(
     PretrainOutput,
 ):
     """All settings of train_pretrain.py; --help shows the groups from the last to the first."""
+
+    def weight_folder(self) -> Path | None:
+        """The folder of a model that --from_weight names, if it names one."""
+        return weight_folder(
+            self.from_weight, self.out_dir, self.hidden_size or DEFAULT_WIDTH, use_moe=bool(self.use_moe)
+        )
+
+    def check(self) -> None:
+        if self.weight_folder() is not None:
+            return
+        for name, value in DEFAULT_MODEL.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
 
 
 def parser() -> SettingsParser:

@@ -3,6 +3,7 @@
 References: transformers' own classes on the same documents, and runs that were not interrupted.
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from common.errors import DataError, UserError
 from dataset.loader import assemble
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.vocabulary import vocabulary_digest
+from model.config import DECLARATIONS
+from model.hf_folder import list_tensors
 from model.model_minimind import MiniMindConfig
 from model.pth_format import vocabulary_of
 from scripts import evaluate, export_hf, generate
@@ -27,7 +30,7 @@ from tests.helpers import ROOT, command_line, flags, losses, records, train, wri
 from tests.model.public import KINDS, change_config, write_public
 from trainer import train_pretrain
 from trainer.pretrain.job import PretrainJob, init_model
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, parse_args
 
 ENTRIES = 300
 END = "<|endoftext|>"
@@ -234,6 +237,38 @@ def test_documents_end_as_the_tokenizer_says(data, public):
     encoder = DocumentEncoder(load_tokenizer(public["qwen3"]))
     (ids,) = encoder.encode(["the cat"])
     assert encoder.bos_id is None and ids[-1] == encoder.eos_id and ids.count(encoder.eos_id) == 1
+
+
+def test_a_file_of_a_folder_is_told_to_name_the_folder(data, public, tmp_path):
+    weights = next(public["llama"].glob("*.safetensors"))
+    with pytest.raises(UserError, match=f"safetensors: name the folder that holds it .* {public['llama']}$"):
+        train(data_path=data, out_dir=tmp_path, from_weight=weights, **UNSAID)
+
+
+def test_a_folder_with_the_name_of_a_weight_does_not_stand_in_its_way(data, public, tmp_path, monkeypatch):
+    """trainer/ has a folder pretrain, and the weight is called so too. A folder of a model is named by ./"""
+    monkeypatch.chdir(tmp_path)
+    train(data_path=data, out_dir=tmp_path)
+    (tmp_path / "pretrain").mkdir()
+    named = {"data_path": data, "out_dir": tmp_path, "from_weight": "pretrain"}
+    assert train(**named).job.config.hidden_size == 16
+    with pytest.raises(UserError, match="--from_weight pretrain: no config.json; a folder of .* is not there"):
+        train(**{**named, "out_dir": tmp_path / "other"})
+    shutil.copytree(public["qwen3"], tmp_path / "pretrain", dirs_exist_ok=True)
+    assert train(**named).job.config.hidden_size == 16
+    assert train(**{**named, "from_weight": "./pretrain"}, **UNSAID).job.config.hidden_size == 32
+
+
+def test_a_start_reads_the_folder_once(data, public, tmp_path):
+    with mock.patch("model.hf_folder.list_tensors", side_effect=list_tensors) as listed:
+        train(data_path=data, out_dir=tmp_path, from_weight=public["qwen3"], **UNSAID)
+    assert listed.call_count == 1
+
+
+def test_the_flags_of_the_model_are_the_settings_that_its_config_has():
+    """They are listed, since settings.py must not import transformers, which the config needs."""
+    both = {field.name for field in dataclasses.fields(PretrainSettings)} & DECLARATIONS.keys()
+    assert both == set(MODEL_FLAGS)
 
 
 def stopped_after(updates, arguments):
