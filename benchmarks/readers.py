@@ -25,9 +25,11 @@ if __name__ == "__main__":
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -273,26 +275,60 @@ def ask(reader: Reader, questions: Questions, logits: Path) -> Answer | str:
     request = {**questions.as_request(logits), **reader.request}
     # -P: the folder of the worker is not searched for packages.
     command = [sys.executable, "-P", str(WORKERS / reader.worker)]
-    done = subprocess.run(
-        command, input=json.dumps(request), capture_output=True, text=True, env=environment, timeout=SECONDS
-    )
+    # Those of the program before must not stand for this one's.
+    logits.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(request),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{DISAGREES}: it gave no answer within {SECONDS:,} seconds"
     if done.returncode:
         last_lines = done.stderr.strip().splitlines()[-1:]
-        return f"{DISAGREES}: it failed ({one_line(' '.join(last_lines))[:200]})"
+        reason = one_line(" ".join(last_lines))[:200] or f"exit code {done.returncode}"
+        return f"{DISAGREES}: it failed ({reason})"
+    try:
+        return answer_of(done.stdout, questions, logits)
+    # A library may print or write anything. One program's fault must not lose the lines of the others.
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, zipfile.BadZipFile) as error:
+        return f"{DISAGREES}: no answer can be read ({one_line(f'{type(error).__name__}: {error}')[:200]})"
+
+
+def answer_of(output: str, questions: Questions, logits: Path) -> Answer | str:
+    """The answer in a worker's output and its file of logits, or that a package is missing.
+
+    Errors: of many kinds, where it is not such an answer or not one to each question.
+    """
     # Some programs print lines of their own before the worker answers.
-    answer = json.loads(done.stdout.splitlines()[-1])
+    lines = output.splitlines()
+    if not lines:
+        raise ValueError("nothing was printed")
+    answer = json.loads(lines[-1])
     if "missing" in answer:
         return f"not installed ({one_line(answer['missing'])[:100]})"
     with np.load(logits) as arrays:
         values = [arrays[name] for name in arrays.files]
-    return Answer(answer["version"], answer["ids"], values, answer["greedy"])
+    if len(answer["ids"]) != len(questions.documents) or len(values) != len(questions.texts):
+        raise ValueError("not every question is answered")
+    return Answer(str(answer["version"]), answer["ids"], values, answer["greedy"])
 
 
 def largest_difference(theirs: list[np.ndarray], ours: list[np.ndarray]) -> float:
-    """Relative to the largest logit of a text where that is above 1: fp32 itself rounds in proportion. NaN stays NaN."""
+    """Relative to the largest logit of a text where that is above 1: fp32 itself rounds in proportion. NaN stays NaN.
+
+    Infinite where the shapes do not match.
+    """
     worst = 0.0
     for a, b in zip(theirs, ours, strict=True):
-        # A program may have a vocabulary that is filled up to a round number.
+        # A program may have a vocabulary that is filled up to a round number; none may have a smaller one.
+        if a.ndim != 2 or len(a) != len(b) or a.shape[1] < b.shape[1]:
+            return math.inf
         difference = np.abs(a[:, : b.shape[1]] - b).max() / max(1.0, np.abs(b).max())
         worst = float(np.maximum(worst, difference))
     return worst

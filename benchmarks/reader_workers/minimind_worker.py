@@ -7,8 +7,8 @@ there does: AutoTokenizer on the folder of the tokenizer, a model from the confi
 import hashlib
 import inspect
 import json
-import os
 import sys
+from pathlib import Path
 
 try:
     import numpy
@@ -25,7 +25,7 @@ except ImportError as error:
 @torch.no_grad()
 def main() -> None:
     request = json.load(sys.stdin)
-    if not os.path.realpath(model_minimind.__file__).startswith(request["checkout"]):
+    if not Path(model_minimind.__file__).resolve().is_relative_to(request["checkout"]):
         # A package of that name that is installed would be found instead.
         json.dump({"missing": "no model/model_minimind.py in the checkout"}, sys.stdout)
         return

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -52,6 +54,8 @@ def test_equal_answers_are_said_to_be_equal(answered):
         # The largest logit is 2: relative to it a change of 1e-3 is one of 5e-4.
         ({"values": [[[0.5, -2.0], [1.0, 1e-3]]]}, 2, "5.0e-04 **NO**"),
         ({"values": [[[0.5, -2.0], [1.0, float("nan")]]]}, 2, "nan **NO**"),
+        ({"values": [[[0.5], [1.0]]]}, 2, "inf **NO**"),
+        ({"values": [[[0.5, -2.0]]]}, 2, "inf **NO**"),
         ({"greedy": ["the dog"]}, 3, "**NO**"),
     ],
 )
@@ -72,6 +76,54 @@ def test_a_reader_that_is_not_there_or_fails_keeps_its_line(answered):
     assert answered(absent="not installed (--minimind2)") == ("not installed (--minimind2)", "–", "–", "–")
     version, *rest = answered(worker="raise ValueError('no such weight')")
     assert version == "**NO**: it failed (ValueError: no such weight)" and rest == ["–"] * 3
+
+
+@pytest.mark.parametrize(
+    "worker, said",
+    [
+        ("import time\ntime.sleep(60)", "it gave no answer within 1 seconds"),
+        ("import os\nos.abort()", "it failed (exit code -6)"),
+        ("", "no answer can be read (ValueError: nothing was printed)"),
+        ("print('all is well')", "no answer can be read (JSONDecodeError: "),
+        ("print(3)", "no answer can be read (TypeError: "),
+        ("import sys\nsys.stdout.buffer.write(b'\\xff')", "no answer can be read (JSONDecodeError: "),
+        (WORKER.replace("numpy.savez", "print"), "no answer can be read (FileNotFoundError: "),
+        (WORKER.replace('request["ids"]', "[]"), "no answer can be read (ValueError: not every question is answered)"),
+    ],
+    ids=["slow", "crash", "silent", "text", "number", "bytes", "no logits", "one answer too few"],
+)
+def test_no_reader_loses_the_lines_of_the_others(worker, said, answered, tmp_path, monkeypatch):
+    """Whatever it does, the table has a line for it that says so. The logits of the reader before are not its own."""
+    if "sleep" in worker:
+        monkeypatch.setattr(readers, "SECONDS", 1)
+    if "abort" in worker and os.name != "posix":
+        pytest.skip("another exit code")
+    np.savez(tmp_path / "logits.npz", *LOGITS)
+    version, *rest = answered(worker=worker)
+    assert version.startswith(f"**NO**: {said}") and rest == ["–"] * 3
+
+
+def test_the_public_code_is_that_of_the_checkout(tmp_path):
+    """A package of that name in a folder whose name only begins alike is another one. The libraries are empty modules."""
+    modules = {
+        "model/model_minimind.py": "",
+        "numpy.py": "",
+        "torch.py": "def no_grad():\n    return lambda function: function",
+        "transformers.py": "AutoTokenizer = None",
+    }
+    for name, content in modules.items():
+        path = tmp_path / "minimind-2" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    done = subprocess.run(
+        [sys.executable, "-P", str(readers.WORKERS / "minimind_worker.py")],
+        input=json.dumps({"checkout": str((tmp_path / "minimind").resolve())}),
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "minimind-2")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == '{"missing": "no model/model_minimind.py in the checkout"}', done.stderr
 
 
 def test_a_worker_finds_the_packages_of_its_folders_and_not_what_lies_beside_it(answered, tmp_path):
