@@ -72,7 +72,7 @@ def load_folder(
     for path in files:
         for name, tensor in tensors_of(path):
             if is_tied and name == HEAD:
-                # The embeddings that it must be equal to may come later.
+                # It must be equal to the embeddings, which may come later.
                 stored_head = tensor
                 continue
             for own_name, part in own_tensors(name, tensor, config).items():
@@ -195,7 +195,7 @@ def check_listed(
         expected = model_class(config).state_dict()
     check_shapes(found, expected, folder)
     if config.use_moe and config.generation == "minimind2":
-        # A gate that is missing is none of zeros: transformers would draw it at random.
+        # Where a gate is missing, transformers draws it at random, and the model is not the one that is computed here.
         for layer in range(config.num_hidden_layers):
             gate = f"model.layers.{layer}.mlp.shared_expert_gate.weight"
             if gate not in listed:

@@ -65,7 +65,7 @@ def checked_folder(folder: Path, config: MiniMindConfig) -> PublicModel:
     """The folder, if its model is one of `config`. Errors: UserError where it is another."""
     try:
         theirs = read_config(folder)
-        # Shapes are compared with the files; these fields no tensor tells, such as rope_theta.
+        # The shapes are compared with the files. Other fields, such as rope_theta, do not show in any tensor.
         for name in ARCHITECTURE:
             if getattr(theirs, name) != getattr(config, name):
                 raise ValueError(f"{folder}: its {name} is {getattr(theirs, name)}, not {getattr(config, name)}")
