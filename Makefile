@@ -19,6 +19,10 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
+# A machine that cannot compile it runs the other tests; those that want it say why they are skipped.
+$(VENV)/.installed-llama: requirements-llama.txt $(VENV)/.installed-dev
+	-CMAKE_ARGS=-DGGML_NATIVE=OFF $(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-llama.txt && touch $@
+
 # For a corpus of a few megabytes: a small model that sees it several times, at rates that learn fast
 SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon --init_scheme zero_out \
         --learning_rate 2e-3 --lr_schedule linear --val_fraction 0.02 --eval_interval 300 --log_interval 25 \
@@ -40,8 +44,8 @@ PROCESSES = -n 2 --dist loadfile
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow"
 
-test-all: $(VENV)/.installed-dev
-	$(RUN) -m pytest $(PROCESSES)
+test-all: $(VENV)/.installed-dev $(VENV)/.installed-llama
+	$(RUN) -m pytest $(PROCESSES) -rs
 
 bench: $(VENV)/.installed-dev
 	$(RUN) benchmarks/bench.py $(ARGS)

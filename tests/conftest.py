@@ -19,9 +19,11 @@ def older_transformers(tmp_path_factory):
 
     def folder_of(version):
         if version not in folders:
-            folder = tmp_path_factory.mktemp(f"transformers-{version}")
-            install(version, folder)
-            folders[version] = folder
+            folders[version] = tmp_path_factory.mktemp(f"transformers-{version}")
+            install(version, folders[version])
+        # Where pip failed the first time, it is not asked again.
+        if not any(folders[version].iterdir()):
+            pytest.skip(f"transformers {version} could not be installed")
         return folders[version]
 
     return folder_of
