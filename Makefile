@@ -1,7 +1,7 @@
 # make pretrain   set up and train a small MiniMind on the documentation inside Python (a CPU is enough)
 # make electra    ... and a small ELECTRA
 # make test       set up and run the quick tests
-# make test-all   ... and the slow ones
+# make test-all   ... and the slow ones (compiles llama.cpp for some minutes, the first time)
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 
 PYTHON ?= python3
