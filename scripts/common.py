@@ -19,7 +19,7 @@ from dataset.reading.file_kinds import refuse_address
 from dataset.reading.json_lines import BOM, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import DEFAULT, shipped_tokenizer
+from dataset.tokenizing.shipped import DEFAULT, shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
@@ -60,9 +60,11 @@ def check_vocabulary(weight: str | Path, tokenizer: PreTrainedTokenizerBase, tok
     """Whether the tokenizer is the one that the .json beside a weight speaks of.
 
     Errors: UserError where the user named none and it is another. One that the user named may have been extended: a
-    line says so.
+    line says so, as it does where the .json speaks of none.
     """
     recorded = vocabulary_of(Path(weight))
+    if recorded is None and not tokenizer_path and Path(weight).suffix == ".pth":
+        announce(unnamed_vocabulary(Path(weight)), to_stderr=True)
     if recorded is None or recorded == vocabulary_digest(tokenizer):
         return
     if not tokenizer_path:

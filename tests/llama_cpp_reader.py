@@ -1,19 +1,12 @@
 """What llama.cpp makes of GGUF files, by llama-cpp-python in a process of its own."""
 
-import importlib.metadata
 import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
-
-VERSION = "0.3.36"
-PINNED = (f"llama-cpp-python=={VERSION}", "diskcache==5.6.3")
-# Its first installation compiles llama.cpp, which takes minutes; pip keeps what came of it. For no machine in particular:
-# a wheel that was built on another one must run as well.
-BUILD = {"CMAKE_ARGS": "-DGGML_NATIVE=OFF"}
-BUILD_S = 1800
 
 # Answers requests from its standard input, and knows nothing of this repository. Caches of keys and values in float32:
 # by default they are in float16.
@@ -56,30 +49,15 @@ json.dump(answers, sys.stdout)
 """
 
 
-def installed_version():
-    """Of llama-cpp-python in this environment; None without it."""
-    try:
-        return importlib.metadata.version("llama-cpp-python")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def want_llama_cpp():
+    """Skips the test where llama-cpp-python is not there. `make test-all` compiles it."""
+    if find_spec("llama_cpp") is None:
+        pytest.skip("llama-cpp-python is not installed: pip install -r requirements-llama.txt")
 
 
-def install(folder):
-    """Put llama-cpp-python into a folder for PYTHONPATH; the test is skipped where it cannot be built."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *PINNED]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, env={**os.environ, **BUILD})
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"pip has not built llama-cpp-python within {BUILD_S} seconds")
-    if done.returncode:
-        pytest.skip(f"pip cannot install {PINNED[0]}: no network or no compiler? {done.stderr[-300:]}")
-
-
-def read_with(folder, requests):
-    """The reader's answers; folder: what `install` filled, or None where the package is installed already."""
+def read_with(requests):
+    """The reader's answers."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if folder is not None:
-        environment["PYTHONPATH"] = str(folder)
     done = subprocess.run(
         [sys.executable, "-c", READER],
         input=json.dumps(requests),

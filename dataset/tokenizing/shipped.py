@@ -18,3 +18,12 @@ def shipped_tokenizer(digest: str) -> Path | None:
         if vocabulary_digest(load_tokenizer(folder)) == digest:
             return folder
     return None
+
+
+def unnamed_vocabulary(weight: Path) -> str:
+    """What to say of a .pth that is read with DEFAULT, and whose .json names no vocabulary."""
+    # Every weight that was trained with today's tokenizer says so.
+    return (
+        f"warning: {weight} does not say which tokenizer it was trained with, and the one in model/ is newer: name it "
+        f"with --tokenizer_path (this repository's first releases: {COMPACT})"
+    )

@@ -244,8 +244,9 @@ def test_a_note_on_a_file_without_config_is_one_plain_line(tmp_path):
     ended = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     notes = [line for line in ended.stderr.splitlines() if "tokens/s" not in line]
-    assert len(notes) == 1
-    assert notes[0].startswith(f"warning: {tmp_path / 'w.pth'}: no .json beside it")
+    about_shape, about_tokenizer = notes
+    assert about_shape.startswith(f"warning: {tmp_path / 'w.pth'}: no .json beside it")
+    assert "does not say which tokenizer" in about_tokenizer
 
 
 @pytest.mark.parametrize(

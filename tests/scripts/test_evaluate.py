@@ -344,6 +344,7 @@ def test_a_reader_of_the_table_who_leaves_costs_no_figures_and_gets_no_false_lin
     data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat sat on a mat"}])
     script = str(ROOT / "scripts" / "evaluate.py")
     arguments = ["perplexity", "--weight", weight, "--data_path", data, "--out", str(tmp_path / "r"), "--device", "cpu"]
+    arguments += ["--tokenizer_path", str(ROOT / "model")]
     process = subprocess.Popen(
         [sys.executable, script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

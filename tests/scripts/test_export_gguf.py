@@ -587,17 +587,10 @@ HARD_TEXTS = (
 
 
 @pytest.fixture(scope="module")
-def llama_cpp(tmp_path_factory):
-    """A function: requests -> answers of llama.cpp. It is installed aside where this environment has not this version."""
-    folder = None
-    if llama_cpp_reader.installed_version() != llama_cpp_reader.VERSION:
-        folder = tmp_path_factory.mktemp("llama_cpp")
-        llama_cpp_reader.install(folder)
-
-    def answers_to(requests):
-        return llama_cpp_reader.read_with(folder, requests)
-
-    return answers_to
+def llama_cpp():
+    """A function: requests -> answers of llama.cpp."""
+    llama_cpp_reader.want_llama_cpp()
+    return llama_cpp_reader.read_with
 
 
 def documents(language, corpus):
@@ -612,7 +605,7 @@ def documents(language, corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(llama_cpp_reader.BUILD_S + 600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "gpt-2", "ours"])
 def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus, llama_cpp):
     """Reference: the ids of training. 300 documents of each language, and texts of what is hard to cut."""
@@ -639,7 +632,7 @@ def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus, llama_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(llama_cpp_reader.BUILD_S + 600)
+@pytest.mark.timeout(1200)
 def test_llama_cpp_computes_the_same_logits_and_writes_the_same(tmp_path, tokens, llama_cpp):
     """Reference: the source's logits and its greedy text, for each kind of model in float32."""
     tokenizer = load_tokenizer(tokens)
@@ -666,7 +659,7 @@ def test_llama_cpp_computes_the_same_logits_and_writes_the_same(tmp_path, tokens
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(llama_cpp_reader.BUILD_S + 600)
+@pytest.mark.timeout(1200)
 def test_llama_cpp_reads_the_smaller_types(tmp_path, tokens, llama_cpp):
     """References: the source's logits, which a type moves by its rounding; the rendered chats of transformers."""
     # Dense: with experts a close choice could go the other way.

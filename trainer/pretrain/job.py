@@ -17,7 +17,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import Assembler, Batch
 from dataset.packing import EpochPlan, Recipe, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import shipped_tokenizer
+from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
 from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_count
@@ -206,6 +206,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _check_vocabulary(self, weight: Path) -> None:
         """Errors: UserError where the weight's .json says that it was trained with another tokenizer."""
         recorded = vocabulary_of(weight)
+        if recorded is None and self.tokenizer_path == DEFAULT_TOKENIZER:
+            self.tokenizer_notices.append(unnamed_vocabulary(weight))
         if recorded is None or recorded == self.vocabulary:
             return
         shipped = shipped_tokenizer(recorded)
