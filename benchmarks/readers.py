@@ -8,7 +8,7 @@ made for it in a process of its own, by its own interface alone (benchmarks/read
 line for each program, also for those that are not there. Exit code 1 where one of them disagrees.
 
     pip install --no-deps --target FOLDER transformers==4.57.3 tokenizers==0.22.1 huggingface_hub==0.36.0
-    git clone https://github.com/jingyaogong/minimind FOLDER        (--minimind2: its state before March 24, 2026)
+    git clone https://github.com/jingyaogong/minimind FOLDER        (--minimind2: its commit 83e52f6; --minimind3: d65ef2c)
 """
 
 import sys

@@ -9,7 +9,7 @@ import math
 import torch
 
 from common.errors import UserError
-from model.config import MiniMindConfig
+from model.config import ARCHITECTURE, MiniMindConfig
 from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import yarn
 
@@ -55,12 +55,23 @@ OF_A_LAYER = {
 # The routed experts of a layer are one tensor, [experts, out, in].
 OF_EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 
+# The fields on which a model's result depends and that this file hands on, or that matter in training alone. A model with
+# another one is refused: the file would hold a model that computes something else, and nothing here would notice.
+HANDED_ON = {
+    "generation", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "rms_norm_eps", "rope_theta", "dropout", "use_moe", "num_experts", "num_experts_per_tok",
+    "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob",
+}  # fmt: skip
+
 # llama.cpp reads no others for these architectures.
 YARN_BETAS = (32.0, 1.0)
 
 
 def architecture_of(config: MiniMindConfig) -> str:
     """The name of the architecture. Errors: ValueError, or UserError, for a model that llama.cpp does not compute."""
+    unknown = sorted(set(ARCHITECTURE) - HANDED_ON)
+    if unknown:
+        raise UserError(f"scripts/gguf_format.py does not tell llama.cpp of {unknown[0]}, on which the result depends")
     # Errors for what no architecture of others has.
     hf_config(config)
     if config.generation == "minimind3" and config.use_moe and not config.norm_topk_prob:

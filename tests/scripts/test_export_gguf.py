@@ -18,7 +18,8 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.piece_rules import COMPACT, GPT2, LLAMA_BPE, QWEN2
-from scripts import export_gguf, export_hf, gguf_file
+from model.config import ARCHITECTURE, MiniMindConfig
+from scripts import export_gguf, export_hf, gguf_file, gguf_format
 from scripts.common import load_model
 from scripts.gguf_format import check_yarn
 from scripts.gguf_tokenizer import chat_template, llama_cpp_rule, why_no_rule
@@ -267,6 +268,14 @@ def test_models_that_llama_cpp_computes_otherwise_are_refused(fields, message, t
     with pytest.raises(ValueError, match=message):
         export(tmp_path, tokens, **fields)
     assert not list(tmp_path.glob("model*"))
+
+
+def test_a_field_of_the_config_that_is_not_handed_on_is_refused(monkeypatch):
+    """As one that somebody adds to model/config.py: the tensors would be the same, and the logits others."""
+    assert set(ARCHITECTURE) == gguf_format.HANDED_ON
+    monkeypatch.setattr(gguf_format, "ARCHITECTURE", (*ARCHITECTURE, "embedding_scale"))
+    with pytest.raises(UserError, match="does not tell llama.cpp of embedding_scale"):
+        gguf_format.architecture_of(MiniMindConfig())
 
 
 def test_yarn_of_the_default_models_is_that_of_llama_cpp():
