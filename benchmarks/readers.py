@@ -40,7 +40,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.arguments import readers_parser
-from common.errors import DataError, UserError
+from common.errors import DataError, UserError, user_errors
 from common.wording import one_line
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.reading.documents import read_documents
@@ -127,6 +127,16 @@ class Reader:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = readers_parser().parse_args(argv)
+    with user_errors():
+        table = markdown(rows_of_table(args))
+    print(table)
+    if args.out:
+        Path(args.out).write_text(table + "\n", encoding="utf-8")
+    return 1 if DISAGREES in table else 0
+
+
+def rows_of_table(args: argparse.Namespace) -> list[Row]:
+    """Ask every program about every weight."""
     tokenizer = load_tokenizer(args.tokenizer_path)
     encoder = DocumentEncoder(tokenizer)
     rows: list[Row] = []
@@ -142,11 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for reader in readers_of(weight, args, work):
                 version, ids, logits, greedy = ask_and_compare(reader, reference, questions, work)
                 rows.append((weight.stem, reader.name, version, ids, logits, greedy))
-    table = markdown(rows)
-    print(table)
-    if args.out:
-        Path(args.out).write_text(table + "\n", encoding="utf-8")
-    return 1 if DISAGREES in table else 0
+    return rows
 
 
 def read_files(paths: list[str] | None, most: int, encoder: DocumentEncoder, work: Path) -> Iterator[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import readers
 from benchmarks.readers import Answer, Questions, Reader, ask_and_compare
+from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, write_corpus
 
@@ -144,6 +145,12 @@ def test_documents_are_read_as_in_training(tmp_path):
         "".join(json.dumps({"text": text}) + "\n" for text in ("<|im_start|>one<|im_end|>", "two", "three"))
     )
     assert list(readers.read_files([str(path)], 2, encoder, tmp_path)) == ["one", "two"]
+
+
+def test_a_weight_that_is_not_there_is_one_line(tmp_path):
+    data = write_corpus(tmp_path / "data.jsonl", 3)
+    with pytest.raises(UserError, match="none.pth: no such file"):
+        readers.main(["--weight", str(tmp_path / "none.pth"), "--data_path", str(data)])
 
 
 @pytest.mark.slow
