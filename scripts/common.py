@@ -65,6 +65,11 @@ def check_vocabulary(weight: str | Path, tokenizer: PreTrainedTokenizerBase, tok
     recorded = vocabulary_of(Path(weight))
     if recorded is None and not tokenizer_path and Path(weight).suffix == ".pth":
         announce(unnamed_vocabulary(Path(weight)), to_stderr=True)
+    if not tokenizer_path and Path(weight).is_dir() and not has_tokenizer(Path(weight)):
+        announce(
+            f"warning: {weight} has no tokenizer, so the one in model/ is taken: name its own with --tokenizer_path",
+            to_stderr=True,
+        )
     if recorded is None or recorded == vocabulary_digest(tokenizer):
         return
     if not tokenizer_path:

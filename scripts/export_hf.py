@@ -114,6 +114,8 @@ def export(
         except SafetensorError as error:
             raise disk_error(error, out_dir) from error
         write_config(config, unfinished / "config.json")
+        # safetensors lets only the owner read its files; a server may be another user.
+        (unfinished / "model.safetensors").chmod((unfinished / "config.json").stat().st_mode)
         # `tokenizer("hi")` of the export begins as every training text did.
         add_bos(tokenizer)
         save_tokenizer(tokenizer, unfinished)

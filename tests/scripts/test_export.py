@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from common.errors import UserError
-from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import DEFAULT
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from scripts import export_hf
-from scripts.common import load_model, tokenizer_folder
+from scripts.common import check_vocabulary, load_model, tokenizer_folder
 from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
 from trainer.saving.weights import save_weights
 
@@ -308,6 +308,24 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
         assert modules[script].main([*arguments, *extra.get(modules[script], [])]) == 0
     assert document != "docs/scripts.md" or "accuracy/order" in capsys.readouterr().out
     assert document != "docs/scripts.md" or (tmp_path / "out" / "back_512.json").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_whoever_may_read_the_config_may_read_the_weights(tmp_path):
+    export_hf.export(write(tmp_path), tmp_path / "hf")
+    modes = {path.stat().st_mode for path in (tmp_path / "hf").iterdir()}
+    assert len(modes) == 1
+
+
+def test_a_folder_without_a_tokenizer_gets_a_line(tmp_path, capsys):
+    export_hf.export(write(tmp_path), tmp_path / "hf")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "hf" / name).unlink()
+    weight = tmp_path / "hf"
+    check_vocabulary(weight, load_tokenizer(ROOT / "model"), None)
+    assert "has no tokenizer, so the one in model/ is taken" in capsys.readouterr().err
+    check_vocabulary(weight, load_tokenizer(ROOT / "model"), str(ROOT / "model"))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the files that a process has mapped")
