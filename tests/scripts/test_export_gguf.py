@@ -466,6 +466,7 @@ def run(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, **options)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file_and_says_what_it_checked(tmp_path, tokens):
     weight = write(tmp_path, vocab_size=VOCABULARY)
     out = tmp_path / "new" / "model.gguf"
@@ -480,6 +481,7 @@ def test_the_command_writes_a_file_and_says_what_it_checked(tmp_path, tokens):
     assert run("--weight", weight, "--out", out, "--tokenizer_path", tokens, "--overwrite").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="limits of a process")
 def test_a_full_disk_leaves_nothing_and_is_one_line(tmp_path, tokens):
     """A limit on the size of files stands for the full disk."""

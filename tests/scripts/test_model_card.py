@@ -53,6 +53,7 @@ def last_sample(trained):
     return records(trained, "text")[-1]
 
 
+@pytest.mark.slow
 def test_the_snippet_prints_what_the_trainers_last_sample_printed(run):
     """In a process of its own, that knows nothing of this repository."""
     trained, folder = run

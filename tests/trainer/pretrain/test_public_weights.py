@@ -172,6 +172,7 @@ def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, n
     assert not (tmp_path / "pretrain_32.settings.yaml").exists()
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_one_line_of_a_process_that_ends_with_2(data, copied, tmp_path):
     change_config(copied, hidden_act="gelu")
     arguments = flags(data_path=data, out_dir=tmp_path, from_weight=copied, **UNSAID)
