@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from common.wording import printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.common import load_model
-from trainer.evaluation import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P
+from trainer.evaluation import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P, fitting_prompt
 from trainer.reporting.records import RunRecords
 
 CODE = """```python
@@ -72,8 +72,7 @@ def has_same_ids(prompt: str, tokenizer: PreTrainedTokenizerBase, encoder: Docum
     It does not where a prompt spells a special token, which is text in training, and where the trainer had to cut it.
     positions: of the model.
     """
-    trainers = encoder.prompt_ids(prompt)[SAMPLE_TOKENS - positions :]
-    return bool(tokenizer(prompt).input_ids == trainers)
+    return bool(tokenizer(prompt).input_ids == fitting_prompt(encoder, prompt, positions))
 
 
 def last_samples(records: RunRecords | None) -> list[Sample]:

@@ -130,6 +130,13 @@ def model_as_saved(engine: Engine[Batch, Totals]) -> MiniMindForCausalLM:
     return as_saved.eval()
 
 
+def fitting_prompt(
+    encoder: DocumentEncoder, prompt: str, positions: int, max_new_tokens: int = SAMPLE_TOKENS
+) -> list[int]:
+    """The ids of a prompt; of one that does not fit its end, so that the new tokens have room. positions: of the model."""
+    return encoder.prompt_ids(prompt)[max_new_tokens - positions :]
+
+
 @torch.no_grad()
 def sample(
     engine: Engine[Batch, Totals],
@@ -152,8 +159,7 @@ def sample(
         model = cast(Any, engine.model)
         device = engine.device
         precision = engine.autocast()
-    # The end of a prompt that does not fit, so that the new tokens have room.
-    ids = encoder.prompt_ids(prompt)[max_new_tokens - model.config.max_position_embeddings :]
+    ids = fitting_prompt(encoder, prompt, model.config.max_position_embeddings, max_new_tokens)
     # A sample must not change what the training draws next.
     before = rng_state(engine.device)
     model.eval()

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from common.paths import ROOT
-from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.vocabulary import vocabulary_digest
 
 # What is used where the user names none.
@@ -15,7 +16,8 @@ COMPACT = DEFAULT / "tokenizer_compact"
 def shipped_tokenizer(digest: str) -> Path | None:
     """The folder of the tokenizer with this `vocabulary_digest`; None where it is none of ours."""
     for folder in (DEFAULT, COMPACT):
-        if vocabulary_digest(load_tokenizer(folder)) == digest:
+        # Its entries are all that is asked for; transformers would take its time.
+        if vocabulary_digest(Tokenizer.from_file(str(folder / "tokenizer.json"))) == digest:
             return folder
     return None
 

@@ -12,6 +12,7 @@ from common.errors import DataError
 from dataset.store.interface import Column
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 # Files that hold a whole tokenizer, of whatever class
@@ -86,7 +87,7 @@ def check_known(tokens: Column, unk_id: int | None, what: str, others: Collectio
         )
 
 
-def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
+def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:
     """Of which token has which id: what tells the tokenizer of a weight from another one of the same size."""
     entries = sorted((i, token) for token, i in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
