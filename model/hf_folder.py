@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from common.files import read_object, refuse_irregular
+from common.files import read_object
 from common.flags import LARGEST
 from model.config import MiniMindConfig
 from model.hf_format import StateDict, fields_from_hf, must_be_zero, own_tensors
 from model.pth_format import MOST_CONFIG_BYTES, check_shapes, check_sizes
-from model.weight_files import TABLES, kind_of
+from model.weight_files import TABLES, head_of, kind_of
 
 if TYPE_CHECKING:
     from model.model_minimind import MiniMindForCausalLM
@@ -136,9 +136,7 @@ def shards(index: Path) -> list[Path]:
 def opened(path: Path) -> Any:
     """The reader of a .safetensors, a context. Errors: ValueError for what is none, or is cut off."""
     try:
-        refuse_irregular(path)
-        with open(path, "rb") as file:
-            head = file.read(512)
+        head = head_of(path)
         # Eight bytes hold the length of the list of tensors, which begins after them.
         length = int.from_bytes(head[:8], "little")
         if length > MOST_HEADER_BYTES:

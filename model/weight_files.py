@@ -60,16 +60,21 @@ def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, t
     return weights
 
 
-def check_kind(path: Path) -> None:
-    """ValueError where the first bytes tell that torch never wrote the file, or that unpacking it would fill memory."""
+def head_of(path: Path) -> bytes:
+    """The first bytes of a file, which tell its kind. Errors: ValueError."""
     try:
         refuse_irregular(path)
         with open(path, "rb") as file:
-            head = file.read(512)
+            return file.read(512)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def check_kind(path: Path) -> None:
+    """ValueError where the first bytes tell that torch never wrote the file, or that unpacking it would fill memory."""
+    head = head_of(path)
     if head.startswith(ZIP_MAGIC):
         _check_zip(path)
         return

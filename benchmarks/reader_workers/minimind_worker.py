@@ -48,8 +48,8 @@ def main() -> None:
         greedy.append(tokenizer.decode(written[0], skip_special_tokens=True))
     numpy.savez(request["logits"], *logits)
     ids_of_documents = [tokenizer(document).input_ids for document in request["documents"]]
-    # The public code has no version numbers.
-    # As sha256sum prints it.
+    # The public code has no version numbers, so the file is named by its digest,
+    # as sha256sum prints it.
     digest = hashlib.sha256(Path(model_minimind.__file__).read_bytes()).hexdigest()[:8]
     version = f"model_minimind.py {digest}, transformers {transformers.__version__}"
     json.dump({"version": version, "ids": ids_of_documents, "greedy": greedy}, sys.stdout)
