@@ -11,15 +11,16 @@ from pathlib import Path
 import torch
 import transformers
 
+from trainer.machine import cgroups
+
 
 def peak_memory(device: torch.device) -> int:
     """Bytes: of the GPU, or resident. Not ru_maxrss where it can be helped: that begins with the parent's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    peak = _kibibytes(Path("/proc/self/status"), "VmHWM:")
+    if peak is not None:
+        return peak
     try:
         # Not on Windows.
         import resource
@@ -94,11 +95,62 @@ def describe_machine(device: torch.device, world_size: int = 1) -> dict[str, str
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Bytes of memory that the device has in all; None where the system does not tell."""
+    """Bytes of memory that the device has in all, or that a container may use; None where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         # Windows has no sysconf.
         return None
+    limit = cgroups.memory_limit()
+    return there if limit is None else min(there, limit)
+
+
+def available_memory(device: torch.device, root: Path = cgroups.ROOT) -> int | None:
+    """Bytes that this process can still get on the device; None where the system does not tell. root: of /proc and /sys.
+
+    Linux: what can be had without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # torch keeps freed blocks for itself.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    in_machine = _kibibytes(root / "proc/meminfo", "MemAvailable:")
+    if device.type != "cpu" or in_machine is None:
+        return None
+    bounds = [in_machine]
+    in_group = cgroups.memory_left(root)
+    if in_group is not None:
+        bounds.append(in_group)
+    in_shell = _address_space_left(root)
+    if in_shell is not None:
+        bounds.append(in_shell)
+    return min(bounds)
+
+
+def _kibibytes(path: Path, name: str) -> int | None:
+    """Bytes in the line `name number kB` of a file of /proc; None where it is not there."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    for line in lines:
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdigit():
+            return int(words[1]) * 1024
+    return None
+
+
+def _address_space_left(root: Path) -> int | None:
+    """Bytes of addresses that RLIMIT_AS leaves this process; None: no limit, or no Linux."""
+    try:
+        # Not on Windows.
+        import resource
+    except ImportError:
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = _kibibytes(root / "proc/self/status", "VmSize:")
+    if limit == resource.RLIM_INFINITY or used is None:
+        return None
+    return max(limit - used, 0)

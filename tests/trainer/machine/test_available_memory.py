@@ -1,0 +1,114 @@
+"""How much memory can still be had. Reference: the files of Linux as its documentation describes them, made by hand here."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trainer.machine import measure
+from trainer.machine.cgroups import memory_left, memory_limit
+from trainer.machine.measure import available_memory, total_memory
+
+CPU = torch.device("cpu")
+GB = 1 << 30
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A system with 8 GiB to be had and no groups."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemFree: 1 kB\nMemAvailable: {8 * GB // 1024} kB\n")
+    return tmp_path
+
+
+def write(root, path, text):
+    """Write a file below root."""
+    target = root / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+
+
+def group_v2(root, path, limit, used, cache=0):
+    """A group of version 2 at this path below the top."""
+    folder = f"sys/fs/cgroup/{path}"
+    write(root, f"{folder}/memory.max", f"{limit}\n")
+    write(root, f"{folder}/memory.current", f"{used}\n")
+    write(root, f"{folder}/memory.stat", f"anon 5\ninactive_file {cache}\n")
+
+
+def test_without_a_limit_it_is_what_the_system_calls_available(root):
+    assert available_memory(CPU, root) == 8 * GB
+    assert memory_limit(root) is None and memory_left(root) is None
+
+
+def test_a_group_of_version_2_leaves_its_limit_less_what_is_used_and_not_cache(root):
+    write(root, "proc/self/cgroup", "0::/job/step\n")
+    group_v2(root, "job/step", "max", 2 * GB)
+    assert available_memory(CPU, root) == 8 * GB
+    # The limit of a group around it holds too.
+    group_v2(root, "job", 4 * GB, 3 * GB, GB // 2)
+    assert memory_limit(root) == 4 * GB
+    assert available_memory(CPU, root) == GB + GB // 2
+    group_v2(root, "job", 2 * GB, 3 * GB)
+    assert available_memory(CPU, root) == 0
+
+
+def test_in_a_container_the_top_folder_is_its_own_group(root):
+    write(root, "proc/self/cgroup", "0::/docker/abc\n")
+    group_v2(root, ".", 3 * GB, GB)
+    assert available_memory(CPU, root) == 2 * GB
+    write(root, "proc/self/cgroup", "0::/../../host\n")
+    assert available_memory(CPU, root) == 2 * GB
+
+
+def test_a_group_of_version_1(root):
+    write(root, "proc/self/cgroup", "9:cpu,cpuacct:/x\n4:memory:/user/job\n0::/\n")
+    folder = "sys/fs/cgroup/memory/user/job"
+    write(root, f"{folder}/memory.limit_in_bytes", f"{5 * GB}\n")
+    write(root, f"{folder}/memory.usage_in_bytes", f"{2 * GB}\n")
+    write(root, f"{folder}/memory.stat", f"cache 7\ntotal_inactive_file {GB}\n")
+    assert memory_limit(root) == 5 * GB
+    assert available_memory(CPU, root) == 4 * GB
+    # How version 1 writes "no limit".
+    write(root, f"{folder}/memory.limit_in_bytes", "9223372036854771712\n")
+    assert available_memory(CPU, root) == 8 * GB
+
+
+@pytest.mark.parametrize("text", ["", "nonsense\n", "4:memory\n0::\n", "\0\n"])
+def test_what_is_no_list_of_groups_is_no_limit(root, text):
+    write(root, "proc/self/cgroup", text)
+    assert available_memory(CPU, root) == 8 * GB
+
+
+def test_none_where_the_system_does_not_tell(root, tmp_path):
+    (root / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable: much\n")
+    assert available_memory(CPU, root) is None
+    assert available_memory(CPU, tmp_path / "nowhere") is None
+    assert available_memory(torch.device("mps"), root) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
+def test_the_limit_of_the_shell_counts(root, monkeypatch):
+    import resource
+
+    write(root, "proc/self/status", f"Name: x\nVmSize: {GB // 1024} kB\n")
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (3 * GB, resource.RLIM_INFINITY))
+    assert available_memory(CPU, root) == 2 * GB
+
+
+def test_on_a_gpu_what_torch_keeps_for_itself_can_be_had_too(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GB, 24 * GB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * GB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GB)
+    assert available_memory(torch.device("cuda", 0)) == 4 * GB
+
+
+def test_the_limit_of_a_container_is_all_that_the_machine_has(monkeypatch):
+    whole = total_memory(CPU)
+    if whole is None:
+        pytest.skip("this system does not tell")
+    monkeypatch.setattr(measure, "cgroups", SimpleNamespace(memory_limit=lambda: 1000))
+    assert total_memory(CPU) == 1000
+    monkeypatch.setattr(measure, "cgroups", SimpleNamespace(memory_limit=lambda: None))
+    assert total_memory(CPU) >= whole

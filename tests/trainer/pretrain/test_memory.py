@@ -1,0 +1,140 @@
+"""The memory of training, as estimated. References: the peak of a process that trains; what autograd keeps, tensor by tensor."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from model.config import MiniMindConfig, parameter_count
+from model.model_minimind import MiniMindForCausalLM
+from tests.helpers import ROOT
+from trainer.machine.devices import cpu_has_bfloat16
+from trainer.optim.build import KEPT, build_optimizer, hidden_matrices
+from trainer.pretrain.memory import training_memory
+
+SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+MIDDLE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+DEEP = {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4}
+WIDE = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+EXPERTS = {**MIDDLE, "use_moe": True}
+NEWER = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 2}
+NEWER["generation"] = "minimind3"
+
+
+def asked(config, rows, T, optimizer="adamw", gradient_checkpointing=False):
+    return {
+        "config": config,
+        "rows": rows,
+        "T": T,
+        "optimizer": optimizer,
+        "gradient_checkpointing": gradient_checkpointing,
+    }
+
+
+CASES = {
+    "small": asked(SMALL, 16, 512),
+    "middle": asked(MIDDLE, 8, 512),
+    "recomputed": asked(MIDDLE, 8, 512, gradient_checkpointing=True),
+    "deep, muon": asked(DEEP, 16, 256, "muon"),
+    "wide, muon": asked(WIDE, 2, 256, "muon"),
+    "experts": asked(EXPERTS, 8, 256),
+    "minimind3": asked(NEWER, 4, 512),
+}
+
+
+def estimate(case, compiled):
+    return training_memory(
+        MiniMindConfig(**case["config"]),
+        case["rows"],
+        case["T"],
+        case["optimizer"],
+        compiled=compiled,
+        gradient_checkpointing=case["gradient_checkpointing"],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_estimate_is_within_a_fifth_of_the_measured_peak(name, compiled):
+    if sys.platform != "linux" or not cpu_has_bfloat16():
+        pytest.skip("the figures are those of glibc and of native bfloat16")
+    if compiled and shutil.which("g++") is None:
+        pytest.skip("no compiler")
+    case = CASES[name]
+    program = str(ROOT / "tests/trainer/pretrain/peak_of_training.py")
+    arguments = [sys.executable, program, json.dumps({**case, "compiled": compiled})]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=600, check=True)
+    measured = int(run.stdout.split()[-1])
+    assert estimate(case, compiled).total == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("config", [SMALL, {**SMALL, "use_moe": True}, NEWER], ids=["dense", "experts", "minimind3"])
+def test_weights_gradients_and_states_are_those_of_the_optimizer(config, optimizer):
+    """Reference: the tensors that model and optimiser hold after an update."""
+    config = MiniMindConfig(**config)
+    model = MiniMindForCausalLM(config)
+    parts = build_optimizer(model, 1e-3, kind=optimizer)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    parts.step()
+    states = 0
+    for part in getattr(parts, "optimizers", [parts]):
+        for state in part.state.values():
+            states += sum(state[moment].nbytes for moment in KEPT[type(part)].moments)
+    found = training_memory(config, 2, 64, optimizer, compiled=False, gradient_checkpointing=False)
+    assert found.optimizer_states == states
+    assert found.weights == found.gradients == 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert found.half_weights == 2 * sum(matrix.numel() for matrix in hidden_matrices(model))
+
+
+def kept_by_autograd(config, rows, T):
+    """Bytes of the tensors that the plain model's blocks keep, without weights."""
+    model = MiniMindForCausalLM(config).train()
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    ids = torch.randint(3, config.vocab_size, (rows, T))
+    documents = torch.zeros(rows, T, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        loss, _ = model.training_losses(ids, ids, documents)
+    assert loss.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
+
+
+def test_what_a_block_keeps_is_what_autograd_keeps():
+    """Reference: saved tensors of two and of six blocks; the difference is that of four blocks."""
+    rows, T = 4, 256
+    few = MiniMindConfig(**SMALL)
+    many = MiniMindConfig(**{**SMALL, "num_hidden_layers": 6})
+    kept = kept_by_autograd(many, rows, T) - kept_by_autograd(few, rows, T)
+    estimates = []
+    for config in (few, many):
+        # A GPU's: without the holes of the heap.
+        shape = {"compiled": False, "gradient_checkpointing": False, "device": "cuda"}
+        found = training_memory(config, rows, T, "adamw", **shape)
+        estimates.append(found.half_weights + found.activations)
+    assert estimates[1] - estimates[0] == pytest.approx(kept, rel=0.05)
+
+
+def test_more_of_anything_takes_more_and_recomputing_takes_less():
+    config = MiniMindConfig(**MIDDLE)
+    shape = {"compiled": True, "gradient_checkpointing": False}
+    usual = training_memory(config, 8, 512, "adamw", **shape)
+    assert training_memory(config, 16, 512, "adamw", **shape).total > usual.total
+    assert training_memory(config, 8, 1024, "adamw", **shape).total > usual.total
+    assert training_memory(MiniMindConfig(**DEEP), 8, 512, "adamw", **shape).total > usual.total
+    assert training_memory(config, 8, 512, "adamw", compiled=False, gradient_checkpointing=False).total > usual.total
+    assert training_memory(config, 8, 512, "adamw", compiled=True, gradient_checkpointing=True).total < usual.total
+    assert training_memory(config, 8, 512, "muon", **shape).optimizer_states < usual.optimizer_states
+    assert training_memory(config, 8, 512, "adamw", half=4, **shape).total > usual.total
+    assert usual.weights == 4 * parameter_count(config)

@@ -1,0 +1,213 @@
+"""How much memory pretraining takes at its peak, worked out from the shapes before anything is made.
+
+The peak is at the end of a forward pass, when all that the backward pass will need is there. Muon may need more than that
+between two updates. Each term below is a sum over tensors that model/, model/fast/ and trainer/optim/ make; which of them
+autograd keeps was listed with torch.autograd.graph.saved_tensors_hooks. What a process takes beside its tensors (kernels,
+compiler, holes in the heap) cannot be derived: those constants are fitted to the peaks that tests/trainer/pretrain/test_memory.py
+measures.
+
+Letters: H hidden, A query heads times head dimension, K key/value heads times head dimension, I intermediate, T positions.
+Sizes are in bytes; a number takes 4 in fp32 and `half` in the dtype of the products (2 in half precision).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from model.config import MiniMindConfig, parameter_count
+
+FP32 = 4
+# AdamW keeps two moments of each parameter, Muon one.
+ADAMW_STATES = 2
+MUON_STATES = 1
+# As in model/loss.py, which loads torch.
+CHUNK_ROWS = 2048
+# As in model/fast/block_attention.py: of the scores of T x T, four blocks of queries compute (1 + 2 + 3 + 4) / 16.
+SHARE_OF_SCORES = 0.625
+# As in model/moe.py: every expert's rows are filled up to a multiple of this.
+ALIGNMENT = 64
+
+
+class Overhead(NamedTuple):
+    """What a process on the CPU takes beside the tensors that are in use, fitted to measured peaks.
+
+    program: bytes of kernels that oneDNN makes, of autograd's threads and, with torch.compile, of the compiler. Freed
+    blocks stay in the heap (see compiling.keep_freed_memory), and a later block does not always fit into the holes. So
+    the heap grows beyond what is used, by these shares of the activations and of the loss.
+    """
+
+    program: int
+    of_activations: float
+    of_loss: float
+
+
+PLAIN = Overhead(program=15_000_000, of_activations=0.25, of_loss=1.1)
+COMPILED = Overhead(program=135_000_000, of_activations=0.08, of_loss=0.3)
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes at the peak of training, by what they are for.
+
+    half_weights: copies of the weights in the dtype of the products. activations: what the blocks keep for the backward
+    pass, and the gradients of one block. logits: of one chunk, with its loss and gradients. optimizer_space: what an
+    update needs for a moment. program: what the process has beside tensors.
+    """
+
+    weights: int
+    gradients: int
+    optimizer_states: int
+    half_weights: int
+    activations: int
+    logits: int
+    optimizer_space: int
+    program: int
+
+    @property
+    def total(self) -> int:
+        """An update begins when the activations are gone, so the larger of the two counts."""
+        always = self.weights + self.gradients + self.optimizer_states + self.program
+        in_passes = self.half_weights + self.activations + self.logits
+        return always + max(in_passes, self.optimizer_space)
+
+
+def training_memory(
+    config: MiniMindConfig,
+    rows: int,
+    T: int,
+    optimizer: str,
+    *,
+    compiled: bool,
+    gradient_checkpointing: bool,
+    device: str = "cpu",
+    half: int = 2,
+) -> MemoryEstimate:
+    """Of one process that trains micro-batches of `rows` rows of T positions.
+
+    optimizer: one of --optimizer. device: a torch device's type. half: bytes of a number in the products, 4 for float32.
+    Accumulation needs no memory of its own. Left out: dropout's masks, and the space of several ranks.
+    """
+    parameters = parameter_count(config)
+    matrices = matrix_shapes(config)
+    hidden = sum(count * height * width for (height, width), count in matrices.items())
+    states = ADAMW_STATES * parameters
+    optimizer_space = 0
+    if optimizer == "muon":
+        states = ADAMW_STATES * (parameters - hidden) + MUON_STATES * hidden
+        optimizer_space = muon_space(matrices)
+
+    tokens = rows * T
+    kept = kept_by_block(config, T, compiled, device, half)
+    # The gradients of one block on their way down: of the three tensors as wide as its MLP, and of the stream.
+    passing = (3 * widest_mlp(config) * half + 2 * config.hidden_size * FP32) * tokens
+    of_blocks = config.num_hidden_layers * kept
+    if gradient_checkpointing:
+        # What enters each block, and one block computed again.
+        of_blocks = config.num_hidden_layers * config.hidden_size * FP32 + kept
+    # What enters and leaves the last norm, the gradient that the loss keeps for it, and the mask.
+    outside = 3 * config.hidden_size * FP32 + T * (half if compiled else 1)
+    activations = (of_blocks + outside) * tokens + passing
+    logits = loss_space(config, tokens, compiled, half)
+    # The copies of all blocks live from the forward to the backward pass; those of the head for the loss alone.
+    half_weights = half * hidden if half < FP32 and not (gradient_checkpointing and compiled) else 0
+
+    program = 0
+    if device == "cpu":
+        overhead = COMPILED if compiled else PLAIN
+        activations *= 1 + overhead.of_activations
+        logits *= 1 + overhead.of_loss
+        program = overhead.program
+    return MemoryEstimate(
+        weights=FP32 * parameters,
+        gradients=FP32 * parameters,
+        optimizer_states=FP32 * states,
+        half_weights=half_weights,
+        activations=round(activations),
+        logits=round(logits),
+        optimizer_space=optimizer_space,
+        program=program,
+    )
+
+
+def matrix_shapes(config: MiniMindConfig) -> dict[tuple[int, int], int]:
+    """{(rows, columns): how many} of the matrices in the blocks that Muon trains: all but a router's."""
+    H = config.hidden_size
+    A = config.num_attention_heads * config.head_dim
+    K = config.num_key_value_heads * config.head_dim
+    I = config.moe_intermediate_size if config.use_moe else config.intermediate_size  # noqa: E741 - see the letters above
+    mlps = config.num_experts + config.n_shared_experts if config.use_moe else 1
+    counts: dict[tuple[int, int], int] = {}
+    of_a_block = [((A, H), 1), ((K, H), 2), ((H, A), 1), ((I, H), 2 * mlps), ((H, I), mlps)]
+    for shape, count in of_a_block:
+        # Query and output projection may have one shape, and are one batch then.
+        counts[shape] = counts.get(shape, 0) + count * config.num_hidden_layers
+    return counts
+
+
+def muon_space(matrices: dict[tuple[int, int], int]) -> int:
+    """Of Muon._step for the shape with the most numbers: gradients, averages and the update in fp32, its product with the
+    rate, and the orthogonal matrices in bf16."""
+    largest = 0
+    for (height, width), count in matrices.items():
+        largest = max(largest, count * height * width)
+    return largest * (4 * FP32 + 2)
+
+
+def widest_mlp(config: MiniMindConfig) -> int:
+    """Intermediate numbers of a token in one block: of the experts that see it, the shared ones included."""
+    if not config.use_moe:
+        return config.intermediate_size
+    return config.moe_intermediate_size * (config.num_experts_per_tok + config.n_shared_experts)
+
+
+def kept_by_block(config: MiniMindConfig, T: int, compiled: bool, device: str, half: int) -> float:
+    """Bytes for each token that a block keeps for the backward pass."""
+    attention = kept_by_attention(config, T, compiled, device, half)
+    H = config.hidden_size
+    if compiled:
+        # The stream in fp32, what attention adds to it, and both norms' results.
+        stream = H * FP32 + 3 * H * half
+    else:
+        # Of both norms what enters and the same divided by its size, in fp32; and a cast for each product.
+        stream = 4 * H * FP32 + 5 * H * half
+    return stream + attention + kept_by_mlp(config, compiled, half)
+
+
+def kept_by_attention(config: MiniMindConfig, T: int, compiled: bool, device: str, half: int) -> float:
+    """Bytes for each token."""
+    A = config.num_attention_heads * config.head_dim
+    K = config.num_key_value_heads * config.head_dim
+    normed = A + K if config.generation == "minimind3" else 0
+    if compiled:
+        # Queries, outputs in blocks and joined, keys and values; the norms of minimind3 keep what enters them.
+        kept: float = 3 * A * half + 2 * K * half
+        kept += normed * half
+        if device == "cpu":
+            # block_attention keeps exp(scores).
+            kept += SHARE_OF_SCORES * config.num_attention_heads * T * half
+        return kept
+    # Keys and values are repeated for the heads that share them, and the mask is turned into numbers.
+    return 4 * A * half + T * half + 2 * normed * FP32
+
+
+def kept_by_mlp(config: MiniMindConfig, compiled: bool, half: int) -> float:
+    """Bytes for each token: gate, up, silu(gate) and silu(gate) * up; compiled code computes the third one again."""
+    numbers = 3 if compiled else 4
+    if not config.use_moe:
+        return numbers * config.intermediate_size * half
+    H = config.hidden_size
+    # Rows that are gathered for the experts and what becomes of them, with the filling of the last block of each expert.
+    routed = config.num_experts_per_tok * (numbers * config.moe_intermediate_size + 2 * H) * half
+    shared = config.n_shared_experts * (numbers * config.moe_intermediate_size + 2 * H) * half
+    # The router takes fp32; each token's rows are added up in fp32.
+    return routed + shared + H * FP32 + config.num_experts_per_tok * H * FP32
+
+
+def loss_space(config: MiniMindConfig, tokens: int, compiled: bool, half: int) -> float:
+    """Of model/loss.py: one chunk, and for the head a copy, its gradient and that one's product with the loss's gradient.
+
+    Of a chunk's logits there are the logits, and the gradients of this chunk and the last one; in plain code exp, one-hot
+    and their product in fp32 as well, but the gradient only after the one-hot.
+    """
+    each = 3 * half if compiled else 2 * half + 2 * FP32 + 1
+    of_chunk = min(tokens, CHUNK_ROWS) * config.vocab_size * each
+    return of_chunk + config.vocab_size * config.hidden_size * (2 * FP32 + half)
