@@ -144,6 +144,21 @@ def step_parser() -> Parser:
     return p
 
 
+def processes_parser() -> Parser:
+    """The flags of processes.py."""
+    p = new_parser("processes.py", "One process with all threads against several with few, on a CPU.")
+    p.add_argument("--size", choices=STEP_SIZES, default="26m", help="of the model")
+    p.add_argument("--rows", type=positive(int), default=16, help="of an update, 512 positions each")
+    p.add_argument("--batch_size", type=positive(int), default=16, help="rows of a micro-batch, for all processes")
+    p.add_argument("--processes", type=positive(int), nargs="+", default=[2], help="of the sides beside one process")
+    p.add_argument("--threads", type=positive(int), help=ALL_CORES)
+    p.add_argument("--seconds", type=positive(float), default=200, help="of the turns, all in all")
+    p.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw", help="of all sides")
+    # This process is the side with so many processes.
+    p.add_argument("--side", type=positive(int), help=argparse.SUPPRESS)
+    return p
+
+
 def readers_parser() -> Parser:
     """The flags of readers.py."""
     p = new_parser("readers.py", "One model in several programs: the same tokens, logits and greedy texts?")

@@ -26,7 +26,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.machine.ranks import Ranks
-from trainer.reducer import Reducer, broadcast_weights
+from trainer.reducer import SumsGradients, broadcast_weights
+from trainer.shared_reducer import make_reducer
 
 BatchT = TypeVar("BatchT")
 TotalsT = TypeVar("TotalsT")
@@ -97,10 +98,10 @@ class Engine(Generic[BatchT, TotalsT]):
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
         # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. All groups are fused or none is.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
-        self.reducer: Reducer | None = None
+        self.reducer: SumsGradients | None = None
         if ranks.world_size > 1:
             broadcast_weights(self.parameters)
-            self.reducer = Reducer(self._parameters_in_order())
+            self.reducer = make_reducer(self._parameters_in_order(), ranks)
         # MPS has no float64.
         sum_dtype = torch.float32 if device.type == "mps" else torch.float64
         # This rank's, since the last `collect`.

@@ -83,12 +83,15 @@ class RunSettings(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The process that a run lives in. command: the one that started it, for the report."""
+    """The process that a run lives in. command: the one that started it, for the report. notices: lines on the processes,
+    to be said before the first update.
+    """
 
     ranks: Ranks
     device: torch.device
     signals: StopSignals
     command: str = ""
+    notices: Sequence[str] = ()
 
 
 @dataclass

@@ -1,16 +1,20 @@
 """Around a training command: join the ranks, catch stop signals, and keep other runs away from its files."""
 
 import contextlib
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from common.errors import UserError
 from trainer.job import Surroundings
+from trainer.machine.children import side_by_side
 from trainer.machine.command_line import launch_line
-from trainer.machine.ranks import Ranks, init_distributed_mode, on_main
+from trainer.machine.processes import ALONE, Division
+from trainer.machine.ranks import Ranks, init_distributed_mode, join_copies, on_main
 from trainer.machine.signals import StopSignals
 from trainer.saving.places import check_writable
 from trainer.saving.run_lock import hold, release_all
@@ -32,15 +36,46 @@ def launch(
     settings: SettingsT,
     argv: Sequence[str],
     ddp: bool = False,
+    division: Division = ALONE,
 ) -> int:
     """train(settings, surroundings) with the ranks joined and stop signals caught. Returns its exit code.
 
     script, argv: the command as it was typed, for the report. ddp: the user asked for a launcher, and it must be there.
+    division: the processes that this one is to divide itself into.
     """
+    command = launch_line(script, argv)
+
+    def join() -> tuple[Ranks, torch.device]:
+        return init_distributed_mode(settings.device, settings.dist_timeout, ddp)
+
+    # --ddp without a launcher ends in `join`, with a line.
+    if division.processes == 1 or ddp:
+        return run_rank(train, settings, join, command, division.notices)
+
+    def work(rank: int, meeting_place: socket.socket) -> int:
+        # Before the first operation: each process would begin with the threads of all.
+        torch.set_num_threads(division.threads)
+
+        def join_others() -> tuple[Ranks, torch.device]:
+            return join_copies(rank, division.processes, meeting_place), torch.device("cpu")
+
+        return run_rank(train, settings, join_others, command, division.notices)
+
+    return side_by_side(division.processes, work)
+
+
+def run_rank(
+    train: Callable[[SettingsT, Surroundings], int],
+    settings: SettingsT,
+    join: Callable[[], tuple[Ranks, torch.device]],
+    command: str,
+    notices: Sequence[str],
+) -> int:
+    """The work of one process. join: make it one of the ranks."""
     with StopSignals() as signals, contextlib.ExitStack() as at_end:
         at_end.callback(release_all)
-        ranks, device = init_distributed_mode(settings.device, settings.dist_timeout, ddp)
-        exit_code = train(settings, Surroundings(ranks, device, signals, launch_line(script, argv)))
+        ranks, device = join()
+        exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))
         # After an error this is not reached, and the other ranks would not reach it either.
         if dist.is_initialized():
             # A launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done.

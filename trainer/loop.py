@@ -62,6 +62,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.device = surroundings.device
         self.signals = surroundings.signals
         self.command = surroundings.command
+        self.notices = surroundings.notices
         self.engine = Engine(
             job.model,
             job.optimizer,
@@ -146,7 +147,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if outlook.epochs is not None:
             self.epochs = outlook.epochs
         describe(self, outlook)
-        for line in outlook.notices:
+        for line in (*self.notices, *outlook.notices):
             self.reporter.say(line)
         for line in self.job.make_fast(outlook):
             self.reporter.say(line)
@@ -219,7 +220,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         settings = self.settings
         number = self.progress.epoch
         plan = self.job.plan(number)
-        rows = (plan.n_rows, settings.batch_size, settings.accumulation_steps, self.ranks.world_size)
+        rows_of_rank = self.ranks.rows_of(settings.batch_size)
+        rows = (plan.n_rows, rows_of_rank, settings.accumulation_steps, self.ranks.world_size)
         schedule = UpdateSchedule(*rows, start_row=self.progress.row)
         if self.loader is None:
             pin_memory = self.device.type == "cuda"

@@ -1,6 +1,7 @@
 """Adding up gradients over the ranks while the backward pass still runs."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,16 @@ import torch.distributed as dist
 # Of gradients that go over the network in one piece: large enough that the network's latency does not count, small
 # enough that most of the pieces travel while the backward pass computes the next ones.
 BUCKET_BYTES = 25 << 20
+
+
+class SumsGradients(Protocol):
+    """What the engine asks for the sums of gradients over the ranks."""
+
+    # Whether the micro-batch that is computed is the last one of its update: only then the gradients are complete.
+    active: bool
+
+    def finish(self, extra: torch.Tensor) -> torch.Tensor:
+        """Wait until every gradient holds its sum, a missing one counting as zero; returns the sum of `extra` (1-d)."""
 
 
 class Reducer:
@@ -27,7 +38,6 @@ class Reducer:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
         """parameters: in about the order of the forward pass."""
         self.buckets = _buckets(parameters, bucket_bytes)
-        # Whether the micro-batch that is computed is the last one of its update: only then the gradients are complete.
         self.active = False
         # (flat gradients, the all-reduce under way) of the buckets that have started.
         self._started: list[tuple[torch.Tensor, dist.Work]] = []

@@ -14,6 +14,7 @@ Read on in trainer/loop.py (the loop) and trainer/electra/job.py (what is traine
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -29,17 +30,23 @@ if __name__ == "__main__":
     parse_args()
 
 from trainer.electra.job import ElectraJob
+from trainer.electra.micro_batch import micro_batch_of
 from trainer.electra.settings import ElectraSettings, parse_args
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
+from trainer.machine.processes import divide
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer with the given flags (default: the command line's). Returns the exit code."""
+    # Another program that calls this function may have computed something before, and then cannot be copied.
+    is_own_command = argv is None
     argv = sys.argv[1:] if argv is None else argv
-    return launch(train, "trainer/train_electra.py", parse_args(argv), argv)
+    settings = parse_args(argv)
+    division = divide(settings, partial(micro_batch_of, settings), by_itself=is_own_command)
+    return launch(train, "trainer/train_electra.py", settings, argv, division=division)
 
 
 def train(settings: ElectraSettings, surroundings: Surroundings) -> int:

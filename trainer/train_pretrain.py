@@ -13,6 +13,7 @@ Read on in trainer/loop.py (the loop), trainer/pretrain/job.py (what is trained)
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -31,9 +32,11 @@ from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer, train_epoch
 from trainer.machine.command_line import run_cli
+from trainer.machine.processes import divide
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
 from trainer.pretrain.job import PretrainJob, init_model
+from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import PretrainSettings, parse_args
 
 # What other people's code imports from here
@@ -42,9 +45,12 @@ __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer with the given flags (default: the command line's). Returns the exit code."""
+    # Another program that calls this function may have computed something before, and then cannot be copied.
+    is_own_command = argv is None
     argv = sys.argv[1:] if argv is None else argv
     settings = parse_args(argv)
-    return launch(train, "trainer/train_pretrain.py", settings, argv, settings.ddp)
+    division = divide(settings, partial(micro_batch_of, settings), by_itself=is_own_command)
+    return launch(train, "trainer/train_pretrain.py", settings, argv, settings.ddp, division)
 
 
 def train(settings: PretrainSettings, surroundings: Surroundings) -> int:

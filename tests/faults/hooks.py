@@ -267,17 +267,22 @@ def kill_worker_at(updates, name="SIGKILL", rank=0):
 
 def bad_batch(at, rank=0):
     """The `at`-th batch of a process (from 1) finds a document where no token is."""
-    get = loader.Assembler.__getitem__
-    count = 0
+    get, start = loader.Assembler.__getitem__, loader.Loader.__init__
+    count, own_rank = 0, 0
+
+    def knowing_start(self, assembler, number=0, *arguments, **named):
+        nonlocal own_rank
+        own_rank = number
+        start(self, assembler, number, *arguments, **named)
 
     def failing(self, what):
         nonlocal count
         count += 1
-        if count == at and int(os.environ.get("RANK", 0)) == rank:
+        if count == at and own_rank == rank:
             what.begin[:] = 1 << 40
         return get(self, what)
 
-    loader.Assembler.__getitem__ = failing
+    loader.Assembler.__getitem__, loader.Loader.__init__ = failing, knowing_start
 
 
 def shared_memory_is_full():

@@ -142,6 +142,7 @@ def test_settings_are_in_the_checkpoint(whole):
         "engine",
         "progress",
         "ranks",
+        "sharing",
         "identity",
         "settings",
         "versions",

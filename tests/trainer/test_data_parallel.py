@@ -4,6 +4,7 @@ One start of the two processes serves the whole file: importing torch takes long
 """
 
 import json
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -24,6 +25,7 @@ from trainer.optim.build import build_optimizer
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import Reducer
+from trainer.shared_reducer import make_reducer
 
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
 RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}
@@ -41,6 +43,7 @@ def rank(folder):
         result["evaluation"] = evaluation(folder, ranks)
         result["poison"] = poisoned_rank(ranks)
         result["buckets"] = buckets(ranks)
+        result["shared"] = shared_sums(ranks)
     finally:
         dist.destroy_process_group()
     new_port("too many")
@@ -145,6 +148,30 @@ def buckets(ranks):
     return found
 
 
+def shared_sums(ranks):
+    """Gradients and messages of four updates, added up in shared memory, and by one all-reduce for each of them. Rank 1 has
+    a gradient less in the second update and none in the third."""
+    generator = torch.Generator().manual_seed(ranks.rank)
+    shapes = [(3,), (70, 5), (), (129,), (64,)]
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    reducer = make_reducer(parameters, replace(ranks, on_one_machine=True))
+    found = []
+    for missing in ([], [2], range(len(shapes)), []):
+        gradients = [torch.randn(shape, generator=generator) for shape in shapes]
+        for number, parameter in enumerate(parameters):
+            is_missing = ranks.rank == 1 and number in missing
+            parameter.grad = None if is_missing else gradients[number].clone()
+            if is_missing:
+                gradients[number].zero_()
+        extra = torch.arange(3.0) + ranks.rank
+        total = reducer.finish(extra)
+        for tensor in (*gradients, extra):
+            dist.all_reduce(tensor)
+        found.append([torch.equal(p.grad, g) for p, g in zip(parameters, gradients, strict=True)])
+        found[-1].append(torch.equal(total, extra))
+    return {"kind": type(reducer).__name__, "equal": found}
+
+
 def too_many_bad_updates(folder):
     """The message with which a run ends whose second rank has nothing but NaN losses."""
     loss = PretrainJob.loss
@@ -204,6 +231,13 @@ def test_gradients_are_sent_while_the_backward_pass_goes_on(both):
         assert several == [n_several - 1, n_several - 1 if rank == 0 else 0]
         assert all(torch.equal(p, q) for p, q in zip(whole, cut, strict=True))
         assert all(torch.equal(p, q) for p, q in zip(cut, both[0]["buckets"][1][2], strict=True))
+
+
+def test_sums_in_shared_memory_equal_those_of_gloo_bitwise(both):
+    """With gradients that are missing on a rank, and a rank that has none."""
+    for result in both:
+        assert result["shared"]["kind"] == "SharedReducer"
+        assert all(all(update) for update in result["shared"]["equal"])
 
 
 def test_one_rank_with_the_same_global_batch_ends_alike(both, folder):

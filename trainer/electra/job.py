@@ -23,6 +23,7 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.model_electra import ElectraPretrainer, flops_per_token
 from model.electra.sizes import SIZES
 from trainer.electra.loss import N_SUMS, electra_loss, metrics
+from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import NETWORKS, OWN, architecture, init_model, open_vocabulary
 from trainer.electra.settings import WARM_UP, ElectraSettings
 from trainer.job import Job, Outlook, Progress, Surroundings, Update
@@ -83,10 +84,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.settings = settings
         self.ranks = surroundings.ranks
         self.device = surroundings.device
-        # Of a rank and micro-batch: together they make the published one.
-        if settings.batch_size is None:
-            parts = settings.accumulation_steps * self.ranks.world_size
-            settings.batch_size = max(1, SIZES[settings.size].batch_size // parts)
+        settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
@@ -218,10 +216,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         generator = self.model.generator.config
         discriminator = self.model.discriminator.config
         per_position = flops_per_token(generator, discriminator, settings.max_seq_len, settings.mask_share)
-        rows_per_update = settings.batch_size * settings.accumulation_steps * self.ranks.world_size
+        rows_per_update = settings.batch_size * settings.accumulation_steps * self.ranks.micro_batches_at_once
         # The last update of an epoch may have fewer rows.
         updates_per_epoch = math.ceil(plan.n_rows / rows_per_update)
-        positions_of_rank = settings.max_steps * settings.batch_size * settings.accumulation_steps * plan.T
+        rows_of_rank = self.ranks.rows_of(settings.batch_size)
+        positions_of_rank = settings.max_steps * rows_of_rank * settings.accumulation_steps * plan.T
         parameters = sum(p.numel() for p in self.model.parameters())
         one_segment = float((self.examples.second == 0).mean())
         lines = [
@@ -254,7 +253,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         said: list[str] = []
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
-        shape = (self.settings.batch_size, outlook.rows.T)
+        shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
         compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops)
         return said
 
@@ -298,7 +297,7 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
             f"warning: with --warmup_steps {settings.warmup_steps} the rate is never above {highest:.0%} of --learning_rate"
         )
     size = SIZES[settings.size]
-    rows = settings.batch_size * settings.accumulation_steps * ranks.world_size
+    rows = settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
     if settings.max_steps == size.max_steps and rows != size.batch_size:
         lines.append(
             f"note: an update has {counted(rows, 'example')}, in the published run of this size {size.batch_size}"

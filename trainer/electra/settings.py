@@ -8,7 +8,7 @@ from common.flags import fraction, inner_share, not_negative, positive
 from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
 from dataset.reading.settings import TextSettings
 from model.electra.sizes import MASK_STYLES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
-from trainer.machine.settings import MachineSettings
+from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import layers
@@ -124,7 +124,7 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
 
 
 @dataclass(kw_only=True)
-class ElectraSettings(MachineSettings, ElectraTraining, ElectraData, NetworkSettings, ElectraOutput):
+class ElectraSettings(DividedMachineSettings, ElectraTraining, ElectraData, NetworkSettings, ElectraOutput):
     """All settings of train_electra.py; --help shows the groups from the last to the first."""
 
     def check(self) -> None:

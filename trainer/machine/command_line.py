@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from common.errors import DataError, UserError
+from common.errors import DataError, ProcessLostError, UserError
 from common.paths import ROOT
 from common.processes import obey_ctrl_c
 from common.wording import one_line
@@ -41,21 +41,32 @@ def run_cli(main: Callable[[], int | None]) -> None:
         code = main()
         sys.stdout.flush()
         sys.exit(code)
-    except (UserError, DataError) as error:
-        end_with_line(str(error), 2)
-    except LoaderError as error:
-        end_with_line(str(error), 2 if error.is_fault_of_data else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         # Whoever read the output has left.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         sys.exit(1)
-    except (MemoryError, RuntimeError, OSError) as error:
-        lack = what_the_machine_lacks(error)
-        if lack is None:
+    except Exception as error:
+        ending = line_of(error)
+        if ending is None:
             raise
-        end_with_line(lack, 2)
+        end_with_line(*ending)
+
+
+def line_of(error: Exception) -> tuple[str, int] | None:
+    """(the line for the user, the exit code) of an error; None for a defect of ours, which keeps its traceback."""
+    if isinstance(error, (UserError, DataError)):
+        return str(error), 2
+    if isinstance(error, LoaderError):
+        return str(error), 2 if error.is_fault_of_data else 1
+    if isinstance(error, ProcessLostError):
+        return str(error), 1
+    if isinstance(error, (MemoryError, RuntimeError, OSError)):
+        lack = what_the_machine_lacks(error)
+        if lack is not None:
+            return lack, 2
+    return None
 
 
 def open_standard_streams() -> None:

@@ -1,7 +1,9 @@
 """The processes of a run: where this one stands among them, how they join, and work that one of them does for all."""
 
+import contextlib
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,6 +17,10 @@ from common.processes import watch_parent
 from trainer.machine.devices import pick_device
 
 ResultT = TypeVar("ResultT")
+
+# How long the processes of a divided command wait for a message. The end of one of them is noticed otherwise and at once
+# (machine/children.py); a limit would end a run that was stopped with Ctrl-Z over night.
+COPIES_WAIT_S = 30 * 24 * 3600
 
 # How an error of one rank ends all of them. A rank that raised while the others wait for it in a collective would leave
 # them there until the time limit of the process group. There are three cases:
@@ -56,6 +62,22 @@ class Ranks:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    # How many ranks share one micro-batch of --batch_size rows. 1 under a launcher, where each rank has micro-batches of its
+    # own. All of them where the command has divided itself (machine/processes.py), so that its flags mean what they mean in
+    # one process.
+    sharing: int = 1
+    # Whether all ranks can see the same memory.
+    on_one_machine: bool = False
+
+    @property
+    def micro_batches_at_once(self) -> int:
+        """How many micro-batches of --batch_size rows the ranks compute side by side."""
+        return self.world_size // self.sharing
+
+    def rows_of(self, batch_size: int) -> int:
+        """The rows that one rank computes at once, where a micro-batch has batch_size rows."""
+        assert batch_size % self.sharing == 0, "machine/processes.py divides what can be divided"
+        return batch_size // self.sharing
 
     @property
     def is_main(self) -> bool:
@@ -104,6 +126,39 @@ def init_distributed_mode(
     return launched, own_device
 
 
+def join_copies(rank: int, n: int, meeting_place: socket.socket) -> Ranks:
+    """Join the n processes into which a command has divided itself; returns this one's place.
+
+    rank: its number. meeting_place: the socket on which rank 0 listens.
+    """
+    port = meeting_place.getsockname()[1]
+    timeout = timedelta(seconds=COPIES_WAIT_S)
+    store: dist.Store
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", port, n, True, timeout, master_listen_fd=meeting_place.detach())
+    else:
+        meeting_place.close()
+        store = dist.TCPStore("127.0.0.1", port, n, False, timeout)
+    # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
+    with interface_of_gloo("lo"):
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timeout)
+    return Ranks(rank, rank, n, sharing=n, on_one_machine=True)
+
+
+@contextlib.contextmanager
+def interface_of_gloo(name: str) -> Iterator[None]:
+    """Within the block Gloo takes the network interface of this name."""
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["GLOO_SOCKET_IFNAME"]
+        else:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
 def ranks_of_launcher() -> Ranks | None:
     """What the environment variables of torchrun say; None where there is no RANK, or -1 as old launch lines set it.
 
@@ -120,7 +175,9 @@ def ranks_of_launcher() -> Ranks | None:
                 "unset RANK to train in one process"
             )
         found.append(int(value))
-    ranks = Ranks(*found)
+    on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    rank, local_rank, world_size = found
+    ranks = Ranks(rank, local_rank, world_size, on_one_machine=on_one_machine)
     if ranks.rank >= ranks.world_size or ranks.local_rank > ranks.rank:
         raise UserError(
             f"RANK={ranks.rank} LOCAL_RANK={ranks.local_rank} WORLD_SIZE={ranks.world_size} do not fit each other"

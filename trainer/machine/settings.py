@@ -7,6 +7,7 @@ from common.flags import positive
 from common.settings import Settings, setting, switch
 
 MOST_WORKERS = 64
+MOST_PROCESSES = 64
 
 
 def workers(text: str) -> int:
@@ -15,6 +16,15 @@ def workers(text: str) -> int:
     if not 0 <= value <= MOST_WORKERS:
         raise argparse.ArgumentTypeError(f"{text} must be from 0 to {MOST_WORKERS}; one or two are enough")
     return value
+
+
+def process_count(text: str) -> str:
+    """`auto`, or a number of processes; as text, since a setting has one type."""
+    if text == "auto":
+        return text
+    if not text.isdecimal() or not 0 < int(text) <= MOST_PROCESSES:
+        raise argparse.ArgumentTypeError(f"{text!r} must be auto or a number from 1 to {MOST_PROCESSES}")
+    return str(int(text))
 
 
 @dataclass(kw_only=True)
@@ -29,3 +39,14 @@ class MachineSettings(Settings):
         False, help="recompute activations in the backward pass: less memory, more time"
     )
     dist_timeout: int = setting(600, check=positive(int), help="seconds after which a silent rank ends the job")
+
+
+@dataclass(kw_only=True)
+class DividedMachineSettings(MachineSettings):
+    """machine"""
+
+    cpu_processes: str = setting(
+        "auto",
+        check=process_count,
+        help="processes that share each micro-batch on a CPU, on Linux; 1: one process with all threads",
+    )

@@ -243,7 +243,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Rows, not updates: with another batch size or another number of ranks the rate ends at the same value.
         done = (update.epoch + update.first_row / update.n_rows) / settings.epochs
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        warmup_rows = settings.warmup_iters * settings.batch_size * self.ranks.world_size
+        warmup_rows = settings.warmup_iters * settings.batch_size * self.ranks.micro_batches_at_once
         warmup = rows_at_its_end / max(warmup_rows, 1)
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule)
 
@@ -270,7 +270,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         per_token = flops_per_token(config, first.T)
         flops = per_token * first.n_rows * first.T * self.epochs / self.ranks.world_size
         # Rounded up: the last micro-batch may have fewer rows.
-        micro_batches = -(-first.n_rows // (settings.batch_size * self.ranks.world_size)) * self.epochs
+        rows_at_once = settings.batch_size * self.ranks.micro_batches_at_once
+        micro_batches = -(-first.n_rows // rows_at_once) * self.epochs
         rows = self.corpus.plan(progress.epoch)
         parameters = sum(p.numel() for p in self.model.parameters())
         lines = [*self.corpus.notices, *self.corpus.mixture_report(progress.epoch)]
@@ -329,7 +330,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def make_fast(self, outlook: Outlook) -> list[str]:
         said: list[str] = []
-        shape = (self.settings.batch_size, outlook.rows.T)
+        shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
         compile_blocks(self.model, self.settings.use_compile, self.device, said.append, shape, outlook.flops)
         return said
 

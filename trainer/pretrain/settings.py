@@ -10,7 +10,7 @@ from common.flags import fraction, not_negative, positive
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, parse, setting, switch
 from dataset.reading.settings import TextSettings
-from trainer.machine.settings import MachineSettings
+from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.reporting.settings import OutputSettings
@@ -192,7 +192,7 @@ class ValidationSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class LauncherSettings(MachineSettings):
+class LauncherSettings(DividedMachineSettings):
     """machine"""
 
     ddp: bool = switch(False, help="for old launch lines; torchrun decides")

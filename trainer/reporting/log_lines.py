@@ -90,7 +90,8 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
     settings = trainer.settings
     rows = outlook.rows
     world_size = trainer.ranks.world_size
-    schedule = UpdateSchedule(rows.n_rows, settings.batch_size, settings.accumulation_steps, world_size)
+    rows_of_rank = trainer.ranks.rows_of(settings.batch_size)
+    schedule = UpdateSchedule(rows.n_rows, rows_of_rank, settings.accumulation_steps, world_size)
     # Unlimited updates are an infinite float, which is never the smaller one.
     updates = int(min(schedule.n_updates * trainer.epochs, trainer.max_updates))
     micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
@@ -98,7 +99,7 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
     line = (
         f"run: {counted(updates, 'update')} in {counted(trainer.epochs, 'epoch')}, "
         f"{counted(schedule.rows_per_update, 'row')} = {schedule.rows_per_update * rows.T:,} tokens each "
-        f"({settings.batch_size} x {micro_batches} x {counted(world_size, 'rank')}), {trainer.device}, "
+        f"({settings.batch_size} x {micro_batches} x {counted(trainer.ranks.micro_batches_at_once, 'rank')}), {trainer.device}, "
         f"{str(dtype).removeprefix('torch.')}"
     )
     for text in (*outlook.lines, line):

@@ -57,7 +57,11 @@ def check_form(state: Any) -> None:
         value = state["settings"].get(name)
         require(_is_count(value) and value > 0, f"settings: {name} is {_short(value)}")
     require(_is_number(state.get("seconds")) and state["seconds"] >= 0, f"seconds is {_short(state.get('seconds'))}")
-    require(len(state["ranks"]) > 0, "ranks is empty")
+    n_ranks = len(state["ranks"])
+    require(n_ranks > 0, "ranks is empty")
+    # Not there in a checkpoint of an earlier version.
+    sharing = state.get("sharing", 1)
+    require(_is_count(sharing) and sharing > 0 and n_ranks % sharing == 0, f"sharing is {_short(sharing)}")
 
 
 def _check_plain(value: Any, name: str) -> None:

@@ -37,6 +37,8 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
         "engine": trainer.engine.state_dict(),
         "progress": asdict(trainer.progress),
         "ranks": ranks,
+        # How many of them shared a micro-batch.
+        "sharing": trainer.ranks.sharing,
         "identity": trainer.job.identity,
         "settings": {name: value for name, value in vars(trainer.settings).items() if value is not None},
         "versions": versions(),
@@ -184,9 +186,10 @@ def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
                 f"warning: --{name} {now.get(name)} has no effect: the run goes on from its checkpoint, which began with "
                 f"{before.get(name)}"
             )
-    # As many ranks as have left their state.
-    rows_before = before["batch_size"] * before["accumulation_steps"] * len(state["ranks"])
-    rows_now = now["batch_size"] * now["accumulation_steps"] * trainer.ranks.world_size
+    # As many ranks as have left their state. An earlier version of the trainer had none that share a micro-batch.
+    at_once_before = len(state["ranks"]) // state.get("sharing", 1)
+    rows_before = before["batch_size"] * before["accumulation_steps"] * at_once_before
+    rows_now = now["batch_size"] * now["accumulation_steps"] * trainer.ranks.micro_batches_at_once
     if rows_before != rows_now:
         trainer.reporter.say(
             f"warning: an update now covers {counted(rows_now, 'row')}, before the resume it covered {rows_before}; "

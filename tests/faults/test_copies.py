@@ -1,0 +1,133 @@
+"""A command that divides itself into processes: the same run as in one process, and no process left, however it ends.
+
+References: the run in one process, and the undisturbed run (bitwise).
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.test_ranks import ledgers_agree
+
+# Four rows in a micro-batch, so that each of two processes has two of them. 60 documents leave a ragged last update.
+ROWS = {"batch_size": 4, "accumulation_steps": 2}
+TWO = {**ROWS, "cpu_processes": 2}
+
+
+def copies_of(process):
+    """The processes that a run has started and that are still there."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
+
+
+def is_there(pid):
+    """Whether the process lives; one that has ended and waits to be noticed does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids, within):
+    """Whether all of them end within so many seconds."""
+    deadline = time.monotonic() + within
+    while any(map(is_there, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("pack", [1, 0])
+def test_two_processes_train_what_one_does(lab, pack):
+    """The same documents in every update, the last one ragged, losses to 1e-6; flags and steps count as in one process."""
+    lab.settings.update(pack=pack)
+    lab.run("one", hooks={"ledger": {"path": str(lab.folder / "one.ledger")}}, **ROWS)
+    two = lab.run("two", hooks={"ledger": {"path": str(lab.folder / "two.ledger")}}, **TWO)
+    assert "2 processes of 1 thread share each micro-batch (2 of its 4 rows each)" in two.out and not two.err
+    lab.check_ledger(lab.folder / "two.ledger", epochs=2)
+    ledgers_agree(lab.ledger(lab.folder / "one.ledger"), lab.ledger(lab.folder / "two.ledger"))
+    for one_line, two_line in zip(lab.metrics("one"), lab.metrics("two"), strict=True):
+        assert {name: one_line[name] for name in ("step", "update", "tokens", "lr")} == {
+            name: two_line[name] for name in ("step", "update", "tokens", "lr")
+        }
+        assert two_line["loss"] == pytest.approx(one_line["loss"], rel=1e-6)
+    settings = [Path(f"{lab.stem(name)}.settings.yaml").read_text() for name in ("one", "two")]
+    assert all("batch_size: 4" in text for text in settings)
+
+
+def test_a_resume_may_have_another_number_of_processes(lab):
+    """2, then 1, then 2 processes: no warning, and every update as in one process that is never stopped."""
+    lab.run("whole", hooks={"ledger": {"path": str(lab.folder / "one")}}, **ROWS)
+    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
+    for processes, update in ((2, 3), (1, 7)):
+        stopped = lab.start("run", {**ledger, "signal_at": {"updates": [update]}}, **ROWS, cpu_processes=processes, from_resume=1)  # fmt: skip
+        assert stopped.wait() == 143, stopped.err
+        assert "warning" not in stopped.out
+    lab.run("run", hooks=ledger, from_resume=1, **TWO)
+    lab.check_ledger(lab.folder / "ledger", epochs=2)
+    ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"))
+
+
+def test_killed_and_resumed_with_two_processes_ends_bitwise_alike(lab):
+    """Either of the two is killed in the middle of an update."""
+    lab.run("whole", **TWO)
+    for rank in (0, 1):
+        hooks = {"signal_at": {"updates": [4 + 3 * rank], "name": "SIGKILL", "rank": rank}}
+        assert lab.start("run", hooks, from_resume=1, save_interval=2, **TWO).wait() == (-9 if rank == 0 else 1)
+    lab.run("run", from_resume=1, **TWO)
+    assert lab.result("run") == lab.result("whole")
+
+
+def test_a_killed_copy_ends_the_command_with_one_line(lab):
+    process = lab.start("run", {"slow_updates": {"seconds": 0.1}}, **TWO)
+    assert process.until(lambda: lab.log_lines("run") > 1)
+    (copy,) = copies_of(process)
+    os.kill(copy, signal.SIGKILL)
+    assert process.wait(20) == 1
+    (line,) = process.err.splitlines()
+    assert line.startswith(f"error: process 2 of 2 (pid {copy}) was killed by signal 9")
+    assert not is_there(copy)
+
+
+def test_copies_end_with_a_killed_command(lab):
+    process = lab.start("run", {"slow_updates": {"seconds": 0.1}}, num_workers=1, **TWO)
+    assert process.until(lambda: lab.log_lines("run") > 1)
+    copies = copies_of(process)
+    assert len(copies) == 2
+    process.kill()
+    assert process.wait() == -9
+    assert gone(copies, within=5)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_stop_signal_saves_and_ends_all(lab, name):
+    """To the command alone, and (Ctrl-C) to all of its processes at once."""
+    process = lab.start("run", {"slow_updates": {"seconds": 0.05}}, epochs=100, **TWO)
+    assert process.until(lambda: lab.log_lines("run") > 2)
+    (copy,) = copies_of(process)
+    os.kill(process.pid, getattr(signal, name))
+    if name == "SIGINT":
+        os.kill(copy, signal.SIGINT)
+    assert process.wait(20) == 128 + getattr(signal, name), process.err
+    assert lab.checkpoints("run") and not process.err
+    assert not is_there(copy)
+
+
+@pytest.mark.parametrize(
+    "hooks, changes, said",
+    [
+        ({}, {"from_weight": "nowhere.pth"}, "error: --from_weight nowhere.pth"),
+        ({"bad_batch": {"at": 5}}, {}, "error: a batch cannot be assembled"),
+        ({"bad_batch": {"at": 5, "rank": 1}}, {}, "error: a batch cannot be assembled"),
+    ],
+)
+def test_an_error_is_told_once(lab, hooks, changes, said):
+    """Of all processes, of the command alone, of its copy alone."""
+    process = lab.start("run", hooks, **changes, **TWO)
+    assert process.wait(20) == 2
+    (line,) = process.err.splitlines()
+    assert line.startswith(said)

@@ -1,0 +1,131 @@
+"""How a command on a CPU divides itself. References: the choices worked out by hand for simulated machines."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from common.errors import UserError
+from tests.helpers import flags
+from trainer.electra import micro_batch as electra
+from trainer.electra.settings import parse_args as electra_args
+from trainer.machine import processes
+from trainer.machine.processes import MicroBatch, choose, divide
+from trainer.machine.ranks import Ranks
+from trainer.pretrain.micro_batch import micro_batch_of
+from trainer.pretrain.settings import parse_args
+
+GB = 1 << 30
+M26 = 26_000_000
+
+
+@pytest.mark.parametrize(
+    "threads, rows, positions, memory_gb, chosen",
+    [
+        # Two cores: one row cannot be divided, seven neither; eight can.
+        (2, 1, 512, 24, 1),
+        (2, 7, 512, 24, 1),
+        (2, 8, 512, 24, 2),
+        (2, 32, 512, 24, 2),
+        # Each process keeps 1,024 positions: 8 x 512 make 4 of them, 2 x 512 none, 8 x 128 none.
+        (4, 8, 512, 24, 4),
+        (16, 8, 512, 64, 4),
+        (2, 2, 512, 24, 1),
+        (2, 8, 128, 24, 1),
+        # No core is left idle: three threads and 32 rows have no divisor in common, six have 2.
+        (3, 32, 512, 24, 1),
+        (6, 32, 512, 24, 2),
+        # Many cores: eight processes at most, of several threads.
+        (16, 32, 512, 64, 8),
+        (64, 32, 512, 256, 8),
+        (128, 32, 512, 512, 8),
+        # One thread (OMP_NUM_THREADS=1).
+        (1, 32, 512, 24, 1),
+        # Half of the memory holds the processes' weights, moments and code: 2 x (0.6 + 0.4) GB + 0.3 GB shared.
+        (2, 32, 512, 4, 1),
+        (2, 32, 512, 6, 2),
+        (16, 32, 512, 16, 4),
+        (2, 32, 512, None, 2),
+    ],
+)  # fmt: skip
+def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chosen):
+    memory = None if memory_gb is None else memory_gb * GB
+    assert choose(threads, MicroBatch(rows, positions, M26), memory) == chosen
+
+
+def test_a_loss_of_a_whole_micro_batch_is_not_divided():
+    """minimind3's mixture of experts; that of minimind2 is defined for each document."""
+    assert choose(2, MicroBatch(32, 512, M26, whole="because"), None) == 1
+    assert micro_batch_of(parse_args(flags(generation="minimind3", num_attention_heads=4, use_moe=1))).whole
+    assert not micro_batch_of(parse_args(flags(use_moe=1))).whole
+    assert not micro_batch_of(parse_args(flags(generation="minimind3", num_attention_heads=4))).whole
+
+
+def test_what_the_jobs_have_to_divide():
+    found = micro_batch_of(parse_args(["--batch_size", "8"]))
+    assert (found.rows, found.positions, round(found.parameters / 1e6)) == (8, 512, 26)
+    # Flags that do not fit each other: the job says so.
+    assert micro_batch_of(parse_args(["--hidden_size", "100", "--num_attention_heads", "7"])) is None
+    # The published batch of the small ELECTRA, in two micro-batches.
+    found = electra.micro_batch_of(electra_args(["--accumulation_steps", "2"]))
+    assert (found.rows, found.positions) == (64, 128) and 13e6 < found.parameters < 30e6
+
+
+def cpu(asked="auto", device="cpu"):
+    return SimpleNamespace(cpu_processes=asked, device=device)
+
+
+def wide():
+    return MicroBatch(32, 512, M26)
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    monkeypatch.setattr(processes, "available_threads", lambda: 2)
+    monkeypatch.setattr(processes, "memory_limit", lambda: 24 * GB)
+    monkeypatch.delenv("RANK", raising=False)
+
+
+def test_the_flag_wins_and_the_line_says_what_was_chosen(two_threads):
+    assert divide(cpu(), wide, by_itself=True).processes == 2
+    assert divide(cpu("1"), wide, by_itself=True).processes == 1
+    four = divide(cpu("4"), wide, by_itself=False)
+    assert (four.processes, four.threads) == (4, 1)
+    (line,) = four.notices
+    assert line.startswith("4 processes of 1 thread share each micro-batch (8 of its 32 rows each)")
+    # A function of another program does not divide that program by itself.
+    assert divide(cpu(), wide, by_itself=False).processes == 1
+
+
+def test_it_stays_one_process_under_a_launcher_and_elsewhere(two_threads, monkeypatch):
+    monkeypatch.setattr(processes.sys, "platform", "darwin")
+    assert divide(cpu(), wide, by_itself=True).processes == 1
+    (warning,) = divide(cpu("2"), wide, by_itself=True).notices
+    assert "--cpu_processes 2 has no effect" in warning
+    monkeypatch.undo()
+    for name, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert divide(cpu("2"), wide, by_itself=True).processes == 1
+
+
+def test_a_number_that_does_not_fit_is_one_line(two_threads):
+    with pytest.raises(UserError, match="--cpu_processes 3: --batch_size 32 cannot be divided"):
+        divide(cpu("3"), wide, by_itself=True)
+    with pytest.raises(UserError, match="--cpu_processes 2: because; drop the flag"):
+        divide(cpu("2"), lambda: MicroBatch(32, 512, M26, whole="because"), by_itself=True)
+    for wrong in ("0", "65", "some", "-1"):
+        with pytest.raises(SystemExit):
+            parse_args(["--cpu_processes", wrong])
+
+
+def test_ranks_that_share_a_micro_batch():
+    """Against a launcher's: rows of a rank, and the micro-batches that are computed at once."""
+    shared = Ranks(1, 1, 4, sharing=4)
+    assert (shared.rows_of(32), shared.micro_batches_at_once) == (8, 1)
+    launched = Ranks(1, 1, 4)
+    assert (launched.rows_of(32), launched.micro_batches_at_once) == (32, 4)

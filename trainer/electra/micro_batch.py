@@ -1,0 +1,29 @@
+"""What an ELECTRA run has to divide among processes, known before anything of it is opened."""
+
+from model.electra.sizes import SIZES
+from trainer.electra.settings import ElectraSettings
+from trainer.machine.processes import MicroBatch
+
+# Of the published models.
+VOCABULARY = 30_522
+
+
+def micro_batch_of(settings: ElectraSettings) -> MicroBatch:
+    """Its parameters are about those of the flags; --model_path counts as the published size."""
+    published = SIZES[settings.size]
+    rows = batch_size_of(settings, 1)
+    layers = settings.num_hidden_layers or published.layers
+    width = settings.hidden_size or published.width
+    inner = settings.intermediate_size or published.ffn
+    # The generator is narrower, and shares the embeddings.
+    one_network = layers * (4 * width * width + 2 * width * inner)
+    parameters = 2 * one_network + VOCABULARY * (settings.embedding_size or published.embedding)
+    return MicroBatch(rows, settings.max_seq_len, parameters)
+
+
+def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
+    """The rows of a micro-batch; where no flag says it, those which together make the published batch."""
+    if settings.batch_size is not None:
+        return settings.batch_size
+    parts = settings.accumulation_steps * micro_batches_at_once
+    return max(1, SIZES[settings.size].batch_size // parts)

@@ -1,0 +1,28 @@
+"""What a pretraining run has to divide among processes, known before anything of it is opened."""
+
+from model.config import MiniMindConfig, parameter_count
+from model.hf_folder import read_config
+from trainer.machine.processes import MicroBatch
+from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
+
+# Of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
+LARGE_VOCABULARY = 64_000
+
+
+def micro_batch_of(settings: PretrainSettings) -> MicroBatch | None:
+    """None where flags or a folder of weights are wrong: the job says why."""
+    folder = settings.weight_folder()
+    try:
+        if folder is not None:
+            config = read_config(folder)
+        else:
+            asked = {name: getattr(settings, name) for name in MODEL_FLAGS}
+            config = MiniMindConfig(**asked)
+            if settings.tokenizer_path != DEFAULT_TOKENIZER:
+                config.vocab_size = LARGE_VOCABULARY
+    except (ValueError, OSError):
+        return None
+    whole = ""
+    if config.use_moe and not config.seq_aux:
+        whole = "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
+    return MicroBatch(settings.batch_size, settings.max_seq_len, parameter_count(config), whole)
