@@ -18,6 +18,7 @@ from common.wording import counted
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.store.check import DigestCheck
 from trainer.engine import Engine
+from trainer.machine.out_of_memory import plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.reporting.charts import COMMON, Chart
@@ -76,6 +77,7 @@ class RunSettings(Protocol):
     save_interval: int
     keep_checkpoints: int
     from_resume: bool
+    gradient_checkpointing: bool
     report: bool
     tracker: str
     wandb_project: str
@@ -260,6 +262,10 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     ) -> tuple[list[tuple[str, str]], int]:
         """([(prompt, text)], number of a stop signal that came meanwhile or 0). is_last: no update comes after them."""
         return [], 0
+
+    def memory_advice(self) -> str:
+        """What helps where memory is used up, for the line that ends the run: flags, and what they do."""
+        return plain_advice(self.settings, "a smaller --max_seq_len or model")
 
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
         """(what a finished run has done, the flag that lets it go on), for a run that is asked to do it again."""

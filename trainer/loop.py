@@ -19,6 +19,7 @@ from dataset.loader_workers import LoaderError
 from trainer.engine import Engine, Outcome, Where
 from trainer.job import UNLIMITED, BatchT, Job, Outlook, Plan, Progress, RecipeT, Surroundings, TotalsT, Update
 from trainer.machine.measure import product_rate
+from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
 from trainer.reporting import opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position
@@ -98,7 +99,15 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     # ------------------------------------------------------------------------------------------- the whole run
 
     def run(self) -> int:
-        """Go on or begin, train to the end or to a stop signal, and write the report. Returns the exit code."""
+        """Go on or begin, train to the end or to a stop signal, and write the report. Returns the exit code.
+
+        Errors: OutOfMemory, in one line, where an allocation failed on this rank.
+        """
+        with told_in_a_line(self.device, self.advice_on_memory):
+            return self.go()
+
+    def go(self) -> int:
+        """What `run` does."""
         if self.ranks.is_main:
             # A run that was killed in the middle of a save has left them.
             remove_temporaries(self.job.stem, self.checkpoints.folder)
@@ -123,6 +132,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if exit_code == 0 and self.settings.report and self.ranks.is_main:
             opening.write_own_report(self.job.stem, self.reporter.say)
         return exit_code
+
+    def advice_on_memory(self) -> str:
+        """The job's own, and whether the run can be gone on with. Waits for the save that is under way."""
+        with contextlib.suppress(Exception):
+            self.checkpoints.wait()
+        return f"{self.job.memory_advice()}; {resume.how_to_go_on(self)}"
 
     @property
     def written(self) -> str:

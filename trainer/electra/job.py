@@ -91,7 +91,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         with user_errors():
             self._claim_files()
             self._read_data()
-            self.model = init_model(settings, self.tokenizer)
+            self.model = init_model(settings, self.tokenizer, self.device)
             unknown = self.tokenizer.unk_token_id
             self.examples = Examples(self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown)
         # Saved with the networks, so that a pipeline knows where to cut a long text.

@@ -15,12 +15,17 @@ from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiec
 from model.electra.model_electra import ElectraPretrainer, configs
 from model.electra.sizes import SIZES
 from trainer.electra.settings import ElectraSettings
+from trainer.machine.measure import total_memory
+from trainer.machine.out_of_memory import gigabytes
 from trainer.machine.ranks import Ranks, on_main
 
 # Of a vocabulary that is trained on the data.
 OWN_ENTRIES = 8192
 # Of the data that such a vocabulary is trained on.
 SAMPLE_BYTES = 60e6
+# Weight, gradient and AdamW's two moments in fp32.
+BYTES_PER_PARAMETER = 16
+CPU = torch.device("cpu")
 NETWORKS = ("discriminator", "generator")
 # The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins
 ARCHITECTURE = (
@@ -86,8 +91,11 @@ def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
-    """Fresh networks, or those of --model_path. Errors: ValueError where flags, folder and tokenizer do not fit."""
+def init_model(
+    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device = CPU
+) -> ElectraPretrainer:
+    """Fresh networks, or those of --model_path. Errors: ValueError where flags, folder and tokenizer do not fit, and where
+    the networks are too large to be trained on the device."""
     options: dict[str, Any] = {
         "sampling": settings.sampling,
         "gen_smooth": settings.gen_smooth,
@@ -118,7 +126,24 @@ def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) ->
     )
     for config in (generator, discriminator):
         set_dropout(config, settings.dropout)
+    check_memory(generator, discriminator, device)
     return ElectraPretrainer.from_configs(generator, discriminator, **options)
+
+
+def check_memory(generator: Any, discriminator: Any, device: torch.device) -> None:
+    """Errors: UserError where not even the weights, gradients and AdamW's moments fit; before any is made."""
+    # On this device tensors have a shape and no content, and nothing is drawn.
+    with torch.device("meta"):
+        networks = ElectraPretrainer.from_configs(generator, discriminator)
+    parameters = sum(parameter.numel() for parameter in networks.parameters())
+    needed = parameters * BYTES_PER_PARAMETER
+    there = total_memory(device)
+    if there is not None and needed > there:
+        raise UserError(
+            f"hidden_size {discriminator.hidden_size}, num_hidden_layers {discriminator.num_hidden_layers}: "
+            f"{parameters / 1e9:,.1f} billion parameters need {gigabytes(needed)} to train, and this machine has "
+            f"{gigabytes(there)} on {device}: choose a smaller --size, --hidden_size or --num_hidden_layers"
+        )
 
 
 def set_dropout(config: Any, dropout: float) -> None:

@@ -22,6 +22,7 @@ from trainer.job import Surroundings
 from trainer.launch import claim
 from trainer.loop import Trainer
 from trainer.machine.devices import pick_dtype
+from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
 from trainer.reporting.reporter import Reporter
 
@@ -115,7 +116,8 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
             return exit_code, None
         result["updates"] = trainer.progress.update
     evaluation = job.evaluation(trainer.engine, surroundings.signals)
-    stop_signal = look_back(settings, data, folder, evaluation, result, command.say)
+    with told_in_a_line(job.device, trainer.advice_on_memory):
+        stop_signal = look_back(settings, data, folder, evaluation, result, command.say)
     if stop_signal:
         command.say(f"stopped by signal {stop_signal}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, None

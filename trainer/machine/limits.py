@@ -14,6 +14,38 @@ EXHAUSTED = {
 }
 
 
+# Parts of what allocators say, in small letters: torch's on the CPU and on GPUs, C++'s, cuBLAS's, the compiler's.
+NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "status_alloc_failed",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, be it the reason for the error or the reason of its reason."""
+    reasons: list[BaseException] = []
+    reason: BaseException | None = error
+    # torch.compile wraps what happens within it. A reason can be its own reason.
+    while reason is not None and reason not in reasons:
+        reasons.append(reason)
+        reason = reason.__cause__ or reason.__context__
+    return any(map(_says_no_memory, reasons))
+
+
+def _says_no_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # torch's own allocators and C++ raise RuntimeErrors, which only their text tells apart.
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(text in said for text in NO_MEMORY)
+
+
 def what_the_machine_lacks(error: Exception) -> str | None:
     """One line for an error that says that memory, files or threads are used up; None for any other error."""
     said = " ".join(str(error).split())
@@ -25,8 +57,7 @@ def what_the_machine_lacks(error: Exception) -> str | None:
         return reason
     if isinstance(error, torch.OutOfMemoryError):
         return f"no memory is left on the GPU ({said.split('. ')[0]}); {smaller}"
-    # torch's own allocators and C++ raise RuntimeErrors, which only their text tells apart.
-    if isinstance(error, MemoryError) or "can't allocate memory" in said or "bad_alloc" in said:
+    if is_out_of_memory(error):
         return f"no memory is left ({said[-160:]}); {smaller}" if said else f"no memory is left; {smaller}"
     if "can't start new thread" in said:
         return "no more threads can be started: raise the limit (ulimit -u, ulimit -v)"

@@ -20,7 +20,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
-from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_count
+from model.config import TOKEN_IDS, MiniMindConfig, architecture
 from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
@@ -30,7 +30,7 @@ from trainer.job import Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
-from trainer.machine.measure import total_memory
+from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks, on_main
 from trainer.machine.signals import StopSignals
@@ -38,6 +38,7 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import learning_rate
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
+from trainer.pretrain.memory_plan import MemoryPlan
 from trainer.pretrain.notices import notices
 from trainer.pretrain.public_weights import (
     PublicModel,
@@ -58,9 +59,6 @@ from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
-
-# Weight, gradient and AdamW's two moments in fp32.
-BYTES_PER_PARAMETER = 16
 
 
 class PretrainJob(Job[Recipe, Batch, Totals]):
@@ -106,6 +104,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.device = surroundings.device
         self.epochs = settings.epochs
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
+        self.memory = MemoryPlan(settings, self.dtype, self.device)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
@@ -115,6 +114,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
             self.corpus = open_corpus(settings, self.encoder, self.ranks)
             self._check_tokens()
+            self._check_memory()
         if settings.gradient_checkpointing:
             recompute_layers(self.model)
         self.model.train()
@@ -170,7 +170,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         utf8_folder("--from_weight", folder)
         config = read_config(folder)
         self.settings = settings_of_folder(self.settings, folder, config)
-        check_memory(config, self.device)
+        self.memory.check_weights(config)
         return PublicModel(folder, config, checked_files(MiniMindForCausalLM, folder, config))
 
     def _claim_files(self) -> None:
@@ -193,15 +193,18 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             for name in TOKEN_IDS:
                 setattr(config, name, getattr(self.tokenizer, name))
             check_ids_fit(self.encoder.vocab_size, config.vocab_size, f"--tokenizer_path {self.tokenizer_path}")
-            model = model_of_folder(public)
+            with told_in_a_line(self.device, self.memory.advice):
+                model = model_of_folder(public)
         else:
             config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
             # Before the model is made: the system would end a process that asks for too much, without a line.
-            check_memory(config, self.device)
+            self.memory.check(config, rows=1, T=settings.max_seq_len)
             if settings.from_weight != "none":
                 self._check_vocabulary(find_weight(settings.from_weight, config, Path(settings.out_dir)))
-            model = init_model(config, settings.from_weight, settings.out_dir, settings.init_scheme)
-        return model.to(self.device)  # type: ignore[arg-type]  # transformers wraps it without its types
+            with told_in_a_line(self.device, self.memory.advice):
+                model = init_model(config, settings.from_weight, settings.out_dir, settings.init_scheme)
+        with told_in_a_line(self.device, self.memory.advice):
+            return model.to(self.device)  # type: ignore[arg-type]  # transformers wraps it without its types
 
     def _check_vocabulary(self, weight: Path) -> None:
         """Errors: UserError where the weight's .json says that it was trained with another tokenizer."""
@@ -228,6 +231,15 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 f"{what} gives token id {self.corpus.max_token_id}, beyond the model's vocabulary of "
                 f"{self.config.vocab_size}: use the tokenizer that the weights were trained with"
             )
+
+    def _check_memory(self) -> None:
+        """Errors: UserError where a micro-batch, which never has more rows than an epoch has for a rank, cannot fit."""
+        plan = self.plan(0)
+        rows = min(self.settings.batch_size, -(-plan.n_rows // self.ranks.world_size))
+        self.memory.check(self.config, rows, plan.T)
+
+    def memory_advice(self) -> str:
+        return self.memory.advice()
 
     # ------------------------------------------------------------------------------------------ what is trained
 
@@ -291,6 +303,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             own_notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
         if self.precision_notice:
             own_notices.append(self.precision_notice)
+        tight = self.memory.warning()
+        if tight:
+            own_notices.append(tight)
         return Outlook(
             rows=rows,
             lines=lines,
@@ -432,19 +447,6 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
         skip_bad_lines=settings.skip_bad_lines,
         progress=ranks.is_main,
     )
-
-
-def check_memory(config: MiniMindConfig, device: torch.device) -> None:
-    """UserError where not even the weights, gradients and two moments of AdamW fit the device; before any is made."""
-    parameters = parameter_count(config)
-    needed = parameters * BYTES_PER_PARAMETER
-    there = total_memory(device)
-    if there is not None and needed > there:
-        raise UserError(
-            f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} "
-            f"billion parameters need {needed / 1e9:,.0f} GB to train, and this machine has {there / 1e9:,.0f} GB on "
-            f"{device}: choose a smaller model"
-        )
 
 
 def check_length(max_seq_len: int, config: MiniMindConfig) -> None:

@@ -1,7 +1,6 @@
 """How much memory pretraining takes at its peak, worked out from the shapes before anything is made.
 
-The peak is at the end of a forward pass, when all that the backward pass will need is there. Muon may need more than that
-between two updates. Each term below is a sum over tensors that model/, model/fast/ and trainer/optim/ make; which of them
+The peak is at the end of a forward pass, when all that the backward pass will need is there. Each term below is a sum over tensors that model/, model/fast/ and trainer/optim/ make; which of them
 autograd keeps was listed with torch.autograd.graph.saved_tensors_hooks. What a process takes beside its tensors (kernels,
 compiler, holes in the heap) cannot be derived: those constants are fitted to the peaks that tests/trainer/pretrain/test_memory.py
 measures.
@@ -23,8 +22,6 @@ MUON_STATES = 1
 CHUNK_ROWS = 2048
 # As in model/fast/block_attention.py: of the scores of T x T, four blocks of queries compute (1 + 2 + 3 + 4) / 16.
 SHARE_OF_SCORES = 0.625
-# As in model/moe.py: every expert's rows are filled up to a multiple of this.
-ALIGNMENT = 64
 
 
 class Overhead(NamedTuple):
@@ -32,7 +29,8 @@ class Overhead(NamedTuple):
 
     program: bytes of kernels that oneDNN makes, of autograd's threads and, with torch.compile, of the compiler. Freed
     blocks stay in the heap (see compiling.keep_freed_memory), and a later block does not always fit into the holes. So
-    the heap grows beyond what is used, by these shares of the activations and of the loss.
+    the heap grows beyond what is used, by these shares of the activations and of the loss. Layers that are computed again
+    are allocated and freed twice as often.
     """
 
     program: int
@@ -41,7 +39,9 @@ class Overhead(NamedTuple):
 
 
 PLAIN = Overhead(program=15_000_000, of_activations=0.25, of_loss=1.1)
+PLAIN_RECOMPUTED = Overhead(program=15_000_000, of_activations=1.6, of_loss=0.0)
 COMPILED = Overhead(program=135_000_000, of_activations=0.08, of_loss=0.3)
+COMPILED_RECOMPUTED = COMPILED
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class MemoryEstimate:
 
     half_weights: copies of the weights in the dtype of the products. activations: what the blocks keep for the backward
     pass, and the gradients of one block. logits: of one chunk, with its loss and gradients. optimizer_space: what an
-    update needs for a moment. program: what the process has beside tensors.
+    update needs for a moment and does not find where the activations were. program: what the process has beside tensors.
     """
 
     weights: int
@@ -64,10 +64,9 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """An update begins when the activations are gone, so the larger of the two counts."""
         always = self.weights + self.gradients + self.optimizer_states + self.program
         in_passes = self.half_weights + self.activations + self.logits
-        return always + max(in_passes, self.optimizer_space)
+        return always + in_passes + self.optimizer_space
 
 
 def training_memory(
@@ -112,10 +111,13 @@ def training_memory(
 
     program = 0
     if device == "cpu":
-        overhead = COMPILED if compiled else PLAIN
+        overhead = overhead_of(compiled, gradient_checkpointing)
         activations *= 1 + overhead.of_activations
         logits *= 1 + overhead.of_loss
         program = overhead.program
+    else:
+        # On a GPU an update finds room where the activations were; on the CPU its large blocks do not fit into the holes.
+        optimizer_space = max(0, optimizer_space - round(half_weights + activations + logits))
     return MemoryEstimate(
         weights=FP32 * parameters,
         gradients=FP32 * parameters,
@@ -126,6 +128,13 @@ def training_memory(
         optimizer_space=optimizer_space,
         program=program,
     )
+
+
+def overhead_of(compiled: bool, gradient_checkpointing: bool) -> Overhead:
+    """Which of the constants above hold."""
+    if compiled:
+        return COMPILED_RECOMPUTED if gradient_checkpointing else COMPILED
+    return PLAIN_RECOMPUTED if gradient_checkpointing else PLAIN
 
 
 def matrix_shapes(config: MiniMindConfig) -> dict[tuple[int, int], int]:
@@ -195,7 +204,7 @@ def kept_by_mlp(config: MiniMindConfig, compiled: bool, half: int) -> float:
     if not config.use_moe:
         return numbers * config.intermediate_size * half
     H = config.hidden_size
-    # Rows that are gathered for the experts and what becomes of them, with the filling of the last block of each expert.
+    # Rows that are gathered for the experts, and what becomes of them.
     routed = config.num_experts_per_tok * (numbers * config.moe_intermediate_size + 2 * H) * half
     shared = config.n_shared_experts * (numbers * config.moe_intermediate_size + 2 * H) * half
     # The router takes fp32; each token's rows are added up in fp32.

@@ -13,7 +13,7 @@ from common.wording import counted
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.machine.ranks import on_main
-from trainer.saving.checkpoint import load_checkpoint, update_of
+from trainer.saving.checkpoint import load_checkpoint, update_of, verified
 from trainer.saving.checkpoint_content import check_fit, check_form, require
 
 if TYPE_CHECKING:
@@ -99,6 +99,14 @@ def failure(error: OSError) -> str:
 def what_is_left(trainer: "Trainer") -> str:
     """What a user has after a save that failed."""
     return "the checkpoint before it is intact" if trainer.checkpoints.paths() else "there is no checkpoint before it"
+
+
+def how_to_go_on(trainer: "Trainer") -> str:
+    """What a user has after an error that no save came before."""
+    for path in trainer.checkpoints.paths():
+        if verified(path):
+            return f"the checkpoint of update {update_of(path)} is intact, and --from_resume 1 goes on from there"
+    return "no checkpoint was saved yet"
 
 
 def resume(trainer: "Trainer") -> bool:

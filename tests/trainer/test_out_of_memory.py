@@ -1,0 +1,482 @@
+"""Memory that is used up. References: the errors that torch raises, a limit of the system, and a run that had enough."""
+
+import itertools
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import ElectraConfig, ElectraForPreTraining
+
+from common.errors import UserError
+from model.config import MiniMindConfig
+from model.electra.model_electra import configs
+from model.electra.sizes import SIZES
+from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.dataset.glue.test_glue_dataset import WORDS
+from tests.helpers import ROOT, command_line, flags, train, write_corpus
+from tests.trainer.glue.glue_helpers import arguments, make_place, write_task
+from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
+from tests.trainer.test_train_electra import flags as electra_flags
+from trainer import train_electra, train_glue, train_pretrain
+from trainer.electra import networks
+from trainer.electra.job import ElectraJob
+from trainer.engine import Engine
+from trainer.glue.job import GlueJob
+from trainer.loop import Trainer
+from trainer.machine.command_line import run_cli
+from trainer.machine.limits import is_out_of_memory
+from trainer.machine.out_of_memory import gigabytes, plain_advice, same_update, told_in_a_line
+from trainer.pretrain import job as pretrain_job
+from trainer.pretrain import memory_plan
+from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.memory_plan import MemoryPlan
+from trainer.pretrain.settings import parse_args
+from trainer.saving.checkpoint import verified
+
+CPU = torch.device("cpu")
+GB = 10**9
+ON_THE_CPU = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "4000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+ON_WINDOWS = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes."
+)
+ON_CUDA = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 24 GiB"
+)
+IN_PYTHON = MemoryError()
+FAILURES = {"cpu": ON_THE_CPU, "windows": ON_WINDOWS, "cuda": ON_CUDA, "python": IN_PYTHON}
+
+
+# --------------------------------------------------------------------------------------------- what is said
+
+
+@pytest.mark.parametrize(
+    "error", [*FAILURES.values(), RuntimeError("std::bad_alloc"), OSError(12, "no memory")], ids=repr
+)
+def test_failed_allocations_are_known_by_their_errors(error):
+    assert is_out_of_memory(error)
+    # As torch.compile wraps what happens within it.
+    try:
+        raise RuntimeError("backend='inductor' raised") from error
+    except RuntimeError as wrapper:
+        assert is_out_of_memory(wrapper)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), OSError(28, "no space"), ValueError("out of memory")]
+)
+def test_other_errors_keep_their_traceback(error):
+    assert not is_out_of_memory(error)
+    with pytest.raises(type(error)) as caught, told_in_a_line(CPU, str):
+        raise error
+    assert caught.value is error
+
+
+def test_an_error_with_a_line_of_its_own_keeps_it():
+    with pytest.raises(UserError, match="^mend this$"), told_in_a_line(CPU, str):
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise UserError("mend this") from error
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "steps", "most", "wanted"),
+    [
+        (32, 8, 16, (16, 16)),
+        (32, 8, 21, (16, 16)),
+        (7, 1, 6, (1, 7)),
+        (12, 1, 5, (4, 3)),
+        (1, 8, 4, None),
+        (8, 1, 0, None),
+    ],
+)
+def test_smaller_micro_batches_of_the_same_update(batch_size, steps, most, wanted):
+    found = same_update(batch_size, steps, most)
+    assert found == wanted
+    assert found is None or math.prod(found) == batch_size * steps
+
+
+def test_plain_advice_and_sizes():
+    class Settings:
+        batch_size = 8
+        accumulation_steps = 2
+        gradient_checkpointing = False
+
+    said = plain_advice(Settings(), "a smaller model")
+    assert said == (
+        "try --batch_size 4 --accumulation_steps 4, which leaves the updates as they are, or --gradient_checkpointing 1, "
+        "or a smaller model"
+    )
+    Settings.batch_size = 1
+    Settings.gradient_checkpointing = True
+    assert plain_advice(Settings(), "a smaller model") == "try a smaller model"
+    assert [gigabytes(n) for n in (3.5e8, 4.44e9, 1.2e12)] == ["0.35 GB", "4.4 GB", "1,200 GB"]
+
+
+# --------------------------------------------------------------------------------------- what would fit
+
+
+def plan(monkeypatch, memory_gb, **changes):
+    """A MemoryPlan for 26 M parameters on a machine with this much memory, all of it free."""
+    monkeypatch.setattr(memory_plan, "total_memory", lambda device: round(memory_gb * GB))
+    monkeypatch.setattr(memory_plan, "available_memory", lambda device: round(memory_gb * GB))
+    sizes = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "max_seq_len": 512}
+    settings = parse_args(flags(**{**sizes, "batch_size": 32, "accumulation_steps": 8, **changes}))
+    return MemoryPlan(settings, torch.bfloat16, CPU)
+
+
+def config_of(settings):
+    return MiniMindConfig(
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.num_hidden_layers,
+        num_attention_heads=settings.num_attention_heads,
+    )
+
+
+def check(planned):
+    settings = planned.settings
+    planned.check(config_of(settings), settings.batch_size, settings.max_seq_len)
+
+
+def suggested(line):
+    """{flag: number} of the first way that a line tells."""
+    words = line.split(": ")[-1].split(";")[-1].replace("choose a smaller model; ", "").split(", or ")[0].split()
+    return {flag: int(value) for flag, value in zip(words, words[1:], strict=False) if flag.startswith("--")}
+
+
+@pytest.mark.parametrize("memory_gb", [4, 2.5, 1.4])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_what_is_suggested_fits_by_the_estimate_and_keeps_the_update(monkeypatch, memory_gb, optimizer):
+    planned = plan(monkeypatch, memory_gb, optimizer=optimizer)
+    with pytest.raises(UserError, match="needs about .* would fit") as caught:
+        check(planned)
+    ways = suggested(str(caught.value))
+    rows, steps = ways["--batch_size"], ways["--accumulation_steps"]
+    assert rows * steps == 32 * 8
+    smaller = plan(monkeypatch, memory_gb, optimizer=optimizer, batch_size=rows, accumulation_steps=steps)
+    if "--gradient_checkpointing" in ways:
+        smaller.settings.gradient_checkpointing = True
+    check(smaller)
+    assert smaller.needed(smaller.asked) <= memory_gb * GB
+    assert smaller.warning() is None
+
+
+def test_enough_memory_is_not_talked_about(monkeypatch):
+    planned = plan(monkeypatch, 64)
+    check(planned)
+    assert planned.warning() is None
+
+
+def test_a_model_of_which_no_row_fits_is_to_be_smaller(monkeypatch):
+    planned = plan(monkeypatch, 0.5)
+    with pytest.raises(UserError, match="choose a smaller model; --hidden_size 256 --num_hidden_layers 4") as caught:
+        check(planned)
+    ways = suggested(str(caught.value))
+    smaller = plan(
+        monkeypatch, 0.5, hidden_size=ways["--hidden_size"], num_hidden_layers=ways["--num_hidden_layers"], batch_size=1
+    )
+    check(smaller)
+    assert smaller.warning() is None
+
+
+def test_more_than_is_free_is_a_warning(monkeypatch):
+    planned = plan(monkeypatch, 64)
+    planned.available = 2 * GB
+    check(planned)
+    assert planned.warning().startswith("warning: a micro-batch of 32 x 512 positions needs about")
+    assert "2.0 GB are free on cpu: if memory runs out, --batch_size" in planned.warning()
+    planned.available = None
+    assert planned.warning() is None
+
+
+def test_where_an_estimate_says_that_it_fits_the_advice_is_smaller_all_the_same(monkeypatch):
+    planned = plan(monkeypatch, 64)
+    check(planned)
+    assert suggested(planned.advice())["--batch_size"] <= 24
+    assert planned.advice().startswith("64.0 GB were free at the start, and a micro-batch of 32 x 512 positions needs")
+
+
+# ------------------------------------------------------------------------------------ at each stage of a run
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def fails(error):
+    def raise_it(*_args, **_options):
+        raise error
+
+    return raise_it
+
+
+def failing_from(call, error, times):
+    """`call`, which raises `error` after so many times."""
+    count = 0
+
+    def counted(*args, **options):
+        nonlocal count
+        count += 1
+        if count > times:
+            raise error
+        return call(*args, **options)
+
+    return counted
+
+
+def line_of(main, arguments, capsys):
+    """The one line that a command ends with; nothing else is on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        run_cli(lambda: main(arguments))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.count("\n") == 1 and said.startswith("error: no memory is left on ")
+    return said
+
+
+# {stage: what fails there: (object, name of its function, calls that work before)}
+STAGES = {
+    "model": (pretrain_job, "init_model", 0),
+    "all gradients": (Engine, "update", 0),
+    "forward": (PretrainJob, "loss", 5),
+    "backward": (torch.Tensor, "backward", 5),
+    "update": (torch.optim.AdamW, "step", 2),
+    "evaluation": (PretrainJob, "evaluate", 0),
+    "samples": (PretrainJob, "samples", 0),
+    "snapshot": (Trainer, "save", 0),
+}
+
+
+# Each stage with another kind of error.
+STAGES_AND_KINDS = list(zip(STAGES, itertools.cycle(FAILURES), strict=False))
+
+
+@pytest.mark.parametrize(("stage", "kind"), STAGES_AND_KINDS)
+def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data, out, monkeypatch, capsys):
+    owner, name, times = STAGES[stage]
+    monkeypatch.setattr(owner, name, failing_from(getattr(owner, name), FAILURES[kind], times))
+    # Samples take longer than all of the run.
+    prompts = {"sample_prompts": "the"} if stage == "samples" else {}
+    asked = flags(data_path=data, out_dir=out, val_fraction=0.2, save_interval=1000, **prompts)
+    said = line_of(train_pretrain.main, asked, capsys)
+    assert "needs about" in said
+    if stage == "model":
+        assert "choose a smaller model" in said
+    else:
+        assert "--batch_size 1 --accumulation_steps 4" in said and "no checkpoint was saved yet" in said
+
+
+def test_the_last_checkpoint_is_intact_and_the_suggested_flags_go_on(data, tmp_path, monkeypatch, capsys):
+    """Reference: the same run with enough memory."""
+    shape = {"data_path": data, "save_interval": 4, "batch_size": 2, "accumulation_steps": 2}
+    monkeypatch.setattr(PretrainJob, "loss", failing_from(PretrainJob.loss, ON_CUDA, 9))
+    said = line_of(train_pretrain.main, flags(out_dir=tmp_path / "out", **shape), capsys)
+    monkeypatch.undo()
+    assert "; the checkpoint of update 4 is intact, and --from_resume 1 goes on from there" in said
+    path = tmp_path / "out/pretrain_16_resume/update_00000004.pt"
+    assert verified(path)
+    ways = suggested(said.split("; the checkpoint")[0])
+    assert (ways["--batch_size"], ways["--accumulation_steps"]) == (1, 4)
+    shape = {**shape, "batch_size": 1, "accumulation_steps": 4, "save_interval": 1000}
+    resumed = train(out_dir=tmp_path / "out", from_resume=1, **shape)
+    whole = train(out_dir=tmp_path / "whole", **shape)
+    assert resumed.progress.update == whole.progress.update
+    for name, weight in whole.engine.model.state_dict().items():
+        torch.testing.assert_close(resumed.engine.model.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_electra_ends_with_a_line(electra_data, kind, out, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(ElectraJob, "loss", fails(FAILURES[kind]))
+    said = line_of(train_electra.main, electra_flags(out_dir=out, **electra_data), capsys)
+    assert "try --batch_size 2 --accumulation_steps 2, which leaves the updates as they are" in said
+    assert "--max_seq_len" in said
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.mark.parametrize("stage", ["update", "scores"])
+def test_fine_tuning_ends_with_a_line(place, stage, out, monkeypatch, capsys):
+    owner, name = {"update": (Engine, "micro_batch"), "scores": (GlueJob, "evaluation")}[stage]
+    monkeypatch.setattr(owner, name, fails(ON_CUDA))
+    said = line_of(train_glue.main, arguments(place, out), capsys)
+    assert "--batch_size" in said and "--max_seq_len" in said
+
+
+# -------------------------------------------------------------------------------------------- a real limit
+
+# Run with so many MB of addresses beyond what the imports take.
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import {module} as trainer
+from trainer.machine.command_line import run_cli
+import torch
+torch.set_num_threads(1)
+status = Path("/proc/self/status").read_text()
+used = int(status.split("VmSize:")[1].split()[0]) * 1024
+limit = used + {extra} * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+run_cli(lambda: trainer.main(sys.argv[1:]))
+"""
+
+
+def ends_for_want_of(extra_mb, module, arguments):
+    """Run a trainer with so much memory; the one line that it ends with."""
+    program = LIMITED.format(module=module, extra=extra_mb)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert run.returncode == 2, run.stderr
+    assert "Traceback" not in run.stderr
+    *before, said = run.stderr.splitlines()
+    assert said.startswith("error: no memory is left on cpu: "), run.stderr
+    assert not any(line.startswith("error") for line in before)
+    return said
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
+
+
+@on_linux
+@pytest.mark.slow
+def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path):
+    """Reference: the run that the line suggests, under the same limit."""
+    data = write_corpus(tmp_path / "data.jsonl", 4000)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "max_seq_len": 64}
+    asked = {
+        **sizes,
+        "data_path": data,
+        "out_dir": tmp_path,
+        "batch_size": 512,
+        "accumulation_steps": 1,
+        "log_interval": 9,
+    }
+    said = ends_for_want_of(700, "trainer.train_pretrain", flags(**asked))
+    assert "a micro-batch of 512 x 64 positions needs about" in said and "no checkpoint was saved yet" in said
+    ways = suggested(said.split("; no checkpoint")[0])
+    smaller = flags(**{**asked, "batch_size": ways["--batch_size"], "accumulation_steps": ways["--accumulation_steps"]})
+    program = LIMITED.format(module="trainer.train_pretrain", extra=700)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program, *smaller], env=environment, timeout=300, check=True)
+
+
+@on_linux
+@pytest.mark.slow
+def test_electra_in_too_little_memory(tmp_path):
+    path, _ = write_lines(tmp_path / "data.jsonl", 3000)
+    vocab = write_vocab(tmp_path / "vocab.txt")
+    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512, "batch_size": 2048}
+    asked = electra_flags(**sizes, data_path=path, vocab_path=vocab, out_dir=tmp_path)
+    said = ends_for_want_of(500, "trainer.train_electra", asked)
+    assert "try --batch_size 1024 --accumulation_steps 2" in said
+
+
+@on_linux
+@pytest.mark.slow
+def test_fine_tuning_in_too_little_memory(tmp_path):
+    place = make_place(tmp_path)
+    config = ElectraConfig(vocab_size=len(WORDS), embedding_size=128, hidden_size=128, num_hidden_layers=6)
+    ElectraForPreTraining(config).save_pretrained(place / "tiny")
+    write_task(place / "more", "CoLA", {"train.tsv": 4000, "dev.tsv": 9})
+    asked = arguments(place, tmp_path / "out", data_dir=place / "more", batch_size=4000)
+    said = ends_for_want_of(500, "trainer.train_glue", asked)
+    assert "try --batch_size 2000 --accumulation_steps 2" in said
+
+
+# A rank that fails in its third micro-batch, and one that does not.
+ONE_OF_TWO = """
+import os, sys
+import trainer.train_pretrain as trainer
+from trainer.machine.command_line import run_cli
+from trainer.pretrain.job import PretrainJob
+count, loss = [], PretrainJob.loss
+def failing(*arguments):
+    count.append(1)
+    if os.environ["RANK"] == "1" and len(count) == 3:
+        raise MemoryError
+    return loss(*arguments)
+PretrainJob.loss = failing
+run_cli(lambda: trainer.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_of_several_ranks_the_one_without_memory_says_it_and_all_end(data, tmp_path):
+    script = tmp_path / "one_of_two.py"
+    script.write_text(ONE_OF_TWO, encoding="utf-8")
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    asked = flags(data_path=data, out_dir=tmp_path / "out")
+    run = command_line(asked, launcher, script=script, PYTHONPATH=str(ROOT))
+    assert run.returncode
+    lines = [line for line in run.stderr.splitlines() if line.startswith("error: no memory is left on cpu: ")]
+    assert len(lines) == 1
+    # What the launcher says of the rank that ended first.
+    assert re.search(r"exitcode\s*: 2", run.stderr) and re.search(r"rank\s*: 1", run.stderr)
+
+
+# --------------------------------------------------------------------------------- before anything is made
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 1_000_000},
+        {"num_hidden_layers": 1000, "hidden_size": 8192, "num_attention_heads": 8},
+        {"hidden_size": 1_000_000, "num_attention_heads": 250_000},
+        {"hidden_size": 4096, "num_attention_heads": 2, "max_seq_len": 32768},
+    ],
+    ids=str,
+)
+def test_what_can_never_fit_is_told_before_it_is_made(changes, data, out, monkeypatch, capsys):
+    monkeypatch.setattr(memory_plan, "total_memory", lambda device: 16 * GB)
+    monkeypatch.setattr(pretrain_job, "init_model", fails(AssertionError("the model is made")))
+    with pytest.raises(SystemExit) as ended:
+        run_cli(lambda: train_pretrain.main(flags(data_path=data, out_dir=out, **changes)))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert "and this machine has 16" in said and "choose a smaller model" in said
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": 1_000_000}, {"hidden_size": 8192, "num_hidden_layers": 40}], ids=str
+)
+def test_electra_networks_that_can_never_fit(electra_data, changes, out, monkeypatch, capsys):  # noqa: F811
+    """Nothing is allocated: weights of the smaller one would take 34 GB."""
+    monkeypatch.setattr(networks, "total_memory", lambda device: 16 * GB)
+    asked = electra_flags(out_dir=out, **{**electra_data, **changes, "num_attention_heads": 8})
+    with pytest.raises(SystemExit) as ended:
+        run_cli(lambda: train_electra.main(asked))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert "and this machine has 16.0 GB on cpu: choose a smaller --size" in said
+
+
+def test_looking_at_the_size_of_electra_networks_draws_nothing(tmp_path):
+    """Reference: torch's random state before."""
+    generator, discriminator = configs(SIZES["small"], 100, 0, 32, 0.02, "normal")
+    before = torch.get_rng_state()
+    networks.check_memory(generator, discriminator, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_huge_batch_counts_with_the_rows_that_there_are(data, out, monkeypatch):
+    """An epoch of a few rows is one micro-batch, whatever --batch_size is."""
+    run = train(data_path=data, out_dir=out, batch_size=100_000_000, accumulation_steps=1)
+    assert run.progress.update == 1
+    monkeypatch.setattr(memory_plan, "total_memory", lambda device: 20_000_000)
+    with pytest.raises(UserError, match="a micro-batch of .* positions needs about .* to train, and this machine has"):
+        train(data_path=data, out_dir=out, batch_size=100_000_000)

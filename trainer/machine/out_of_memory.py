@@ -1,0 +1,65 @@
+"""What to say when memory is used up: one line that says what was there, what was asked for and what would fit."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+
+from common.errors import UserError
+from trainer.machine.limits import is_out_of_memory
+
+
+class BatchSettings(Protocol):
+    """The flags that decide how many rows are computed at once."""
+
+    batch_size: int
+    accumulation_steps: int
+    gradient_checkpointing: bool
+
+
+class OutOfMemory(UserError):
+    """An allocation failed, on the device or on the host."""
+
+
+@contextlib.contextmanager
+def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
+    """Turn a failed allocation into OutOfMemory, whose line ends with what `advise()` gives."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not is_out_of_memory(error):
+            raise
+        # Not `from error`: the frames of its traceback hold the tensors that filled the memory.
+        raise OutOfMemory(f"no memory is left on {device}: {advise()}") from None
+
+
+def gigabytes(n_bytes: float) -> str:
+    """As people say it: 0.35 GB, 4.4 GB, 1,200 GB."""
+    amount = n_bytes / 1e9
+    if amount >= 100:
+        return f"{amount:,.0f} GB"
+    return f"{amount:.1f} GB" if amount >= 1 else f"{amount:.2f} GB"
+
+
+def same_update(batch_size: int, accumulation_steps: int, most_rows: int) -> tuple[int, int] | None:
+    """(batch_size, accumulation_steps) of the same product with as many rows as possible up to `most_rows`; None: none."""
+    rows_of_update = batch_size * accumulation_steps
+    for rows in range(min(most_rows, batch_size - 1), 0, -1):
+        if rows_of_update % rows == 0:
+            return rows, rows_of_update // rows
+    return None
+
+
+def plain_advice(settings: BatchSettings, shorter: str) -> str:
+    """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
+    ways = []
+    smaller = same_update(settings.batch_size, settings.accumulation_steps, settings.batch_size // 2)
+    if smaller is not None:
+        ways.append(
+            f"--batch_size {smaller[0]} --accumulation_steps {smaller[1]}, which leaves the updates as they are"
+        )
+    if not settings.gradient_checkpointing:
+        ways.append("--gradient_checkpointing 1")
+    ways.append(shorter)
+    return f"try {', or '.join(ways)}"

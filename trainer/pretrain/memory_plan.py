@@ -1,0 +1,191 @@
+"""Whether a run of train_pretrain.py fits the memory of its device, and which flags would fit."""
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from common.errors import UserError
+from model.config import MiniMindConfig, parameter_count
+from trainer.machine.measure import available_memory, total_memory
+from trainer.machine.out_of_memory import gigabytes, same_update
+from trainer.pretrain.memory import training_memory
+from trainer.pretrain.settings import PretrainSettings
+
+# An estimate may be a fifth too high, so only what is beyond this times all memory is refused.
+SURELY_TOO_MUCH = 1.2
+# What is suggested takes at most this share of what could be had: an estimate may be too low as well.
+SAFE_SHARE = 0.85
+# ... and of what has just failed, where an estimate says that it should not have.
+SMALLER_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What decides how much memory one process needs."""
+
+    config: MiniMindConfig
+    rows: int
+    T: int
+    gradient_checkpointing: bool
+
+
+class MemoryPlan:
+    """What a run needs and what its device has, looked up before the model is made."""
+
+    def __init__(self, settings: PretrainSettings, dtype: torch.dtype, device: torch.device) -> None:
+        self.settings = settings
+        self.device = device
+        self.half = dtype.itemsize
+        self.total = total_memory(device)
+        self.available = available_memory(device)
+        if device.type == "cpu":
+            # The ranks of a machine share its memory.
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            self.total = None if self.total is None else self.total // ranks
+            self.available = None if self.available is None else self.available // ranks
+        # Until the data is known: one row.
+        self.asked: MicroBatch | None = None
+
+    def needed(self, batch: MicroBatch) -> int:
+        """Bytes at the peak. Whether `--use_compile auto` compiles is not known yet, so the smaller figure holds."""
+        choices = {"0": [False], "1": [True]}.get(self.settings.use_compile, [False, True])
+        totals = []
+        for compiled in choices:
+            estimate = training_memory(
+                batch.config,
+                batch.rows,
+                batch.T,
+                self.settings.optimizer,
+                compiled=compiled,
+                gradient_checkpointing=batch.gradient_checkpointing,
+                device=self.device.type,
+                half=self.half,
+            )
+            totals.append(estimate.total)
+        return min(totals)
+
+    def check(self, config: MiniMindConfig, rows: int, T: int) -> None:
+        """Note what will be trained. Errors: UserError where the device surely has too little for it."""
+        self.check_weights(config)
+        self.asked = MicroBatch(config, rows, T, self.settings.gradient_checkpointing)
+        needed = self.needed(self.asked)
+        if self.total is not None and needed > SURELY_TOO_MUCH * self.total:
+            raise UserError(
+                f"{self._described(self.asked)} needs about {gigabytes(needed)} to train, and this machine has "
+                f"{gigabytes(self.total)} on {self.device}: {self._what_fits(self.total)}"
+            )
+
+    def check_weights(self, config: MiniMindConfig) -> None:
+        """Errors: UserError where not even weights, gradients and the optimiser's states fit."""
+        one_row = training_memory(
+            config, 1, 2, self.settings.optimizer, compiled=False, gradient_checkpointing=True, device=self.device.type
+        )
+        needed = one_row.weights + one_row.gradients + one_row.optimizer_states
+        if self.total is None or needed <= self.total:
+            return
+        batch = MicroBatch(config, 1, min(self.settings.max_seq_len, config.max_position_embeddings), False)
+        raise UserError(
+            f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: "
+            f"{parameter_count(config) / 1e9:,.1f} billion parameters need {needed / 1e9:,.0f} GB to train, and this "
+            f"machine has {self.total / 1e9:,.0f} GB on {self.device}: {self._smaller_model(batch, self.total)}"
+        )
+
+    def warning(self) -> str | None:
+        """A line where more is needed than could be had when the run began."""
+        if self.asked is None or self.available is None:
+            return None
+        needed = self.needed(self.asked)
+        if needed <= self.available:
+            return None
+        return (
+            f"warning: {self._described(self.asked)} needs about {gigabytes(needed)}, and {gigabytes(self.available)} are "
+            f"free on {self.device}: if memory runs out, {self._what_fits(self.available)}"
+        )
+
+    def advice(self) -> str:
+        """What to say when an allocation has failed: what was there, what was needed, what would fit."""
+        if self.asked is None:
+            return "choose a smaller model, or free some memory"
+        needed = self.needed(self.asked)
+        there = "" if self.available is None else f"{gigabytes(self.available)} were free at the start, and "
+        wanted = f"{self._described(self.asked)} needs about {gigabytes(needed)}"
+        # It failed, so the estimate was too low or others have taken memory since: go well below it.
+        bound = SMALLER_SHARE / SAFE_SHARE * needed
+        if self.available is not None:
+            bound = min(bound, self.available)
+        return f"{there}{wanted}; {self._what_fits(bound)}"
+
+    def _described(self, batch: MicroBatch) -> str:
+        return f"a micro-batch of {batch.rows:,} x {batch.T:,} positions"
+
+    def _what_fits(self, memory: float) -> str:
+        """Flags with which the estimate is a safe share of `memory`, the updates being the same where possible."""
+        assert self.asked is not None
+        room = SAFE_SHARE * memory
+        ways = []
+        fewer_rows = self._fewer_rows(self.asked, room)
+        if fewer_rows:
+            ways.append(fewer_rows)
+        if not self.asked.gradient_checkpointing:
+            # It takes more time than fewer rows do, so it is for those who want the rows, or have no fewer.
+            recomputed = replace(self.asked, gradient_checkpointing=True)
+            flag = "--gradient_checkpointing 1"
+            if self.needed(recomputed) <= room:
+                ways.append(f"{flag} ({gigabytes(self.needed(recomputed))})")
+            elif not ways:
+                fewer_rows = self._fewer_rows(recomputed, room)
+                if fewer_rows:
+                    ways.append(f"{flag} {fewer_rows}")
+        if not ways:
+            return self._smaller_model(self.asked, memory)
+        return f"{', or '.join(ways)} would fit"
+
+    def _fewer_rows(self, batch: MicroBatch, room: float) -> str | None:
+        """The flags for the most rows with which the estimate is at most `room`; None: not one row fits."""
+        settings = self.settings
+        smaller = same_update(settings.batch_size, settings.accumulation_steps, self._most_rows(batch, room))
+        if smaller is None:
+            return None
+        rows, steps = smaller
+        needed = self.needed(replace(batch, rows=rows))
+        return f"--batch_size {rows} --accumulation_steps {steps} ({gigabytes(needed)}, the same updates)"
+
+    def _most_rows(self, batch: MicroBatch, room: float) -> int:
+        """The most rows, fewer than the batch has, that fit; 0: none. By halving the interval: more rows take more."""
+        fits, too_many = 0, batch.rows
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self.needed(replace(batch, rows=middle)) <= room:
+                fits = middle
+            else:
+                too_many = middle
+        return fits
+
+    def _smaller_model(self, batch: MicroBatch, memory: float) -> str:
+        """A smaller model of the same kind of which one row fits."""
+        config = batch.config
+        heads = config.num_attention_heads
+        width, depth = config.hidden_size, config.num_hidden_layers
+        # A model of someone else's folder has no flags.
+        while self.settings.from_weight == "none" and max(width, depth) > 1:
+            # A head has an even number of dimensions.
+            width = width // 2 // (2 * heads) * 2 * heads
+            depth = max(1, depth // 2)
+            if not width:
+                break
+            kept = {"generation": config.generation, "vocab_size": config.vocab_size, "use_moe": config.use_moe}
+            smaller = MiniMindConfig(
+                **kept,
+                hidden_size=width,
+                num_hidden_layers=depth,
+                num_attention_heads=heads,
+                num_key_value_heads=config.num_key_value_heads,
+            )
+            one_row = replace(batch, config=smaller, rows=1)
+            if self.needed(one_row) <= SAFE_SHARE * memory:
+                return (
+                    f"choose a smaller model; --hidden_size {width} --num_hidden_layers {depth} would fit with "
+                    f"--batch_size 1 ({gigabytes(self.needed(one_row))})"
+                )
+        return "choose a smaller model"
