@@ -140,7 +140,7 @@ def updates(args: argparse.Namespace, ranks: Ranks) -> Iterator[None]:
     model = MiniMindForCausalLM(MiniMindConfig(**STEP_SIZES[args.size])).train()
     engine = Engine(
         model,
-        build_optimizer(model, LR, kind=args.optimizer),
+        build_optimizer(model, LR, kind=args.optimizer, ranks=ranks),
         partial(pretrain_loss, model),
         device=device,
         dtype=torch.bfloat16,
@@ -216,11 +216,13 @@ def main() -> int:
         return train(args, args.side, answers)
     with contextlib.ExitStack() as at_end:
         sides = []
+        start = time.monotonic()
         # One after the other, so that none disturbs another while it compiles.
         for n in (1, *args.processes):
             side = Side(n, args)
             at_end.callback(side.end)
             sides.append(side)
+            print(f"{n} x {max(1, args.threads // n)}: warm after {time.monotonic() - start:.0f} s", flush=True)
         found = {"quiet": measure(sides, args.seconds / 2)}
         with busy_program():
             found["beside a busy program"] = measure(sides, args.seconds / 2)

@@ -22,6 +22,8 @@ from trainer.loop import Trainer
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
+from trainer.optim.muon import Muon
+from trainer.optim.shared_muon import make_orthogonalise
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import Reducer
@@ -44,6 +46,7 @@ def rank(folder):
         result["poison"] = poisoned_rank(ranks)
         result["buckets"] = buckets(ranks)
         result["shared"] = shared_sums(ranks)
+        result["muon"] = shared_muon(ranks)
     finally:
         dist.destroy_process_group()
     new_port("too many")
@@ -172,6 +175,25 @@ def shared_sums(ranks):
     return {"kind": type(reducer).__name__, "equal": found}
 
 
+def shared_muon(ranks):
+    """The parameters after three updates of Muon, alone and with the matrices divided among the ranks: two shapes of two and
+    three matrices, and one of a single one."""
+    shapes = [(6, 10)] * 2 + [(10, 6)] * 3 + [(4, 4)]
+    ended = []
+    for of_rank in (ranks, replace(ranks, on_one_machine=True)):
+        generator = torch.Generator().manual_seed(0)
+        matrices = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+        muon = Muon(matrices, lr=0.1, orthogonalise=make_orthogonalise(matrices, of_rank))
+        for _ in range(3):
+            for matrix in matrices:
+                matrix.grad = torch.randn(matrix.shape, generator=generator)
+            muon.step()
+            dist.barrier()  # the sum of gradients in a run
+        ended.append([matrix.detach() for matrix in matrices])
+    assert type(muon.orthogonalise).__name__ == "SharedOrthogonalise"
+    return ended
+
+
 def too_many_bad_updates(folder):
     """The message with which a run ends whose second rank has nothing but NaN losses."""
     loss = PretrainJob.loss
@@ -238,6 +260,12 @@ def test_sums_in_shared_memory_equal_those_of_gloo_bitwise(both):
     for result in both:
         assert result["shared"]["kind"] == "SharedReducer"
         assert all(all(update) for update in result["shared"]["equal"])
+
+
+def test_muon_with_divided_matrices_equals_muon_alone_bitwise(both):
+    for result in both:
+        alone, divided = result["muon"]
+        assert all(torch.equal(p, q) for p, q in zip(alone, divided, strict=True))
 
 
 def test_one_rank_with_the_same_global_batch_ends_alike(both, folder):

@@ -108,6 +108,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             settings.weight_decay,
             settings.optimizer,
             settings.muon_lr,
+            self.ranks,
             eps=1e-6,
             bias_correction=settings.adam_bias_correction,
         )

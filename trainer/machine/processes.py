@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -33,8 +32,8 @@ MOST_BY_ITSELF = 8
 BYTES_OF_PROCESS = 600 << 20
 # Weight, gradient and AdamW's two moments in fp32, of each process.
 BYTES_PER_PARAMETER = 16
-# One fp32 number of each process's gradient, and one of their sum, see trainer/shared_reducer.py.
-BYTES_PER_SHARED_PARAMETER = 4
+FP32 = 4
+BF16 = 2
 # Of the memory. The rest is for activations, which do not grow with the number of processes, and for other programs.
 SHARE_OF_MEMORY = 0.5
 
@@ -90,7 +89,7 @@ def divide(settings: CpuSettings, micro_batch_of: Callable[[], MicroBatch | None
     if micro_batch is None:
         return Division(1, n_threads)
     if asked == "auto":
-        n = choose(n_threads, micro_batch, memory_limit())
+        n = choose(n_threads, micro_batch, total_memory(torch.device("cpu")))
     else:
         n = int(asked)
         check(n, micro_batch)
@@ -154,8 +153,14 @@ def choose(n_threads: int, micro_batch: MicroBatch, memory: int | None) -> int:
 def bytes_needed(n_processes: int, parameters: int) -> int:
     """Of n processes without their activations."""
     of_each = BYTES_OF_PROCESS + BYTES_PER_PARAMETER * parameters
-    shared = BYTES_PER_SHARED_PARAMETER * parameters * (n_processes + 1)
-    return n_processes * of_each + shared
+    return n_processes * of_each + bytes_in_shared_memory(n_processes, parameters)
+
+
+def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
+    """Of n processes, for gradients (trainer/shared_reducer.py) and Muon's matrices (trainer/optim/shared_muon.py)."""
+    if n_processes == 1:
+        return 0
+    return parameters * (FP32 * (n_processes + 1) + BF16)
 
 
 def check(n: int, micro_batch: MicroBatch) -> None:
@@ -169,20 +174,3 @@ def check(n: int, micro_batch: MicroBatch) -> None:
             f"--cpu_processes {n}: --batch_size {micro_batch.rows} cannot be divided by it; take a number that divides "
             "the batch, or auto"
         )
-
-
-def memory_limit() -> int | None:
-    """Bytes that this process may use at most: the machine's, or what its container is allowed; None: not known."""
-    known = []
-    total = total_memory(torch.device("cpu"))
-    if total is not None:
-        known.append(total)
-    # Of version 2 and of version 1 of Linux's control groups, as a container sees its own.
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            known.append(int(text))
-    return min(known, default=None)

@@ -7,7 +7,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from trainer.machine.ranks import Ranks
 from trainer.optim.muon import Muon, Together
+from trainer.optim.shared_muon import make_orthogonalise
+
+ONE_RANK = Ranks()
 
 # Of torch.optim: {"params": [...], "weight_decay": ...}.
 Groups = list[dict[str, Any]]
@@ -19,6 +23,8 @@ class Options(NamedTuple):
     learning_rate: float
     weight_decay: float
     muon_lr: float
+    # Those that train the same model.
+    ranks: Ranks
     # Further options of build_adamw.
     adam: dict[str, Any]
 
@@ -44,11 +50,15 @@ def build_optimizer(
     weight_decay: float = 0.01,
     kind: str = "adamw",
     muon_lr: float = 0.02,
+    ranks: Ranks = ONE_RANK,
     **adam_options: Any,
 ) -> torch.optim.Optimizer:
-    """The optimiser of `--optimizer`, one of BUILDERS. adam_options: see build_adamw."""
+    """The optimiser of `--optimizer`, one of BUILDERS. adam_options: see build_adamw.
+
+    ranks: those that all call it at this moment, and may share its work.
+    """
     groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
-    return BUILDERS[kind](model, groups, Options(lr, weight_decay, muon_lr, adam_options))
+    return BUILDERS[kind](model, groups, Options(lr, weight_decay, muon_lr, ranks, adam_options))
 
 
 def adamw_alone(model: nn.Module, groups: Groups, options: Options) -> torch.optim.Optimizer:
@@ -69,7 +79,8 @@ def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.
     # The engine multiplies it with the schedule's rate, which has --learning_rate in it already.
     scale = options.muon_lr / options.learning_rate
     own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
-    muon = Muon([own_group], lr=options.muon_lr)
+    shared = make_orthogonalise(matrices, options.ranks)
+    muon = Muon([own_group], lr=options.muon_lr, orthogonalise=shared)
     adamw = build_adamw(groups, options.learning_rate, **options.adam)
     # It has all that the engine and GradScaler.unscale_ ask of an optimiser, and not the rest of that class.
     # AdamW first: the engine asks the first group whether the optimiser is fused, and Muon heeds `found_inf` too.

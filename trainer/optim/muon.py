@@ -14,10 +14,13 @@ between 0.68 and 1.14, which trains as well and saves rounds. Source: https://ke
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+# [n, rows, columns] -> the same in bf16, each matrix orthogonalised.
+Orthogonalise = Callable[[torch.Tensor], torch.Tensor]
 
 # Of the quintic iteration above: a, b, c.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -51,9 +54,12 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
+        orthogonalise: Orthogonalise = orthogonalise,
     ) -> None:
+        """orthogonalise: the function of this module, or one that shares the work with other ranks (shared_muon.py)."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None
+        self.orthogonalise = orthogonalise
 
     # The base class takes a closure that computes the loss again. The engine has none.
     @torch.no_grad()
@@ -82,7 +88,7 @@ class Muon(torch.optim.Optimizer):
         averaged = torch.lerp(torch.stack(buffers), gradients, (1 - momentum) * applied)
         torch._foreach_copy_(buffers, list(averaged.unbind()))
         # Nesterov's momentum: the gradient is mixed in once more.
-        update = orthogonalise(gradients.lerp_(averaged, momentum))
+        update = self.orthogonalise(gradients.lerp_(averaged, momentum))
         # So the entries of each matrix have a root mean square of 1 / sqrt(columns), however high it is.
         rate = -lr * math.sqrt(max(1.0, shape[0] / shape[1]))
         update = update.float() * (rate * applied)

@@ -104,7 +104,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.device = surroundings.device
         self.epochs = settings.epochs
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
-        self.memory = MemoryPlan(settings, self.dtype, self.device)
+        self.memory = MemoryPlan(settings, self.dtype, self.device, self.ranks)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
@@ -122,7 +122,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         seed_everything(settings.seed, self.ranks.rank)
 
         self.optimizer = build_optimizer(
-            self.model, settings.learning_rate, settings.weight_decay, settings.optimizer, settings.muon_lr
+            self.model, settings.learning_rate, settings.weight_decay, settings.optimizer, settings.muon_lr, self.ranks
         )
         self.n_sums = n_sums(self.config)
         # Padding is not trained, so any id that the model has will do.
@@ -235,7 +235,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _check_memory(self) -> None:
         """Errors: UserError where a micro-batch, which never has more rows than an epoch has for a rank, cannot fit."""
         plan = self.plan(0)
-        rows = min(self.settings.batch_size, -(-plan.n_rows // self.ranks.world_size))
+        rows = min(self.settings.batch_size, -(-plan.n_rows // self.ranks.micro_batches_at_once))
         self.memory.check(self.config, rows, plan.T)
 
     def memory_advice(self) -> str:

@@ -9,9 +9,12 @@ from common.errors import UserError
 from model.config import MiniMindConfig, parameter_count
 from trainer.machine.measure import available_memory, total_memory
 from trainer.machine.out_of_memory import gigabytes, same_update
+from trainer.machine.processes import bytes_in_shared_memory
+from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import training_memory
 from trainer.pretrain.settings import PretrainSettings
 
+ONE_RANK = Ranks()
 # An estimate may be a fifth too high, so only what is beyond this times all memory is refused.
 SURELY_TOO_MUCH = 1.2
 # What is suggested takes at most this share of what could be had: an estimate may be too low as well.
@@ -22,7 +25,7 @@ SMALLER_SHARE = 0.75
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What decides how much memory one process needs."""
+    """What decides how much memory is needed. rows: of all processes that share it."""
 
     config: MiniMindConfig
     rows: int
@@ -33,28 +36,37 @@ class MicroBatch:
 class MemoryPlan:
     """What a run needs and what its device has, looked up before the model is made."""
 
-    def __init__(self, settings: PretrainSettings, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, settings: PretrainSettings, dtype: torch.dtype, device: torch.device, ranks: Ranks = ONE_RANK
+    ) -> None:
         self.settings = settings
         self.device = device
+        self.ranks = ranks
         self.half = dtype.itemsize
         self.total = total_memory(device)
         self.available = available_memory(device)
         if device.type == "cpu":
-            # The ranks of a machine share its memory.
-            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self.total = None if self.total is None else self.total // ranks
-            self.available = None if self.available is None else self.available // ranks
+            # The ranks of a launcher share the machine's memory, and each has a micro-batch of its own.
+            launched_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            self.total = None if self.total is None else self.total // launched_here
+            self.available = None if self.available is None else self.available // launched_here
         # Until the data is known: one row.
         self.asked: MicroBatch | None = None
 
     def needed(self, batch: MicroBatch) -> int:
-        """Bytes at the peak. Whether `--use_compile auto` compiles is not known yet, so the smaller figure holds."""
+        """Bytes at the peak, of all processes that share the micro-batch.
+
+        Whether `--use_compile auto` compiles is not known yet, so the smaller figure holds.
+        """
+        sharing = self.ranks.sharing
+        rows_of_process = -(-batch.rows // sharing)
+        in_shared_memory = bytes_in_shared_memory(sharing, parameter_count(batch.config))
         choices = {"0": [False], "1": [True]}.get(self.settings.use_compile, [False, True])
         totals = []
         for compiled in choices:
             estimate = training_memory(
                 batch.config,
-                batch.rows,
+                rows_of_process,
                 batch.T,
                 self.settings.optimizer,
                 compiled=compiled,
@@ -62,7 +74,7 @@ class MemoryPlan:
                 device=self.device.type,
                 half=self.half,
             )
-            totals.append(estimate.total)
+            totals.append(sharing * estimate.total + in_shared_memory)
         return min(totals)
 
     def check(self, config: MiniMindConfig, rows: int, T: int) -> None:
@@ -81,7 +93,7 @@ class MemoryPlan:
         one_row = training_memory(
             config, 1, 2, self.settings.optimizer, compiled=False, gradient_checkpointing=True, device=self.device.type
         )
-        needed = one_row.weights + one_row.gradients + one_row.optimizer_states
+        needed = self.ranks.sharing * (one_row.weights + one_row.gradients + one_row.optimizer_states)
         if self.total is None or needed <= self.total:
             return
         batch = MicroBatch(config, 1, min(self.settings.max_seq_len, config.max_position_embeddings), False)

@@ -81,7 +81,7 @@ def wide():
 @pytest.fixture
 def two_threads(monkeypatch):
     monkeypatch.setattr(processes, "available_threads", lambda: 2)
-    monkeypatch.setattr(processes, "memory_limit", lambda: 24 * GB)
+    monkeypatch.setattr(processes, "total_memory", lambda device: 24 * GB)
     monkeypatch.delenv("RANK", raising=False)
 
 
