@@ -276,7 +276,11 @@ def ask(url, request, server, patience_s=240):
             time.sleep(0.5)
 
 
-@pytest.mark.parametrize("document, count", [("docs/scripts.md", 15), ("README.md", 5), ("README_zh.md", 5)])
+# README_zh.md has the commands of README.md (tests/test_readme.py), and tests/test_commands.py parses those of all documents.
+LONGER = [pytest.param(*case, marks=pytest.mark.slow) for case in (("docs/scripts.md", 15), ("README_zh.md", 5))]
+
+
+@pytest.mark.parametrize("document, count", [("README.md", 5), *LONGER])
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, document, count):
     """Every `python scripts/...` line, in its order, on a tiny model and tiny data."""
     pytest.importorskip("gguf")

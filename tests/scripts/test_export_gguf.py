@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import gguf
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoModelForCausalLM
 
 from common.errors import DataError, UserError
-from dataset.embedded_corpus import build_embedded_corpus
+from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.piece_rules import COMPACT, GPT2, LLAMA_BPE, QWEN2
@@ -29,6 +30,8 @@ from tests.scripts.test_export import KINDS as HF_KINDS
 from tests.scripts.test_export import write
 
 VOCABULARY = 700
+# That the tokenizer is trained on.
+TEXTS = 400
 KINDS = {
     **HF_KINDS,
     "llama_yarn": {"inference_rope_scaling": True},
@@ -72,17 +75,15 @@ def train(pieces, folder, texts, vocab_size=VOCABULARY):
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
-    """The texts of the embedded corpus."""
-    path = build_embedded_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl")
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line)["text"] for line in file]
+def corpus():
+    """The first texts of the embedded corpus. To make all of it takes longer than any test here."""
+    return list(islice(embedded_corpus.documents(), TEXTS))
 
 
 @pytest.fixture(scope="session")
 def tokens(tmp_path_factory, corpus):
     """The folder of a tokenizer that cuts by the rule of Llama 3."""
-    return train("llama-bpe", tmp_path_factory.mktemp("tokens"), corpus[:400])
+    return train("llama-bpe", tmp_path_factory.mktemp("tokens"), corpus)
 
 
 def export(folder, tokens, dtype="auto", overwrite=False, **fields):

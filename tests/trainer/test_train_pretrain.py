@@ -46,7 +46,8 @@ def public_keys(layers, moe=False, qk_norm=False):
 
 
 def test_log_lines_and_exit_code(data, tmp_path):
-    """In a process of its own, started elsewhere; reference: the line of the public trainer, with 0-based steps and lr 1.1·5e-4 first."""
+    """In a process of its own, started elsewhere. References: the line of the public trainer, with 0-based steps and lr
+    1.1·5e-4 first; the same run in this process."""
     ended = command_line(flags(data_path=data, out_dir="there", epochs=2, log_interval=3), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     lines = LOG_LINE.findall(ended.stdout)
@@ -62,6 +63,8 @@ def test_log_lines_and_exit_code(data, tmp_path):
     assert {"settings", "model", "data", "machine", "versions"} <= set(start)
     script = ROOT / "trainer" / "train_pretrain.py"
     assert start["command"].startswith(f"python {script} --hidden_size 16 ")
+    here = losses(train(data_path=data, out_dir=tmp_path / "here", epochs=2, log_interval=3))
+    assert final_loss(ended.stdout) == f"{here[-1]:.3f}"
 
 
 @pytest.mark.parametrize("generation", ["minimind2", "minimind3"])
@@ -379,7 +382,9 @@ def final_loss(stdout):
     return LOG_LINE.findall(stdout)[-1][4]
 
 
-@pytest.mark.parametrize("where", ["/", *(pytest.param(w, marks=pytest.mark.slow) for w in (".", "trainer"))])
+# The quick one, started in another folder, is test_log_lines_and_exit_code.
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["/", ".", "trainer"])
 def test_launch_from_elsewhere(data, tmp_path, where):
     ended = command_line(flags(data_path=data, out_dir=tmp_path / "a"), cwd=where if where == "/" else ROOT / where)
     assert ended.returncode == 0, ended.stderr
