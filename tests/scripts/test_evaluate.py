@@ -19,6 +19,7 @@ from scripts.common import load_model
 from scripts.scoring import Group, batches, score_groups
 from scripts.tasks import ratio, share, windows
 from tests.helpers import ROOT, tiny_model
+from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
@@ -340,7 +341,23 @@ def test_a_flag_that_a_task_does_not_read_is_refused(weight, tmp_path, task, fla
         run(task, weight, data, tmp_path / "r", *flags)
 
 
-def test_a_reader_of_the_table_who_leaves_costs_no_figures_and_gets_no_false_line(weight, tmp_path):
+def test_a_reader_of_the_table_who_leaves_costs_no_figures(weight, tmp_path, monkeypatch, capfd):
+    """A pipe that nobody reads, as the one to `head` once it has ended."""
+    data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat sat on a mat"}])
+    arguments = ["perplexity", "--weight", weight, "--data_path", data, "--out", str(tmp_path / "r"), "--device", "cpu"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "stdout", os.fdopen(writer, "w", encoding="utf-8"))
+        run_cli(lambda: evaluate.main([*arguments, "--tokenizer_path", str(ROOT / "model")]))
+    assert ended.value.code == 1
+    assert capfd.readouterr().err == ""
+    assert json.loads((tmp_path / "r.json").read_text())["metrics"]["perplexity"]["value"] > 0
+
+
+@pytest.mark.slow
+def test_a_reader_of_the_table_who_leaves_gets_no_false_line(weight, tmp_path):
+    """In a process of its own, which might complain when it ends."""
     data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat sat on a mat"}])
     script = str(ROOT / "scripts" / "evaluate.py")
     arguments = ["perplexity", "--weight", weight, "--data_path", data, "--out", str(tmp_path / "r"), "--device", "cpu"]
