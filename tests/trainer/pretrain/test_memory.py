@@ -1,6 +1,7 @@
 """The memory of training, as estimated. References: the peak of a process that trains; what autograd keeps, tensor by tensor."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def estimate(case, compiled):
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_estimate_is_within_a_fifth_of_the_measured_peak(name, compiled):
+def test_the_estimate_is_within_a_fifth_of_the_measured_peak(name, compiled, tmp_path):
     if sys.platform != "linux" or not cpu_has_bfloat16():
         pytest.skip("the figures are those of glibc and of native bfloat16")
     if compiled and shutil.which("g++") is None:
@@ -67,7 +68,9 @@ def test_the_estimate_is_within_a_fifth_of_the_measured_peak(name, compiled):
     case = CASES[name]
     program = str(ROOT / "tests/trainer/pretrain/peak_of_training.py")
     arguments = [sys.executable, program, json.dumps({**case, "compiled": compiled})]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    # An empty cache: a compiler that has nothing to do takes less.
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, **cache, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=600, check=True)
     measured = int(run.stdout.split()[-1])
     assert estimate(case, compiled).total == pytest.approx(measured, rel=0.2)
