@@ -189,19 +189,13 @@ def measure(sides: list[Side], seconds: float) -> dict[int, list[float]]:
     return rates
 
 
-def show(args: argparse.Namespace, found: dict[str, dict[int, list[float]]]) -> None:
-    """Print the table."""
-    one_quiet = median(found["quiet"][1])
-    print(f"\n{args.size}, {args.rows} rows of {T} an update, micro-batches of {args.batch_size}, {args.optimizer}")
-    print("| machine | processes x threads | tokens/s (least to most) | of one process on the quiet machine |")
-    print("|---|---|---|---|")
-    for machine, rates in found.items():
-        for n, turns in rates.items():
-            middle = median(turns)
-            spread = f"{min(turns):,.0f} to {max(turns):,.0f}, {len(turns)} turns"
-            print(
-                f"| {machine} | {n} x {max(1, args.threads // n)} | {middle:,.0f} ({spread}) | {middle / one_quiet:.3f} |"
-            )
+def show(args: argparse.Namespace, machine: str, rates: dict[int, list[float]], one_quiet: float) -> None:
+    """Print the table's rows of one state of the machine. one_quiet: tokens/s of one process on the quiet one."""
+    for n, turns in rates.items():
+        middle = median(turns)
+        spread = f"{min(turns):,.0f} to {max(turns):,.0f}, {len(turns)} turns"
+        shape = f"{n} x {max(1, args.threads // n)}"
+        print(f"| {machine} | {shape} | {middle:,.0f} ({spread}) | {middle / one_quiet:.3f} |", flush=True)
 
 
 def main() -> int:
@@ -223,10 +217,15 @@ def main() -> int:
             at_end.callback(side.end)
             sides.append(side)
             print(f"{n} x {max(1, args.threads // n)}: warm after {time.monotonic() - start:.0f} s", flush=True)
-        found = {"quiet": measure(sides, args.seconds / 2)}
+        print(f"\n{args.size}, {args.rows} rows of {T} an update, micro-batches of {args.batch_size}, {args.optimizer}")
+        print("| machine | processes x threads | tokens/s (least to most) | of one process on the quiet machine |")
+        print("|---|---|---|---|")
+        quiet = measure(sides, args.seconds / 2)
+        one_quiet = median(quiet[1])
+        show(args, "quiet", quiet, one_quiet)
         with busy_program():
-            found["beside a busy program"] = measure(sides, args.seconds / 2)
-    show(args, found)
+            beside = measure(sides, args.seconds / 2)
+        show(args, "beside a busy program", beside, one_quiet)
     return 0
 
 

@@ -41,7 +41,7 @@ def gone(pids, within):
     return True
 
 
-@pytest.mark.parametrize("pack", [1, 0])
+@pytest.mark.parametrize("pack", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_two_processes_train_what_one_does(lab, pack):
     """The same documents in every update, the last one ragged, losses to 1e-6; flags and steps count as in one process."""
     lab.settings.update(pack=pack)
@@ -103,7 +103,7 @@ def test_copies_end_with_a_killed_command(lab):
     assert gone(copies, within=5)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", pytest.param("SIGHUP", marks=pytest.mark.slow)])
 def test_a_stop_signal_saves_and_ends_all(lab, name):
     """To the command alone, and (Ctrl-C) to all of its processes at once."""
     process = lab.start("run", {"slow_updates": {"seconds": 0.05}}, epochs=100, **TWO)

@@ -351,6 +351,21 @@ def _with_port():
     return _one_update_of_a_rank()
 
 
+def test_two_processes_train_what_one_does(data, tmp_path, monkeypatch):
+    """With the greedy generator, since each process draws other numbers: rows, steps and losses of every update."""
+    monkeypatch.setattr("model.electra.model_electra.sample", lambda logits, how: logits.argmax(-1))
+    n_threads = torch.get_num_threads()
+    lines = []
+    for processes in (1, 2):
+        train(**data, out_dir=tmp_path / str(processes), dropout=0.0, cpu_processes=processes)
+        lines.append(log_lines(tmp_path / str(processes)))
+    torch.set_num_threads(n_threads)
+    assert len(lines[0]) == len(lines[1]) == SMALL["max_steps"]
+    for one, two in zip(*lines, strict=True):
+        assert (one["step"], one["tokens"], one["lr"]) == (two["step"], two["tokens"], two["lr"])
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
+
+
 def test_every_parameter_is_trained_and_norms_and_biases_are_not_decayed():
     model = tiny()
     groups = parameter_groups(model, 0.01)
