@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 import tempfile
 import time
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -36,6 +37,7 @@ from trainer.engine import Engine, Outcome
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
+from trainer.pace import NO_PROPOSAL
 from trainer.pretrain.loss import pretrain_loss
 from trainer.saving.checkpoint import Checkpoints, snapshot
 from trainer.saving.weights import save_weights
@@ -50,7 +52,9 @@ class PlainEngine(Engine):
         loss.backward()
         self.sums += sums
 
-    def update(self, lr: float, stop_signal: int = 0, save: bool = False) -> None:
+    def update(
+        self, lr: float, stop_signal: int = 0, save: bool = False, proposal: Sequence[float] = NO_PROPOSAL
+    ) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip, foreach=True)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 POLL_S = 0.2
 # linux/prctl.h.
@@ -56,3 +57,18 @@ def obey_ctrl_c() -> None:
     """From here on Ctrl-C raises KeyboardInterrupt again, where a script let it end the process during its imports."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Where the system does not tell when a process has started.
+_IMPORTED = time.monotonic()
+
+
+def seconds_since_start() -> float:
+    """How long this process has been running."""
+    try:
+        # The 22nd field, counted in ticks since the machine was started; the second one is a name that may hold spaces.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic() - _IMPORTED

@@ -205,6 +205,19 @@ class SettingsParser(simple_parsing.ArgumentParser):
         except ValueError as error:
             self.error(str(error))
 
+    def given(self, argv: Sequence[str] | None = None) -> frozenset[str]:
+        """The names of the settings that are said by a flag or by the --config file. Errors: ValueError, UserError."""
+        argv = list(sys.argv[1:] if argv is None else argv)
+        actions = self._actions_by_key()
+        # argparse takes nothing that begins with two dashes for a value.
+        said = {argument.partition("=")[0].removeprefix("--") for argument in argv if argument.startswith("--")}
+        config = self._config_of(argv)
+        if config is not None:
+            for name, entry in read_entries(config).items():
+                if entry is not None and entry != []:
+                    said.add(name)
+        return frozenset(field_name(actions[name]) for name in said if name in actions)
+
     def _refuse_empty(self, name: str, value: Any) -> None:
         """An empty text is what a shell makes of a variable that was never set. Errors: ValueError."""
         (metadata,) = [field.metadata for field in fields(self.kind) if field.name == name]

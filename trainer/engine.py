@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.machine.ranks import Ranks
+from trainer.pace import NO_PROPOSAL
 from trainer.reducer import SumsGradients, broadcast_weights
 from trainer.shared_reducer import make_reducer
 
@@ -55,18 +56,20 @@ class Outcome(NamedTuple):
     stop_signal: float
     # More than 0 if a rank was asked to save.
     save: float
+    # The three numbers that rank 0 has sent around, see trainer/pace.py.
+    proposal: tuple[float, ...]
     # What the caller of `poll` said of the update.
     where: Where | None = None
 
 
-# How many of its fields are computed on the device.
-N_OUTCOME = len(Outcome._fields) - 1
+# How many numbers an Outcome is made of on the device.
+N_OUTCOME = 5 + len(NO_PROPOSAL)
 
 
 def _outcome(values: torch.Tensor, where: Where | None) -> Outcome:
     """values [N_OUTCOME]. Waits for the device where they are on it."""
-    skipped, skipped_in_a_row, grad_norm, stop_signal, save = values.tolist()
-    return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, where)
+    skipped, skipped_in_a_row, grad_norm, stop_signal, save, *proposal = values.tolist()
+    return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, tuple(proposal), where)
 
 
 class Engine(Generic[BatchT, TotalsT]):
@@ -139,13 +142,16 @@ class Engine(Generic[BatchT, TotalsT]):
         # One NaN would spoil the mean of the whole log interval: such a micro-batch is not averaged.
         self.sums += torch.where(torch.isfinite(sums).all(), sums, 0.0)
 
-    def update(self, lr: float, stop_signal: int = 0, save: bool = False) -> None:
+    def update(
+        self, lr: float, stop_signal: int = 0, save: bool = False, proposal: Sequence[float] = NO_PROPOSAL
+    ) -> None:
         """Synchronise, clip and apply the accumulated gradients with the learning rate `lr`; clear them.
 
         stop_signal (a signal number) and save: what this process was asked for; `poll` gives what any rank was.
+        proposal: of rank 0, for all ranks; the others send zeros.
         """
-        requests = [float(stop_signal > 0), float(stop_signal), float(save)]
-        n_stopping, sum_of_signals, any_save, bad_losses = self._all_reduce(requests).unbind()
+        requests = [float(stop_signal > 0), float(stop_signal), float(save), *proposal]
+        n_stopping, sum_of_signals, any_save, *proposed, bad_losses = self._all_reduce(requests).unbind()
         self.bad_losses.zero_()
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -168,7 +174,7 @@ class Engine(Generic[BatchT, TotalsT]):
         skipped_in_a_row = (self.outcome[1] + 1) * bad
         # Ranks may have got different signals, most often the same one: the mean of them.
         signal = sum_of_signals / n_stopping.clamp(min=1.0)
-        self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save))
+        self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, *proposed))
 
     def _step_unless(self, bad: torch.Tensor) -> None:
         """Apply the gradients where `bad` (0-d) is 0."""

@@ -21,6 +21,7 @@ from trainer.engine import Engine
 from trainer.machine.out_of_memory import plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
+from trainer.pace import Course, Pace
 from trainer.reporting.charts import COMMON, Chart
 from trainer.reporting.next_commands import NextCommand
 
@@ -115,6 +116,10 @@ class Progress:
     best_val_loss: float = float("inf")
     # A stop signal came before an evaluation or within it: the resume begins with it.
     evaluation_due: bool = False
+    # Where a time budget has moved the end of the run; None: it ends as the flags say.
+    course: Course | None = None
+    # Of a time budget, before this start.
+    seconds_spent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,8 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     # Where the run ends: after so many epochs, or after so many updates, though that be in the middle of an epoch.
     epochs: int = 1
     max_updates: float = UNLIMITED
+    # The clock of a run with a time budget, on rank 0. It moves `max_updates`.
+    pace: Pace | None = None
 
     # The path of the run's files, without their endings.
     stem: Path
@@ -220,6 +227,14 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     @abstractmethod
     def learning_rate(self, update: Update[BatchT, TotalsT], progress: Progress) -> float:
         """The rate of the update that comes next."""
+
+    def expected_loss(self, tokens: int, rate: float) -> float | None:
+        """The training loss of a run that goes well, after so many tokens and at this learning rate; None: not known."""
+        return None
+
+    def alarm(self, loss: float, expected: float | None) -> str | None:
+        """What to say of the loss of a log line, on the main rank; None: nothing. expected: of expected_loss."""
+        return None
 
     @abstractmethod
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Value], float]:

@@ -9,7 +9,7 @@ What differs between trainers is in a Job (trainer/job.py), what makes an update
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple
 
 from common.errors import SaidByAnotherRank, UserError
@@ -21,6 +21,7 @@ from trainer.job import UNLIMITED, BatchT, Job, Outlook, Plan, Progress, RecipeT
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
+from trainer.pace import NO_PROPOSAL, Course, as_numbers, course_of
 from trainer.reporting import opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position
 from trainer.reporting.reporter import Reporter, Stopwatch
@@ -82,6 +83,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.progress = Progress()
         self.epochs = job.epochs
         self.max_updates = job.max_updates
+        self.pace = job.pace
         self.all_updates: float = 0
         self.flops_per_token = 0.0
         self.product_rate = 0.0
@@ -221,7 +223,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 self.progress.step += 1
                 if not is_last and self.log_is_due(epoch, update.first_step + number):
                     self.log(epoch, update.first_step + number, rate)
-            self.engine.update(rate, self.stop_request(), self.signals.take_save_request())
+            self.engine.update(rate, self.stop_request(), self.signals.take_save_request(), self.proposal())
             stop_signal = self.after_update(epoch, update, rate)
             if stop_signal:
                 # This rank's own signal, if it got one; a rank that got none ends with the others'.
@@ -275,6 +277,22 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             return self.signals.signum
         return LOADER_FAILED if self.loader.failure else 0
 
+    def proposal(self) -> Sequence[float]:
+        """What the clock says to all ranks with the next update, see trainer/pace.py."""
+        if self.pace is None:
+            return NO_PROPOSAL
+        return as_numbers(self.pace.proposal(self.progress.update, self.progress.course))
+
+    def follow(self, course: Course) -> None:
+        """Take over what the clock has proposed."""
+        self.progress.course = course
+        self.max_updates = course.end
+        self.all_updates = course.end
+        self.reporter.say(
+            f"the clock: {counted(course.end, 'update')} fit the budget; the rate falls from update "
+            f"{max(course.fall_from, self.progress.update):,} on"
+        )
+
     def after_update(self, epoch: Epoch[RecipeT, TotalsT], update: Update[BatchT, TotalsT], rate: float) -> int:
         """Count, log, evaluate and save. Returns the number of a stop signal that any rank got, or 0."""
         progress = self.progress
@@ -295,6 +313,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             saving = saving or any(map(asks_to_save, outcomes))
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         for outcome in outcomes:
+            proposed = course_of(outcome.proposal)
+            if proposed is not None:
+                self.follow(proposed)
             progress.grad_norm = outcome.grad_norm
             if outcome.skipped > progress.skipped:
                 self.report_skipped(outcome, epoch.plan)
@@ -305,7 +326,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             progress.evaluation_due = True
         if progress.evaluation_due and not stop_signal:
             assert self.watch is not None
-            with self.watch.paused():
+            with self.watch.paused(), self.pace.paused() if self.pace else contextlib.nullcontext():
                 stop_signal = self.evaluate()
         if saving or stop_signal:
             # By now it has long ended, unless this is the beginning or the data is huge.
@@ -354,7 +375,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             return
         record = log_record(self, sums, epoch.number, step, epoch.schedule.n_steps, rate)
         head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{epoch.schedule.n_steps})"
+        expected = self.job.expected_loss(self.progress.tokens, rate)
+        if expected is not None:
+            record["expected_loss"] = expected
         self.reporter.log(record, log_line(record, head, self.job.shown))
+        warning = self.job.alarm(record["loss"], expected)
+        if warning:
+            self.reporter.say(warning)
 
     def report_skipped(self, outcome: Outcome, plan: Plan[RecipeT, TotalsT]) -> None:
         """Say which update was not applied; UserError after `--max_bad_updates` in a row."""

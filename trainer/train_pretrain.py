@@ -12,7 +12,7 @@ Read on in trainer/loop.py (the loop), trainer/pretrain/job.py (what is trained)
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ if __name__ == "__main__":
 
     parse_args()
 
+from trainer.budget.planner import plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer, train_epoch
@@ -37,7 +38,7 @@ from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
 from trainer.pretrain.job import PretrainJob, init_model
 from trainer.pretrain.micro_batch import micro_batch_of
-from trainer.pretrain.settings import PretrainSettings, parse_args
+from trainer.pretrain.settings import PretrainSettings, given_settings, parse_args
 
 # What other people's code imports from here
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
@@ -49,12 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_own_command = argv is None
     argv = sys.argv[1:] if argv is None else argv
     settings = parse_args(argv)
-    division = divide(settings, partial(micro_batch_of, settings), by_itself=is_own_command)
-    return launch(train, "trainer/train_pretrain.py", settings, argv, settings.ddp, division)
+    given = given_settings(argv)
+    division = divide(settings, partial(micro_batch_of, settings, given), by_itself=is_own_command)
+    work = partial(train, given=given)
+    return launch(work, "trainer/train_pretrain.py", settings, argv, settings.ddp, division)
 
 
-def train(settings: PretrainSettings, surroundings: Surroundings) -> int:
-    """Set everything up, train, and show what came out."""
+def train(settings: PretrainSettings, surroundings: Surroundings, given: Collection[str] = ()) -> int:
+    """Set everything up, train, and show what came out. given: the settings that the user has said."""
+    if settings.has_budget:
+        planned = plan_run(settings, given, surroundings)
+        if planned is None:
+            return 0
+        settings = planned
     job = PretrainJob(settings, surroundings)
     return Trainer(job, surroundings).run()
 

@@ -131,15 +131,3 @@ def test_an_error_is_told_once(lab, hooks, changes, said):
     assert process.wait(20) == 2
     (line,) = process.err.splitlines()
     assert line.startswith(said)
-
-
-@pytest.mark.slow
-def test_a_copy_that_is_gone_is_noticed_where_the_command_does_not_ask_for_it(lab):
-    """The command does something that lasts, and waits for no message."""
-    process = lab.start("run", {"fail_at": {"updates": [3], "kind": "hang"}}, **TWO)
-    assert process.until(lambda: lab.log_lines("run") > 2)
-    (copy,) = copies_of(process)
-    os.kill(copy, signal.SIGKILL)
-    assert process.wait(20) == 1
-    (line,) = process.err.splitlines()
-    assert "was killed by signal 9" in line

@@ -21,9 +21,13 @@ def cosine(progress: float) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
 
 
-def wsd(progress: float) -> float:
-    """Stable, then a linear decay to 0 over the last fifth; the warm-up has a flag of its own."""
-    return min(1.0, (1 - progress) / 0.2)
+# Of the run, over which `wsd` lets the rate fall
+WSD_DECAY_SHARE = 0.2
+
+
+def wsd(progress: float, decay_share: float = WSD_DECAY_SHARE) -> float:
+    """Stable, then a linear decay to 0 over the last `decay_share` of the run; the warm-up has a flag of its own."""
+    return min(1.0, (1 - progress) / decay_share)
 
 
 def linear(progress: float) -> float:
@@ -40,16 +44,25 @@ def constant(progress: float) -> float:
 SCHEDULES = {"minimind": minimind, "cosine": cosine, "wsd": wsd, "linear": linear, "constant": constant}
 
 
-def learning_rate(done: float, warmup_done: float, lr: float, schedule: str = "minimind") -> float:
+def learning_rate(
+    done: float,
+    warmup_done: float,
+    lr: float,
+    schedule: str = "minimind",
+    decay_share: float = WSD_DECAY_SHARE,
+) -> float:
     """The rate of an update that starts when the share `done` (0 to 1) of all rows of the run is done.
+
+    decay_share: of `wsd`; the other schedules have none.
 
     warmup_done: share of the warm-up done at the end of this update; from 1 on it has no effect. At its end, because the
     first update would otherwise have a rate of 0.
     Rows are counted, not micro-batches: the same global batch has the same place on the schedule however it is cut into
     micro-batches and ranks. The warm-up alone depends on the cut, because --warmup_iters counts micro-batches.
     """
+    factor = wsd(done, decay_share) if schedule == "wsd" else SCHEDULES[schedule](done)
     # The order of the factors decides the last bit of the rate.
-    return lr * SCHEDULES[schedule](done) * min(1.0, warmup_done)
+    return lr * factor * min(1.0, warmup_done)
 
 
 # ------------------- factors by t updates done of T, the first w of them a warm-up, for ELECTRA and fine-tuning

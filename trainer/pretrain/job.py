@@ -1,5 +1,7 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files."""
 
+import dataclasses
+import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,22 +13,27 @@ import torch
 from common.errors import UserError, user_errors
 from common.notices import announce
 from common.paths import ROOT, utf8_folder
+from common.processes import seconds_since_start
 from common.wording import counted
-from dataset.corpus import Corpus
+from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.loader import Assembler, Batch
+from dataset.loader import Assembler, Batch, UpdateSchedule
 from dataset.packing import EpochPlan, Recipe, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
-from model.config import TOKEN_IDS, MiniMindConfig, architecture
+from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_count
 from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
+from trainer.budget.forecast import Alarm, Forecast
+from trainer.budget.settings import seconds_of
+from trainer.budget.speed import EVALUATION_SHARE, closing_seconds
+from trainer.budget.text import text_scale
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
-from trainer.job import Job, Outlook, Progress, Surroundings, Update
+from trainer.job import UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
@@ -36,10 +43,11 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import learning_rate
+from trainer.pace import Course, Pace
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory_plan import MemoryPlan
-from trainer.pretrain.notices import notices
+from trainer.pretrain.notices import SizeOfRun, notices
 from trainer.pretrain.public_weights import (
     PublicModel,
     checked_folder,
@@ -60,6 +68,9 @@ from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 
+# FLOPs of a run: below this, half a minute, nobody asks for a curve.
+WORTH_A_FORECAST = 1e13
+
 
 class PretrainJob(Job[Recipe, Batch, Totals]):
     """train_pretrain.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
@@ -70,9 +81,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     # These shape how a run goes on from here, and leave alone which document stands in which row.
     may_change = (
         "epochs",
+        "max_updates",
         "learning_rate",
         "muon_lr",
         "lr_schedule",
+        "decay_share",
         "warmup_iters",
         "batch_size",
         "accumulation_steps",
@@ -103,6 +116,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.ranks = surroundings.ranks
         self.device = surroundings.device
         self.epochs = settings.epochs
+        self.max_updates = settings.max_updates or UNLIMITED
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         self.memory = MemoryPlan(settings, self.dtype, self.device, self.ranks)
         # The same seed on all ranks, so that all begin with the same weights.
@@ -132,10 +146,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # It reads all tokens in a thread. One rank of each machine does it, since all read the same files.
         self.digest_check = self.corpus.digest_check() if self.ranks.local_rank == 0 else None
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
-        self.shown = ("aux_loss", "grad_norm") if self.config.use_moe else ("grad_norm",)
+        self.shown = (
+            ("expected_loss", "aux_loss", "grad_norm") if self.config.use_moe else ("expected_loss", "grad_norm")
+        )
+        # Made when the run is described, since it takes a second.
+        self.forecast: Forecast | None = None
+        self.loss_alarm = Alarm()
         self.evaluates = bool(self.validation)
         self.eval_interval = settings.eval_interval
         self.has_samples = bool(self.prompts)
+        self.pace = self._pace() if settings.budget and self.ranks.is_main else None
         self.identity = {
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
@@ -250,14 +270,50 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return pretrain_loss(self.model, batch, totals)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        """See schedules.learning_rate, which counts in rows."""
+        """See schedules.learning_rate."""
         settings = self.settings
-        # Rows, not updates: with another batch size or another number of ranks the rate ends at the same value.
-        done = (update.epoch + update.first_row / update.n_rows) / settings.epochs
+        if settings.max_updates:
+            done = progress.update / settings.max_updates
+        else:
+            # Rows, not updates: with another batch size or another number of ranks the rate ends at the same value.
+            done = (update.epoch + update.first_row / update.n_rows) / settings.epochs
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup_rows = settings.warmup_iters * settings.batch_size * self.ranks.micro_batches_at_once
         warmup = rows_at_its_end / max(warmup_rows, 1)
-        return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule)
+        if progress.course is not None:
+            # The clock has moved the end of the run, see trainer/budget/pace.py.
+            return settings.learning_rate * progress.course.factor(progress.update) * min(1.0, warmup)
+        return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
+
+    def _pace(self) -> Pace:
+        """The clock of --budget."""
+        settings = self.settings
+        assert settings.budget is not None
+        updates = settings.max_updates
+        planned = Course(fall_from=updates - round(settings.decay_share * updates), end=updates)
+        rows_of_update = settings.batch_size * settings.accumulation_steps * self.ranks.micro_batches_at_once
+        evaluated = len(self.validation) * EVAL_ROWS if self.validation else 0
+        steps = settings.accumulation_steps
+        return Pace(
+            seconds_of(settings.budget),
+            seconds_since_start(),
+            planned,
+            closing=closing_seconds(self.config.num_hidden_layers, len(self.prompts)),
+            evaluation=EVALUATION_SHARE * evaluated / rows_of_update,
+            evaluation_every=settings.eval_interval // steps,
+        )
+
+    def settings_to_keep(self) -> PretrainSettings:
+        """Without the budget: the plan is in the other settings."""
+        return dataclasses.replace(self.settings, budget=None, budget_tokens=None, budget_flops=None)
+
+    def expected_loss(self, tokens: int, rate: float) -> float | None:
+        if self.forecast is None:
+            return None
+        return self.forecast.loss(tokens, rate / self.settings.learning_rate)
+
+    def alarm(self, loss: float, expected: float | None) -> str | None:
+        return self.loss_alarm.look(loss, expected)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return metrics(sums, self.config.num_experts)
@@ -278,13 +334,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         settings, config = self.settings, self.config
         # Of epoch 0 whatever comes next: a resume decides on compiling as the first start did.
         first = self.corpus.plan(0)
+        epochs = self._epochs(first)
+        rows_per_step = settings.batch_size * self.ranks.micro_batches_at_once
+        rows_of_run = min(first.n_rows * epochs, self.max_updates * rows_per_step * settings.accumulation_steps)
         # As if each row were one document, which is the most that it can cost: this decides on compiling.
         per_token = flops_per_token(config, first.T)
-        flops = per_token * first.n_rows * first.T * self.epochs / self.ranks.world_size
+        flops = per_token * rows_of_run * first.T / self.ranks.world_size
         # Rounded up: the last micro-batch may have fewer rows.
-        rows_at_once = settings.batch_size * self.ranks.micro_batches_at_once
-        micro_batches = -(-first.n_rows // rows_at_once) * self.epochs
+        micro_batches = math.ceil(rows_of_run / rows_per_step)
         rows = self.corpus.plan(progress.epoch)
+        self.forecast = self._forecast(first, flops)
         parameters = sum(p.numel() for p in self.model.parameters())
         lines = [*self.corpus.notices, *self.corpus.mixture_report(progress.epoch)]
         lines += self.corpus.cut_off_report(rows)
@@ -298,6 +357,13 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             f"{counted(rows.row_targets(0, rows.n_rows), 'token')} to train in {counted(rows.n_rows, 'row')} of {rows.T} "
             f"({rows.fill:.1%} full)",
         ]
+        run = SizeOfRun(
+            parameters=parameters,
+            tokens=rows_of_run * first.T * first.fill,
+            rows=rows_per_step * settings.accumulation_steps,
+            row_tokens=first.T * first.fill,
+            at_once=self.ranks.micro_batches_at_once,
+        )
         own_notices = list(self.tokenizer_notices)
         if self.encoder.eos_id is None:
             own_notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
@@ -309,14 +375,42 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return Outlook(
             rows=rows,
             lines=lines,
-            notices=[*own_notices, *notices(settings, self.ranks, self.corpus, micro_batches)],
+            notices=[*own_notices, *notices(settings, self.ranks, self.corpus, micro_batches, run)],
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
             data_fields=self._data_fields(progress),
             # For the share of the product rate in the log: what the documents of this corpus really need.
             flops_per_token=flops_per_token(config, mean_context(first)),
             flops=flops,
+            epochs=epochs,
         )
+
+    def _forecast(self, first: EpochPlan, flops: float) -> Forecast | None:
+        """What the run may expect; None where no law is known for it, and for a run of seconds."""
+        is_known = self.settings.from_weight == "none" and not self.config.use_moe
+        if not is_known or not self.ranks.is_main or flops < WORTH_A_FORECAST:
+            return None
+        bytes_per_token = self.corpus.bytes_per_token(self._added_tokens())
+        return Forecast(
+            parameters=parameter_count(self.config),
+            unique=first.row_targets(0, first.n_rows),
+            text_scale=text_scale(self.corpus.store, self.tokenizer, bytes_per_token),
+            muon=self.settings.optimizer == "muon",
+        )
+
+    def _epochs(self, first: EpochPlan) -> int:
+        """Those that the run takes. first: the plan of epoch 0; the others have about as many rows."""
+        if not self.settings.max_updates:
+            return self.epochs
+        settings = self.settings
+        rows_of_rank = self.ranks.rows_of(settings.batch_size)
+        rows = (first.n_rows, rows_of_rank, settings.accumulation_steps, self.ranks.world_size)
+        return math.ceil(settings.max_updates / UpdateSchedule(*rows).n_updates)
+
+    def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
+        if self.settings.max_updates:
+            return counted(self.settings.max_updates, "update"), "--max_updates"
+        return super().goal(progress, epochs)
 
     def _added_tokens(self) -> int:
         """The tokens of a document that stand for none of its text."""

@@ -1,5 +1,7 @@
 """What a pretraining run has to divide among processes, known before anything of it is opened."""
 
+from collections.abc import Collection
+
 from model.config import MiniMindConfig, parameter_count
 from model.hf_folder import read_config
 from trainer.machine.processes import MicroBatch
@@ -7,10 +9,12 @@ from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSe
 
 # Of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
 LARGE_VOCABULARY = 64_000
+# Rows of a micro-batch that a plan of --budget can choose on any machine
+ROWS_OF_A_PLAN = 16
 
 
-def micro_batch_of(settings: PretrainSettings) -> MicroBatch | None:
-    """None where flags or a folder of weights are wrong: the job says why."""
+def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> MicroBatch | None:
+    """given: names of the settings that the user has said. None where flags or a folder of weights are wrong: the job says why."""
     folder = settings.weight_folder()
     try:
         if folder is not None:
@@ -25,4 +29,8 @@ def micro_batch_of(settings: PretrainSettings) -> MicroBatch | None:
     whole = ""
     if config.use_moe and not config.seq_aux:
         whole = "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
-    return MicroBatch(settings.batch_size, settings.max_seq_len, parameter_count(config), whole)
+    rows = settings.batch_size
+    if settings.has_budget and "batch_size" not in given:
+        # The plan will take a batch that the processes can share.
+        rows = ROWS_OF_A_PLAN
+    return MicroBatch(rows, settings.max_seq_len, parameter_count(config), whole)

@@ -1,13 +1,24 @@
 """Lines on settings of train_pretrain.py that cannot do what they are there for."""
 
+from dataclasses import dataclass
+
 from common.wording import counted
 from dataset.corpus import Corpus
+from trainer.budget import laws
+from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH, closest_rows, micro_batch_rows
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
+# A run of fewer tokens learns little whatever its settings are.
+WORTH_A_NOTICE = 1e5
+# How many times larger or smaller than suits a setting may be before something is said.
+FAR_OFF = 4.0
 
-def notices(settings: PretrainSettings, ranks: Ranks, corpus: Corpus, micro_batches: int) -> list[str]:
+
+def notices(
+    settings: PretrainSettings, ranks: Ranks, corpus: Corpus, micro_batches: int, run: "SizeOfRun"
+) -> list[str]:
     """micro_batches: of a rank in the whole run."""
     from_file = settings.from_weight != "none"
     has_no_validation = not corpus.val_store
@@ -22,4 +33,52 @@ def notices(settings: PretrainSettings, ranks: Ranks, corpus: Corpus, micro_batc
     if settings.warmup_iters >= micro_batches:
         length = counted(micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
+    if run.tokens >= WORTH_A_NOTICE and settings.from_weight == "none" and not settings.use_moe:
+        lines += unsuitable_batch(run) + unsuitable_rate(settings, run)
+    return lines
+
+
+@dataclass(frozen=True)
+class SizeOfRun:
+    """What decides which batch and rates suit. rows: of an update; row_tokens: that each trains; at_once:
+    micro-batches that the ranks compute side by side.
+    """
+
+    parameters: int
+    tokens: float
+    rows: int
+    row_tokens: float
+    at_once: int
+
+
+def unsuitable_batch(run: SizeOfRun) -> list[str]:
+    """A line where the updates are far larger or smaller than suits so many tokens."""
+    now = run.rows * run.row_tokens
+    good = laws.batch_tokens(run.tokens)
+    if 1 / FAR_OFF <= now / good <= FAR_OFF:
+        return []
+    rows = closest_rows(good / run.row_tokens, run.at_once)
+    if rows == run.rows:
+        # The largest or smallest that there is.
+        return []
+    micro_rows = micro_batch_rows(rows // run.at_once, MOST_ROWS_OF_MICRO_BATCH["cpu"])
+    steps = rows // (micro_rows * run.at_once)
+    updates = max(1, round(run.tokens / now))
+    return [
+        f"note: this run has {counted(updates, 'update')} of {now:,.0f} tokens. Runs of {run.tokens:,.0f} tokens learn most "
+        f"with updates of about {good:,.0f}: --batch_size {micro_rows} --accumulation_steps {steps}; --budget 10m chooses "
+        "everything for the time that you have"
+    ]
+
+
+def unsuitable_rate(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
+    """A line for each learning rate that is far from what suits."""
+    suitable = {"learning_rate": laws.adamw_rate(run.parameters, run.tokens)}
+    if settings.optimizer == "muon":
+        suitable = {"learning_rate": laws.SIDE_RATE, "muon_lr": laws.MUON_RATE}
+    lines = []
+    for name, good in suitable.items():
+        rate = getattr(settings, name)
+        if not 1 / FAR_OFF <= rate / good <= FAR_OFF:
+            lines.append(f"note: --{name} {rate:g}: runs of this size learn most with about {good:.2g}")
     return lines

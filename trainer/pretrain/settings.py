@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.flags import fraction, not_negative, positive
+from common.flags import fraction, not_negative, positive, share
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, parse, setting, switch
 from dataset.reading.settings import TextSettings
+from trainer.budget.settings import BudgetSettings
 from trainer.machine.settings import DividedMachineSettings
-from trainer.optim.schedules import SCHEDULES
+from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.reporting.settings import OutputSettings
 
@@ -173,7 +174,13 @@ class TrainingSettings(OptimizerSettings, UpdateSettings):
     """training"""
 
     epochs: int = setting(1, check=positive(int), help="passes over the data", first=True)
+    max_updates: int = setting(
+        0, check=not_negative(int), help="end after so many updates, in as many passes as they take; 0: after --epochs"
+    )
     lr_schedule: str = setting("minimind", choices=tuple(SCHEDULES), help="of the rate over the run")
+    decay_share: float = setting(
+        WSD_DECAY_SHARE, check=share, help="of --lr_schedule wsd: the part of the run over which the rate falls"
+    )
     warmup_iters: int = setting(0, check=not_negative(int), help="linear warm-up, in micro-batches")
 
 
@@ -206,6 +213,7 @@ class PretrainSettings(
     TrainingSettings,
     DataSettings,
     ModelSettings,
+    BudgetSettings,
     PretrainOutput,
 ):
     """All settings of train_pretrain.py; --help shows the groups from the last to the first."""
@@ -227,6 +235,11 @@ class PretrainSettings(
 def parser() -> SettingsParser:
     """The command line of train_pretrain.py."""
     return SettingsParser(PretrainSettings, PROG, DESCRIPTION)
+
+
+def given_settings(argv: Sequence[str] | None = None) -> frozenset[str]:
+    """The names of the settings that a command line says, by flags or by its --config; None: of this process."""
+    return parser().given(argv)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> PretrainSettings:

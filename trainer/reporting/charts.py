@@ -30,7 +30,7 @@ class Chart:
 
 
 # The Trainer itself logs what these show, whatever the job.
-LOSS = Chart("Loss", ("loss", "val_loss"), logarithmic=True)
+LOSS = Chart("Loss", ("loss", "val_loss", "expected_loss"), logarithmic=True)
 SPEED = (
     Chart("Learning rate", ("lr",)),
     Chart("Gradient norm, before clipping", ("grad_norm",), logarithmic=True),

@@ -30,7 +30,7 @@ COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5
 # Stand for the page's own colours in a drawing.
 INK, GRID = "#010203", "#040506"
 # What fields are called in a legend, where that is not the end of their name.
-LABELS = {"loss": "training", "val_loss": "validation"}
+LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
 # Fields whose curve of many points is drawn faintly, behind its means.
 NOISY = ("loss", "grad_norm", "tokens_per_second")
 
@@ -150,6 +150,8 @@ def draw_curve(axes: Axes, field: str, x: np.ndarray, y: np.ndarray, colour: str
     # Evaluations are few points, far from each other.
     if field == "val_loss":
         style = {"linestyle": "--", "marker": "o", "markersize": 3}
+    if field == "expected_loss":
+        style = {"linestyle": ":"}
     # A line through one point would not show.
     if len(x) == 1:
         style["marker"] = "o"

@@ -54,7 +54,7 @@ def log_record(
 
 
 # What fields are called in a log line, where that is not their name in the metrics.
-LOG_NAMES = {"updates_per_second": "updates/s"}
+LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 
 
 def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) -> str:
@@ -71,12 +71,19 @@ def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) ->
     return line + "".join(f" {name}:{value}" for name, value in more.items())
 
 
+def expectation(record: Mapping[str, Any]) -> str:
+    """What stands behind a loss where it is known which one is to be expected."""
+    if record.get("expected_loss") is None:
+        return ""
+    return f" ({record['expected_loss']:.2f} expected)"
+
+
 def bar_line(record: Mapping[str, Any]) -> str:
     """What stands behind the bar: the figures of the last log line."""
     parts = [
         f"{record['tokens'] / 1e6:,.2f}M tokens",
         f"{record['tokens_per_second']:,.0f}/s",
-        f"loss {record['loss']:.3f}",
+        f"loss {record['loss']:.3f}{expectation(record)}",
         f"lr {record['lr']:.2g}",
         f"{record['memory'] / 1e9:.1f} GB",
     ]

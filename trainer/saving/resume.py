@@ -13,10 +13,12 @@ from common.wording import counted
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.machine.ranks import on_main
+from trainer.pace import Course
 from trainer.saving.checkpoint import load_checkpoint, update_of, verified
 from trainer.saving.checkpoint_content import check_fit, check_form, require
 
 if TYPE_CHECKING:
+    from trainer.job import Progress
     from trainer.loop import Trainer
 
 # Of a checkpoint; raised when an older trainer's cannot be continued.
@@ -35,7 +37,7 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
         "format": FORMAT,
         "model": trainer.engine.model.state_dict(),
         "engine": trainer.engine.state_dict(),
-        "progress": asdict(trainer.progress),
+        "progress": progress_dict(trainer),
         "ranks": ranks,
         # How many of them shared a micro-batch.
         "sharing": trainer.ranks.sharing,
@@ -45,6 +47,20 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
         "seconds": trainer.watch.elapsed() if trainer.watch else trainer.seconds_before,
         "tracker_ids": trainer.tracker_ids,
     }
+
+
+def progress_dict(trainer: "Trainer") -> dict[str, Any]:
+    """The run's Progress as plain containers."""
+    progress = asdict(trainer.progress)
+    if trainer.pace is not None:
+        progress["seconds_spent"] = trainer.pace.spent()
+    return progress
+
+
+def progress_of(trainer: "Trainer", state: dict[str, Any]) -> "Progress":
+    """What `progress_dict` wrote, checked; fields that an earlier version did not know keep their defaults."""
+    course = state.get("course")
+    return replace(trainer.progress, **{**state, "course": None if course is None else Course(**course)})
 
 
 def save(trainer: "Trainer") -> None:
@@ -142,7 +158,11 @@ def resume(trainer: "Trainer") -> bool:
         state = load_checkpoint(path)
     trainer.engine.model.load_state_dict(state["model"])
     trainer.engine.load_state_dict(state["engine"])
-    trainer.progress = replace(trainer.progress, **state["progress"])
+    trainer.progress = progress_of(trainer, state["progress"])
+    if trainer.progress.course is not None:
+        trainer.max_updates = trainer.progress.course.end
+    if trainer.pace is not None:
+        trainer.pace.started -= trainer.progress.seconds_spent
     trainer.tracker_ids = state["tracker_ids"]
     trainer.seconds_before = state["seconds"]
     trainer.saved_update = trainer.progress.update

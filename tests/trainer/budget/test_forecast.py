@@ -1,0 +1,55 @@
+"""The expected curve, and when something is said. Reference: made-up runs whose trouble is known."""
+
+import math
+
+import pytest
+
+from trainer.budget.forecast import FAR_ABOVE, FEWEST_TOKENS, Alarm, Forecast
+from trainer.budget.laws import expected_loss
+
+
+def lines(losses, expected=None):
+    """What an Alarm says of the losses of a run."""
+    alarm = Alarm()
+    said = []
+    for i, loss in enumerate(losses):
+        line = alarm.look(loss, None if expected is None else expected[i])
+        if line:
+            said.append((i, line))
+    return said
+
+
+def test_the_curve_ends_at_the_expected_loss():
+    forecast = Forecast(2e6, 1e7, 1.0)
+    assert forecast.loss(5e6, 0.0) == expected_loss(2e6, 5e6, 1e7)
+    assert forecast.loss(5e6, 1.0) > forecast.loss(5e6, 0.5) > forecast.loss(5e6, 0.0)
+    assert forecast.loss(FEWEST_TOKENS / 2, 1.0) is None
+
+
+def test_adamw_is_expected_to_take_more_tokens():
+    assert Forecast(2e6, 1e7, 1.0, muon=False).loss(5e6, 0.0) == pytest.approx(Forecast(2e6, 1e7, 1.0).loss(2.5e6, 0.0))
+
+
+def test_a_run_that_goes_well_is_left_alone():
+    losses = [3 + 5 * math.exp(-i / 30) + 0.3 * (-1) ** i for i in range(300)]
+    assert lines(losses, [3 + 5 * math.exp(-i / 30) for i in range(300)]) == []
+
+
+def test_a_loss_that_stays_far_above_is_told_once():
+    said = lines([9.0] * 100, [9.0 / FAR_ABOVE - 0.1] * 100)
+    assert len(said) == 1 and "--learning_rate" in said[0][1] and "9.00" in said[0][1]
+
+
+def test_a_spike_that_heals_is_no_trouble():
+    assert lines([4.0] * 50 + [9.0] * 6 + [4.0] * 50) == []
+
+
+def test_a_spike_that_does_not_heal_is_told():
+    said = lines([4.0] * 50 + [7.0] * 60)
+    assert len(said) == 1 and "--from_resume 1" in said[0][1] and "4.00" in said[0][1]
+    # A second one after it is told again.
+    assert len(lines([4.0] * 50 + [7.0] * 60 + [11.0] * 60)) == 2
+
+
+def test_losses_that_are_not_finite_are_passed_over():
+    assert lines([4.0, math.nan] * 60) == []

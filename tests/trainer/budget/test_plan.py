@@ -1,0 +1,166 @@
+"""Planning. References: every plan of a brute-force search, and what a plan promises of itself."""
+
+import math
+
+import pytest
+
+from model.config import MiniMindConfig
+from trainer.budget import laws
+from trainer.budget.plan import (
+    ROWS,
+    Demands,
+    NothingFits,
+    best_plan,
+    closest_rows,
+    micro_batch_rows,
+    plan_for,
+    sizes,
+)
+
+
+class SimulatedMachine:
+    """So many FLOP/s, and a memory need that grows with the model and its micro-batch."""
+
+    def __init__(self, rate=1e11, T=512):
+        self.rate = rate
+        self.T = T
+
+    def token_flops(self, config):
+        width = config.hidden_size
+        return 6.0 * (12 * width * width * config.num_hidden_layers + config.vocab_size * width)
+
+    def update_seconds(self, config, rows):
+        return rows * self.T * self.token_flops(config) / self.rate
+
+    def other_seconds(self, config, rows):
+        return 10.0
+
+    def memory(self, config, micro_rows):
+        return 1e6 * config.hidden_size + 1e6 * micro_rows
+
+
+def demands(**changes):
+    basis = {"unique": 2e7, "T": 512, "fill": 1.0, "device_type": "cpu", "seconds": 600.0}
+    return Demands(**{**basis, **changes})
+
+
+ALL = sizes({"vocab_size": 6400})
+
+
+@pytest.mark.parametrize("seconds", [60, 600, 3600, 36000])
+@pytest.mark.parametrize("rate", [2e10, 2e11, 2e13])
+def test_the_best_of_all_sizes_is_taken(seconds, rate):
+    """Reference: each size by itself."""
+    machine = SimulatedMachine(rate)
+    wanted = demands(seconds=float(seconds))
+    plan = best_plan(ALL, wanted, machine)
+    others = [plan_for(config, wanted, machine) for config in ALL]
+    assert plan.loss == min(other.loss for other in others if other is not None)
+
+
+def test_more_time_gives_a_larger_model_and_a_lower_loss():
+    machine = SimulatedMachine()
+    plans = [best_plan(ALL, demands(seconds=float(seconds)), machine) for seconds in (180, 600, 1800, 3600, 14400)]
+    assert [plan.loss for plan in plans] == sorted((plan.loss for plan in plans), reverse=True)
+    assert [plan.parameters for plan in plans] == sorted(plan.parameters for plan in plans)
+
+
+def test_a_plan_fills_its_time():
+    machine = SimulatedMachine()
+    plan = best_plan(ALL, demands(seconds=900.0), machine)
+    assert plan.seconds + plan.other_seconds == pytest.approx(900, rel=0.02)
+    assert plan.tokens == plan.updates * plan.rows * 512
+    assert plan.seconds == pytest.approx(plan.updates * machine.update_seconds(plan.config, plan.rows))
+
+
+def test_the_batch_suits_the_tokens():
+    """Within the grid of ROWS: no neighbour is nearer to the law."""
+    plan = best_plan(ALL, demands(seconds=3600.0), SimulatedMachine())
+    wanted = laws.batch_tokens(plan.tokens) / 512
+    distance = abs(math.log(plan.rows / wanted))
+    assert all(distance <= abs(math.log(rows / wanted)) + 1e-9 for rows in ROWS)
+
+
+def test_what_the_user_has_said_is_kept():
+    machine = SimulatedMachine()
+    assert best_plan(ALL, demands(rows=48), machine).rows == 48
+    assert best_plan(ALL, demands(seconds=None, tokens=5e6), machine).tokens == pytest.approx(5e6, rel=0.01)
+    assert best_plan(ALL, demands(seconds=None, flops=1e14), machine).flops == pytest.approx(1e14, rel=0.02)
+    fixed = sizes({"vocab_size": 6400, "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6})
+    assert [(config.hidden_size, config.num_hidden_layers, config.num_attention_heads) for config in fixed] == [
+        (192, 3, 6)
+    ]
+
+
+def test_ranks_share_the_rows():
+    """Of a launcher (each has micro-batches of its own), and of a command that has divided itself."""
+    machine = SimulatedMachine()
+    for world_size, sharing in ((2, 1), (2, 2), (8, 8), (8, 1), (3, 1), (12, 4)):
+        plan = best_plan(ALL, demands(world_size=world_size, sharing=sharing), machine)
+        at_once = world_size // sharing
+        assert plan.batch_size % sharing == 0
+        assert plan.batch_size * plan.accumulation_steps * at_once == plan.rows
+
+
+def test_what_does_not_fit_the_memory_is_not_chosen():
+    machine = SimulatedMachine(rate=1e13)
+    free = best_plan(ALL, demands(), machine)
+    bound = best_plan(ALL, demands(memory=2e8), machine)
+    assert bound.memory <= 2e8 < free.memory
+    with pytest.raises(NothingFits, match="memory"):
+        best_plan(ALL, demands(memory=1e6), machine)
+
+
+def test_too_little_time_is_said():
+    with pytest.raises(NothingFits, match="time"):
+        best_plan(ALL, demands(seconds=5.0), SimulatedMachine())
+
+
+def test_little_text_is_read_several_times_by_a_smaller_model():
+    """The same time with a hundredth of the text: no better, and not a larger model."""
+    machine = SimulatedMachine()
+    much = best_plan(ALL, demands(seconds=3600.0), machine)
+    little = best_plan(ALL, demands(seconds=3600.0, unique=much.tokens / 100), machine)
+    assert little.loss > much.loss and little.passes > 20
+
+
+def test_rows_of_micro_batches_divide_the_update():
+    for rows in ROWS:
+        for most in (1, 7, 8, 16, 64):
+            micro_rows = micro_batch_rows(rows, most)
+            assert rows % micro_rows == 0 and micro_rows <= most
+    assert closest_rows(7.1) == 8 and closest_rows(7.1, 3) == 6 and closest_rows(1, 5) == 5
+
+
+def test_shapes_are_ones_that_a_model_can_have():
+    for width in laws.WIDTHS:
+        heads = laws.heads_for(width)
+        kv_heads = laws.kv_heads_for(heads)
+        config = MiniMindConfig(
+            hidden_size=width,
+            num_hidden_layers=laws.layers_for(width),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+        )
+        assert config.head_dim % 2 == 0 and heads % kv_heads == 0
+
+
+# ------------------------------------------------------------------------------------------------- the laws
+
+
+def test_repeated_text_counts_less_and_less():
+    """Reference: the formula at its ends. One pass counts whole; no number of passes counts more than 1 + R*."""
+    assert laws.effective_tokens(1e6, 1e6) == 1e6 and laws.effective_tokens(5e5, 1e6) == 5e5
+    assert laws.effective_tokens(4e6, 1e6) == pytest.approx(4e6, rel=0.1)
+    assert laws.effective_tokens(1e12, 1e6) == pytest.approx((1 + laws.WORTH_OF_REPEATS) * 1e6)
+    passes = [laws.effective_tokens(n * 1e6, 1e6) for n in range(1, 40)]
+    gains = [after - before for before, after in zip(passes, passes[1:], strict=False)]
+    assert gains == sorted(gains, reverse=True) and min(gains) > 0
+
+
+def test_the_expected_loss_falls_with_size_and_tokens():
+    losses = [laws.expected_loss(3e6, tokens, 1e9) for tokens in (1e6, 3e6, 1e7, 1e8)]
+    assert losses == sorted(losses, reverse=True)
+    losses = [laws.expected_loss(parameters, 1e7, 1e9) for parameters in (5e5, 1e6, 1e7)]
+    assert losses == sorted(losses, reverse=True)
+    assert laws.expected_loss(3e6, 1e7, 1e9, scale=0.5) == laws.expected_loss(3e6, 1e7, 1e9) / 2

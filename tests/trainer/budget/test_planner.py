@@ -1,0 +1,169 @@
+"""--budget and its relatives as a user meets them. References: the same run by the flags that the plan prints; the clock."""
+
+import json
+import shlex
+import time
+
+import pytest
+import torch
+import yaml
+
+from common.errors import UserError
+from tests.helpers import flags, losses, train, trainers_that_fit, write_corpus
+from trainer import train_pretrain
+from trainer.budget.kept_plan import PLANNED
+from trainer.pretrain.settings import PretrainSettings, parse_args
+
+# What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
+FREE = {"batch_size": None, "accumulation_steps": None, "num_attention_heads": None, "num_hidden_layers": None}
+SMALL_MODEL = {**FREE, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "log_interval": 1}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Enough documents that a plan holds some of them out."""
+    return write_corpus(tmp_path_factory.mktemp("text") / "text.jsonl", n_documents=300)
+
+
+def planned(out_dir, text, **changes):
+    return train(**{**SMALL_MODEL, "data_path": text, "out_dir": out_dir, "budget_tokens": 3000, **changes})
+
+
+def repeated_command(printed):
+    """The flags of the line that repeats a plan."""
+    lines = printed.splitlines()
+    return shlex.split(lines[lines.index("the same by flags:") + 1])[2:]
+
+
+def test_the_plan_is_shown_and_kept_to(text, tmp_path, capfd):
+    """References: the flags that are printed, and a run with them, bit for bit."""
+    run = planned(tmp_path / "a", text)
+    printed = capfd.readouterr().out
+    for name in (
+        "model",
+        "tokens",
+        "update",
+        "updates",
+        "rates",
+        "expected validation loss",
+        "memory",
+        "time",
+        "half of it",
+    ):
+        assert f"\n  {name}" in printed
+    assert run.progress.update == run.settings.max_updates
+    assert run.progress.tokens == pytest.approx(3000, rel=0.1)
+    assert run.settings.optimizer == "muon" and run.settings.lr_schedule == "wsd" and run.settings.val_fraction > 0
+    command = repeated_command(printed)
+    with trainers_that_fit() as trainers:
+        assert train_pretrain.main([*command, "--out_dir", str(tmp_path / "b")]) == 0
+    assert losses(trainers[0]) == losses(run)
+    for name, weight in trainers[0].engine.model.state_dict().items():
+        assert torch.equal(weight, run.engine.model.state_dict()[name])
+
+
+def test_dry_run_writes_nothing(text, tmp_path, capfd):
+    arguments = flags(
+        **{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path / "out", "budget_flops": 3e9, "dry_run": 1}
+    )
+    assert train_pretrain.main(arguments) == 0
+    assert "expected validation loss" in capfd.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_user_says_is_kept(text, tmp_path):
+    said = {"batch_size": 4, "learning_rate": 3e-3, "optimizer": "adamw", "val_fraction": 0.1, "lr_schedule": "cosine"}
+    run = planned(tmp_path, text, **said)
+    for name, value in said.items():
+        assert getattr(run.settings, name) == value
+    assert run.settings.accumulation_steps == 1
+
+
+def test_the_plan_of_a_run_is_kept(text, tmp_path):
+    """As settings that --config reads. A resume with another budget would need another model."""
+    planned(tmp_path, text)
+    kept = yaml.safe_load((tmp_path / "pretrain.plan.yaml").read_text())
+    assert set(PLANNED) <= set(kept) and kept["budget_tokens"] == 3000
+    with pytest.raises(UserError, match="was planned with"):
+        planned(tmp_path, text, budget_tokens=4000, from_resume=1)
+
+
+@pytest.mark.parametrize("flag", ["epochs", "max_updates"])
+def test_a_second_end_is_refused(text, tmp_path, flag):
+    with pytest.raises(UserError, match=f"--{flag} and a budget"):
+        planned(tmp_path, text, **{flag: 2})
+
+
+def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
+    """A plan is not made again. Reference: the run that went through."""
+    from trainer.saving import resume
+
+    whole = planned(tmp_path / "whole", text, save_interval=5)
+    # The run is killed behind its third save.
+    saves = []
+
+    def stop_at_third(trainer):
+        saves.append(save(trainer))
+        if len(saves) == 3:
+            trainer.checkpoints.wait()
+            raise KeyboardInterrupt
+
+    save = resume.save
+    monkeypatch.setattr(resume, "save", stop_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        planned(tmp_path / "again", text, save_interval=5)
+    monkeypatch.setattr(resume, "save", save)
+    capfd.readouterr()
+    resumed = planned(tmp_path / "again", text, save_interval=5, from_resume=1)
+    printed = capfd.readouterr().out
+    assert "the plan of the first start holds" in printed and "resumed from" in printed
+    assert resumed.progress == whole.progress
+    for name, weight in whole.engine.model.state_dict().items():
+        assert torch.equal(weight, resumed.engine.model.state_dict()[name])
+
+
+@pytest.mark.slow
+def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
+    """The clock of this process begins with the test; 20 s are the shortest that the flag takes."""
+    from trainer.budget import planner
+    from trainer.pretrain import job
+
+    began = time.monotonic()
+    for module in (planner, job):
+        monkeypatch.setattr(module, "seconds_since_start", lambda: time.monotonic() - began + 12)
+    run = planned(tmp_path, text, budget_tokens=None, budget="20s", log_interval=1000)
+    took = time.monotonic() - began + 12
+    # The files of so small a run are written at once, and the reserve for them is left over.
+    assert 14 < took < 21
+    assert run.progress.update == (run.progress.course.end if run.progress.course else run.settings.max_updates)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"budget": "20s", "hidden_size": 4096, "num_hidden_layers": 60}, "too little"),
+        ({"budget_tokens": 10}, "too little time"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(text, tmp_path, changes, said):
+    with pytest.raises(UserError, match=said) as caught:
+        planned(tmp_path, text, **{"budget_tokens": None, **changes})
+    assert "\n" not in str(caught.value)
+
+
+def test_max_updates_ends_a_run_in_the_middle_of_an_epoch_and_after_several(text, tmp_path):
+    """Reference: the schedule by updates."""
+    few = train(data_path=text, out_dir=tmp_path / "few", max_updates=3, lr_schedule="linear", learning_rate=1.0)
+    assert few.progress.update == 3
+    lines = [json.loads(line) for line in (tmp_path / "few" / "pretrain_16.metrics.jsonl").read_text().splitlines()]
+    rates = {line["update"]: line["lr"] for line in lines if "lr" in line}
+    # A log line within an update stands before it.
+    assert rates[3] == pytest.approx(1 / 3)
+    many = train(data_path=text, out_dir=tmp_path / "many", max_updates=150)
+    assert many.progress.update == 150 and many.progress.epoch >= 1
+
+
+def test_the_flags_of_a_plan_are_settings():
+    names = set(PretrainSettings.__dataclass_fields__)
+    assert set(PLANNED) <= names
+    assert parse_args(["--budget", "1h30m"]).budget == "1h30m"

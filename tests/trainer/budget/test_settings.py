@@ -1,0 +1,41 @@
+"""The flags of a budget. Reference: what they mean in words."""
+
+import argparse
+
+import pytest
+
+from trainer.budget.settings import BudgetSettings, seconds_of
+from trainer.pretrain.settings import given_settings
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("1h", 3600), ("1h30m", 5400), ("1h0m30s", 3630), ("1.5m", 90), ("0.5h", 1800)],
+)
+def test_times(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "m", "10 minutes", "-5m", "0m", "5s", "1d", "1m1h", "nan", "infm", "1e99h", "9999999h"]
+)
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        seconds_of(text)
+
+
+def test_one_budget_at_a_time():
+    with pytest.raises(ValueError, match="exclude each other"):
+        BudgetSettings(budget="1m", budget_flops=1e15)
+    with pytest.raises(ValueError, match="--dry_run"):
+        BudgetSettings(dry_run=True)
+    assert BudgetSettings(budget_tokens=1e6).has_budget and not BudgetSettings().has_budget
+
+
+def test_what_the_user_has_said(tmp_path):
+    """By flags, in both spellings of a value, by an alias, and by --config; defaults are not among it."""
+    config = tmp_path / "a.yaml"
+    config.write_text("hidden_size: 64\ndevice:\n")
+    argv = ["--batch_size", "4", "--epochs=2", "--save_dir", "x", "--use_moe", "--config", str(config)]
+    assert given_settings(argv) == {"batch_size", "epochs", "out_dir", "use_moe", "hidden_size"}
+    assert given_settings([]) == frozenset()

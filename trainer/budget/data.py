@@ -1,0 +1,70 @@
+"""What a plan must know of the text: how much there is, and how hard it is."""
+
+import math
+from dataclasses import dataclass
+
+from dataset.corpus import EVAL_ROWS, ValidationBatches
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from trainer.budget.text import text_scale
+from trainer.machine.ranks import Ranks
+from trainer.pretrain.flops import mean_context
+from trainer.pretrain.job import open_corpus
+from trainer.pretrain.settings import PretrainSettings
+
+# Held out where the user names no validation data: no more than this part of the documents, and than so many tokens.
+HELD_OUT_PART = 0.02
+HELD_OUT_TOKENS = 100_000
+FEWEST_DOCUMENTS = 200
+
+
+@dataclass(frozen=True)
+class Data:
+    """The text of a run.
+
+    unique: tokens that one pass trains. T: positions of a row; fill: share of them that hold a token; length: see
+    flops_per_token. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out.
+    text_scale: how hard the text is, relative to that of the law.
+    """
+
+    vocab_size: int
+    unique: float
+    T: int
+    fill: float
+    length: float
+    bytes_per_token: float
+    evaluated: int
+    val_fraction: float
+    text_scale: float
+
+
+def look_at_data(settings: PretrainSettings, ranks: Ranks) -> Data:
+    """Tokenise what is new, and count. Errors: DataError, UserError."""
+    assert settings.tokenizer_path is not None
+    tokenizer = load_tokenizer(settings.tokenizer_path)
+    encoder = DocumentEncoder(tokenizer, settings.parse_special_tokens)
+    corpus = open_corpus(settings, encoder, ranks)
+    plan = corpus.plan(0)
+    added = sum(token_id is not None for token_id in (encoder.bos_id, encoder.eos_id))
+    bytes_per_token = corpus.bytes_per_token(added)
+    unique = float(plan.row_targets(0, plan.n_rows))
+    val_fraction = settings.val_fraction
+    if not settings.val_path and not val_fraction and len(corpus.store) >= FEWEST_DOCUMENTS:
+        # One digit is enough, and reads well in a command.
+        val_fraction = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / unique):.1g}")
+    return Data(
+        vocab_size=encoder.vocab_size,
+        unique=unique,
+        T=plan.T,
+        fill=plan.fill,
+        length=mean_context(plan),
+        bytes_per_token=bytes_per_token,
+        evaluated=evaluated_positions(corpus.validation(), val_fraction * unique, plan.T),
+        val_fraction=val_fraction,
+        text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
+    )
+
+
+def evaluated_positions(validation: ValidationBatches | None, held_out: float, T: int) -> int:
+    """Of one evaluation: of the validation data that there is, or of `held_out` tokens."""
+    batches = len(validation) if validation is not None else math.ceil(held_out / (EVAL_ROWS * T))
+    return batches * EVAL_ROWS * T

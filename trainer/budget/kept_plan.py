@@ -1,0 +1,66 @@
+"""The plan of a run on the disk: a resume must know it before it knows how wide the model is."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+from common.notices import announce
+from common.settings import parse
+from common.settings_files import write_settings
+from trainer.launch import make_folder
+from trainer.pretrain.settings import DESCRIPTION, PROG, PretrainSettings
+
+# The settings that a plan may choose.
+PLANNED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "init_scheme",
+    "optimizer",
+    "learning_rate",
+    "muon_lr",
+    "weight_decay",
+    "lr_schedule",
+    "decay_share",
+    "warmup_iters",
+    "batch_size",
+    "accumulation_steps",
+    "max_updates",
+    "val_fraction",
+    "eval_interval",
+    "log_interval",
+    "save_interval",
+    "use_compile",
+)
+
+
+def plan_path(settings: PretrainSettings) -> Path:
+    """Where the plan of a run is."""
+    return Path(settings.out_dir) / f"{settings.save_weight}.plan.yaml"
+
+
+def keep_plan(settings: PretrainSettings) -> None:
+    """Write the settings that a plan has led to."""
+    path = plan_path(settings)
+    make_folder(path.parent)
+    write_settings(settings, path)
+
+
+def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str, Any] | None:
+    """What the first start of a run has chosen; None: there is no plan. Errors: UserError where it had another budget."""
+    path = plan_path(settings)
+    if not path.is_file():
+        return None
+    before = parse(PretrainSettings, PROG, DESCRIPTION, ["--config", str(path)])
+    for name in ("budget", "budget_tokens", "budget_flops"):
+        asked = getattr(settings, name)
+        planned = getattr(before, name)
+        if planned != asked:
+            raise UserError(
+                f"--{name} is {asked}, and {path} says that this run was planned with {planned}: give the same one, or "
+                "start without --from_resume"
+            )
+    announce(f"the plan of the first start holds: {path}")
+    return {name: getattr(before, name) for name in PLANNED if name not in given}

@@ -1,0 +1,107 @@
+"""What is known about good runs of small models, as formulas with measured constants.
+
+A run is described by three numbers: N parameters, D tokens that it trains, U tokens of different text. From them follow
+the loss that a well-chosen run reaches, and the batch and the rates that are well chosen. docs/budget.md tells how each
+constant was measured, and how far it holds.
+
+Sources of the forms. Loss: Hoffmann et al. 2022 (arXiv 2203.15556). Repeated text: Muennighoff et al. 2023 (arXiv
+2305.16264). Batch: Step Law (arXiv 2503.04715).
+"""
+
+import math
+from typing import NamedTuple
+
+
+class LossLaw(NamedTuple):
+    """loss = floor + size_factor / N ** size_power + data_factor / D ** data_power, in nats per token."""
+
+    floor: float
+    size_factor: float
+    size_power: float
+    data_factor: float
+    data_power: float
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Of a run of this size that ends well, on text like that which the constants were measured on."""
+        of_size = self.size_factor / parameters**self.size_power
+        of_data = self.data_factor / tokens**self.data_power
+        return self.floor + of_size + of_data
+
+
+# Encyclopaedia, half English and half Chinese, in this repository's tokenizer of 6,400 entries.
+WIKI = LossLaw(floor=1.0, size_factor=20.0, size_power=0.2, data_factor=400.0, data_power=0.37)
+# The relative error within which two of three runs have ended: of the text that was measured, and of any other.
+LOSS_ERROR = 0.02
+LOSS_ERROR_ELSEWHERE = 0.10
+# Where the law was measured; beyond it is a guess.
+MEASURED_PARAMETERS = (3e5, 1.5e7)
+MEASURED_TOKENS = (1e6, 6e7)
+
+# Passes over the text after which another one is worth 1/e of a first one: R* of the source.
+WORTH_OF_REPEATS = 15.4
+
+
+def effective_tokens(tokens: float, unique: float) -> float:
+    """The tokens of different text that would teach as much as `tokens` of a text of only `unique` ones.
+
+    D' = U + U R* (1 - exp(-R / R*)) with R = D / U - 1 repeats.
+    """
+    if tokens <= unique:
+        return tokens
+    repeats = tokens / unique - 1
+    return unique + unique * WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS))
+
+
+def expected_loss(parameters: float, tokens: float, unique: float, scale: float = 1.0, law: LossLaw = WIKI) -> float:
+    """In nats per token, on text that is `scale` times as hard as that of the law."""
+    return scale * law.loss(parameters, effective_tokens(tokens, unique))
+
+
+def batch_tokens(tokens: float) -> float:
+    """The best size of an update in tokens, for a run of `tokens`: 0.58 D ** 0.571."""
+    return 0.58 * tokens**0.571
+
+
+# Of Muon's updates and of AdamW's for the embeddings and norms beside them; of AdamW alone. At their best in sweeps of
+# updates of 2,000 to 8,000 tokens.
+MUON_RATE = 0.01
+SIDE_RATE = 2e-3
+MUON_WEIGHT_DECAY = 0.01
+# Of the run, over which the rate falls to zero at its end
+DECAY_SHARE = 0.65
+WARMUP_UPDATES = 20
+
+
+def adamw_rate(parameters: float, tokens: float) -> float:
+    """Of AdamW alone: 1.79 N ** -0.713 D ** 0.307 (Step Law), which is too high for short runs and is cut there."""
+    return min(1.79 * parameters**-0.713 * tokens**0.307, 2e-3)
+
+
+# ------------------------------------------------------------------------------------------ the shape of a model
+
+WIDTH_STEP = 64
+# Widths beyond the first ones grow by about a fifth, since the loss is flat around the best one.
+WIDTHS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048)
+HEAD_WIDTH = 64
+# Width of a layer for each layer.
+ASPECT = 32
+
+
+def layers_for(width: int) -> int:
+    """The number of blocks that goes with a width."""
+    return max(2, round(width / ASPECT))
+
+
+def heads_for(width: int) -> int:
+    """The number of query heads that goes with a width: each HEAD_WIDTH wide, or as near to it as can be."""
+    heads = max(1, width // HEAD_WIDTH)
+    # RoPE turns pairs of a head's dimensions.
+    while width % heads or (width // heads) % 2:
+        heads -= 1
+    return heads
+
+
+def kv_heads_for(heads: int) -> int:
+    """The number of key and value heads that goes with so many query heads: up to four of these share one."""
+    shared_by = max(n for n in (1, 2, 3, 4) if heads % n == 0)
+    return heads // shared_by

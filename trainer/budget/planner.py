@@ -1,0 +1,337 @@
+"""From a budget to the settings of a run: what --budget, --budget_tokens and --budget_flops do.
+
+    plan_run            the settings that the run is started with
+      look_at_data      how much text there is, and how hard it is (trainer/budget/data.py)
+      look_at_machine   what the machine multiplies
+      Planner.choose    the best of all plans (trainer/budget/plan.py), of a size that was measured here
+      chosen_settings   the plan as settings
+
+All ranks plan together, since all of them measure at once, as they will train at once. Rank 0 decides and prints.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Collection
+from typing import Any
+
+from common.errors import UserError, user_errors
+from common.notices import announce
+from common.processes import seconds_since_start
+from model.config import MiniMindConfig
+from model.hf_folder import read_config
+from trainer.budget import laws
+from trainer.budget.command import explicit_command
+from trainer.budget.data import Data, look_at_data
+from trainer.budget.kept_plan import earlier_plan, keep_plan
+from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, sizes
+from trainer.budget.settings import seconds_of
+from trainer.budget.speed import EVALUATION_SHARE, Machine, closing_seconds, estimated_seconds, measured_seconds
+from trainer.budget.table import plan_table
+from trainer.job import Surroundings
+from trainer.machine.compiling import compiler_missing
+from trainer.machine.devices import pick_dtype
+from trainer.machine.measure import product_rate
+from trainer.machine.ranks import on_main
+from trainer.pretrain.flops import flops_per_token
+from trainer.pretrain.job import check_length
+from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
+from trainer.pretrain.public_weights import settings_of_folder
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
+
+# Of the memory that is free, what a plan may take.
+MEMORY_SHARE = 0.8
+# Seconds that compiling takes: the first time, and once the compiler has kept its results.
+COMPILE_S = 35.0
+WARM_COMPILE_S = 6.0
+# A run is compiled where its time is so many times as long as compiling.
+WORTH_COMPILING = 2.5
+# Further sizes are measured as long as that takes no more than this part of the time.
+MEASURING_PART = 0.05
+# No machine is further away from the estimate than this.
+MOST_CORRECTION = 4.0
+# Evaluations before the last one may take this part of the time, and are no more than this.
+EVALUATION_PART = 0.02
+MOST_EVALUATIONS = 10
+LOG_LINES = 200
+SAVES = 10
+
+
+def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: Surroundings) -> PretrainSettings | None:
+    """The settings with everything chosen that the user has left open; None: --dry_run has shown the plan.
+
+    given: names of the settings that the user has said, by flags or by --config. Errors: UserError, DataError.
+    """
+    ranks = surroundings.ranks
+    refuse_other_ends(given)
+    if settings.from_resume and not settings.dry_run:
+        earlier = on_main(ranks, lambda: earlier_plan(settings, given))
+        if earlier is not None:
+            return dataclasses.replace(settings, **earlier)
+    with user_errors():
+        settings, given = with_given_model(settings, given)
+        data = look_at_data(settings, ranks)
+        planner = Planner(settings, given, data, look_at_machine(settings, surroundings))
+        plan = planner.choose()
+    chosen = dataclasses.replace(settings, **planner.chosen_settings(plan))
+
+    def tell() -> None:
+        for line in planner.lines(plan, chosen):
+            announce(line)
+        if not settings.dry_run:
+            keep_plan(chosen)
+
+    on_main(ranks, tell)
+    return None if settings.dry_run else chosen
+
+
+def refuse_other_ends(given: Collection[str]) -> None:
+    """Errors: UserError for a flag that says when the run ends, beside the budget that does."""
+    for name in ("epochs", "max_updates"):
+        if name in given:
+            raise UserError(f"--{name} and a budget both say when the run ends: drop one of them")
+
+
+def with_given_model(settings: PretrainSettings, given: Collection[str]) -> tuple[PretrainSettings, Collection[str]]:
+    """Where --from_weight names a model, its shape is not free. Errors: UserError, ValueError."""
+    if settings.from_weight == "none":
+        return settings, given
+    folder = settings.weight_folder()
+    if folder is not None:
+        settings = settings_of_folder(settings, folder, read_config(folder))
+    return settings, {*given, *MODEL_FLAGS, "init_scheme"}
+
+
+def look_at_machine(settings: PretrainSettings, surroundings: Surroundings) -> Machine:
+    """Measure the rate of matrix products, on all ranks at once."""
+    device = surroundings.device
+    dtype, _ = pick_dtype(settings.dtype, device)
+    rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
+    return Machine(device, dtype, surroundings.ranks, rate * surroundings.ranks.world_size)
+
+
+class Planner:
+    """Chooses the plan of a run. It is the Costs of the plans, too. given: see plan_run."""
+
+    def __init__(self, settings: PretrainSettings, given: Collection[str], data: Data, machine: Machine) -> None:
+        self.settings = settings
+        self.given = given
+        self.data = data
+        self.machine = machine
+        self.optimizer = settings.optimizer if "optimizer" in given else "muon"
+        # Of the command, from its start on.
+        self.seconds = seconds_of(settings.budget) if settings.budget else None
+        self.compiled = self._is_compiled()
+        # {width: how long an update took, relative to the estimate}, of the sizes that were measured
+        self.corrections: dict[int, float] = {}
+        self.sizes = sizes(self._fixed_fields())
+        as_planned = dataclasses.replace(settings, optimizer=self.optimizer, use_compile="1" if self.compiled else "0")
+        self.memory_plan = MemoryPlan(as_planned, machine.dtype, machine.device, machine.ranks)
+
+    def _is_compiled(self) -> bool:
+        """Whether the run will be compiled: decided here, so that the run does what was planned."""
+        choice = self.settings.use_compile
+        if choice != "auto":
+            return choice == "1"
+        if compiler_missing(self.machine.device) is not None:
+            return False
+        return self.seconds is None or self.seconds >= WORTH_COMPILING * COMPILE_S
+
+    def _fixed_fields(self) -> dict[str, object]:
+        """Of the model's config, what is not free."""
+        fields: dict[str, object] = {"vocab_size": self.data.vocab_size}
+        for name in MODEL_FLAGS:
+            if name in self.given and getattr(self.settings, name) is not None:
+                fields[name] = getattr(self.settings, name)
+        return fields
+
+    def _demands(self, factor: float = 1.0) -> Demands:
+        """What a plan must keep to, with `factor` times the budget."""
+        settings = self.settings
+        free = self.memory_plan.available
+        tokens = None if settings.budget_tokens is None else settings.budget_tokens * factor
+        flops = None if settings.budget_flops is None else settings.budget_flops * factor
+        seconds = None if self.seconds is None else self.seconds * factor - seconds_since_start()
+        return Demands(
+            unique=self.data.unique,
+            T=self.data.T,
+            fill=self.data.fill,
+            device_type=self.machine.device.type,
+            world_size=self.machine.ranks.world_size,
+            sharing=self.machine.ranks.sharing,
+            seconds=seconds,
+            tokens=tokens,
+            flops=flops,
+            rows=self._rows_of_flags(),
+            memory=None if free is None else MEMORY_SHARE * free,
+            text_scale=self.data.text_scale,
+        )
+
+    def _rows_of_flags(self) -> int | None:
+        """Rows of an update, if the user has said anything of them."""
+        settings = self.settings
+        if not {"batch_size", "accumulation_steps"} & set(self.given):
+            return None
+        # The default of the one that is not given is meant for very long runs.
+        batch_size = settings.batch_size if "batch_size" in self.given else 1
+        steps = settings.accumulation_steps if "accumulation_steps" in self.given else 1
+        return batch_size * steps * self.machine.ranks.micro_batches_at_once
+
+    # ------------------------------------------------------------------------------------- what a run takes
+
+    def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
+        estimate = estimated_seconds(
+            config,
+            self.machine,
+            rows=rows,
+            T=self.data.T,
+            length=self.data.length,
+            muon=self.optimizer == "muon",
+            compiled=self.compiled,
+        )
+        return estimate * self._correction(config.hidden_size)
+
+    def _correction(self, width: int) -> float:
+        """Of the nearest width that was measured."""
+        if not self.corrections:
+            return 1.0
+        nearest = min(self.corrections, key=lambda measured: abs(math.log(measured / width)))
+        return self.corrections[nearest]
+
+    def other_seconds(self, config: MiniMindConfig, rows: int) -> float:
+        seconds = closing_seconds(config.num_hidden_layers, len(self.settings.sample_prompts))
+        if self.compiled:
+            # To measure a size, it was compiled.
+            seconds += WARM_COMPILE_S if config.hidden_size in self.corrections else COMPILE_S
+        evaluation = self._evaluation_seconds(config, rows)
+        return seconds + evaluation * (1 + self._evaluations(evaluation))
+
+    def _evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
+        of_position = self.update_seconds(config, rows) / (rows * self.data.T)
+        return EVALUATION_SHARE * of_position * self.data.evaluated
+
+    def _evaluations(self, seconds: float) -> int:
+        """How many come before the last one, if each takes so long."""
+        if self.seconds is None or not seconds:
+            return MOST_EVALUATIONS
+        return min(int(EVALUATION_PART * self.seconds / seconds), MOST_EVALUATIONS)
+
+    def memory(self, config: MiniMindConfig, micro_rows: int) -> float:
+        rows = micro_rows * self.machine.ranks.sharing
+        batch = MicroBatch(config, rows, self.data.T, self.settings.gradient_checkpointing)
+        return self.memory_plan.needed(batch)
+
+    def token_flops(self, config: MiniMindConfig) -> float:
+        return flops_per_token(config, self.data.length)
+
+    # --------------------------------------------------------------------------------------------- choosing
+
+    def choose(self) -> Plan:
+        """The best plan. With a time budget it is of a size that was measured here, as long as there is time for that.
+
+        Errors: UserError where nothing can be trained.
+        """
+        measurements = 0
+        if self.seconds is not None:
+            measurements = 1
+            if self.compiled:
+                measurements += int(MEASURING_PART * self.seconds / COMPILE_S)
+        plan = self._best()
+        while measurements and plan.config.hidden_size not in self.corrections:
+            self._measure(plan)
+            measurements -= 1
+            plan = self._best()
+        return plan
+
+    def _best(self) -> Plan:
+        """Of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError."""
+
+        def decide() -> Plan:
+            try:
+                return best_plan(self.sizes, self._demands(), self)
+            except NothingFits as lack:
+                raise UserError(
+                    f"no model can be trained with this budget, since there is too little {lack}: raise the budget, or "
+                    "drop flags that fix the size or the batch"
+                ) from None
+
+        plan = on_main(self.machine.ranks, decide)
+        # Now and not in the middle of a measurement.
+        check_length(self.data.T, plan.config)
+        return plan
+
+    def _measure(self, plan: Plan) -> None:
+        """Time some micro-batches of a plan, and correct the estimates by that."""
+        config = plan.config
+        micro_batch, update = measured_seconds(
+            config, self.machine, plan.micro_rows, self.data.T, self.optimizer, self.compiled
+        )
+        measured = micro_batch * plan.accumulation_steps + update
+        # All ranks must plan with the same numbers.
+        measured = on_main(self.machine.ranks, lambda: measured)
+        self.corrections[config.hidden_size] = 1.0
+        factor = measured / self.update_seconds(config, plan.rows)
+        # Another program may have disturbed the measurement. The clock of the run mends the rest.
+        self.corrections[config.hidden_size] = min(max(factor, 1 / MOST_CORRECTION), MOST_CORRECTION)
+
+    # ------------------------------------------------------------------------------------------- the outcome
+
+    def chosen_settings(self, plan: Plan) -> dict[str, Any]:
+        """What the plan says of the settings that the user has left open."""
+        config = plan.config
+        steps = plan.accumulation_steps
+        micro_batches = plan.updates * steps
+        evaluations = self._evaluations(self._evaluation_seconds(config, plan.rows))
+        chosen: dict[str, Any] = {
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_hidden_layers,
+            "num_attention_heads": config.num_attention_heads,
+            "num_key_value_heads": config.num_key_value_heads,
+            "init_scheme": "zero_out",
+            "optimizer": self.optimizer,
+            "learning_rate": laws.SIDE_RATE,
+            "weight_decay": laws.MUON_WEIGHT_DECAY,
+            "lr_schedule": "wsd",
+            "decay_share": laws.DECAY_SHARE,
+            "warmup_iters": laws.WARMUP_UPDATES * steps,
+            "batch_size": plan.batch_size,
+            "accumulation_steps": steps,
+            "max_updates": plan.updates,
+            "val_fraction": self.data.val_fraction,
+            "eval_interval": math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0,
+            "log_interval": max(1, micro_batches // LOG_LINES),
+            "save_interval": max(1, micro_batches // SAVES),
+            "use_compile": "1" if self.compiled else "0",
+        }
+        if self.optimizer == "muon":
+            chosen["muon_lr"] = laws.MUON_RATE
+        else:
+            chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
+        return {name: value for name, value in chosen.items() if name not in self.given}
+
+    def lines(self, plan: Plan, chosen: PretrainSettings) -> list[str]:
+        """The plan for a person, and the command that repeats it."""
+        spent = seconds_since_start()
+        total = spent + plan.other_seconds + plan.seconds
+        rates = f"{chosen.learning_rate:g} (AdamW)"
+        if chosen.optimizer == "muon":
+            rates = f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {chosen.learning_rate:g} (AdamW, the rest)"
+        asked = chosen.budget or f"{chosen.budget_tokens or chosen.budget_flops:g}"
+        table = plan_table(
+            plan,
+            {"half of it": self._with_budget(0.5), "twice as much": self._with_budget(2.0)},
+            rates,
+            error=None if self.settings.from_weight != "none" or self.settings.use_moe else laws.LOSS_ERROR,
+            bytes_per_token=self.data.bytes_per_token,
+            total_seconds=total,
+            until=time.time() + plan.other_seconds + plan.seconds,
+            T=self.data.T,
+        )
+        return [f"plan for {asked}:", *table, "the same by flags:", f"  {explicit_command(chosen, self.given)}"]
+
+    def _with_budget(self, factor: float) -> Plan | None:
+        """The plan for `factor` times the budget; None: there is none."""
+        try:
+            return best_plan(self.sizes, self._demands(factor), self)
+        except NothingFits:
+            return None

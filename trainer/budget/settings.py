@@ -1,0 +1,71 @@
+"""The flags that say how much a run may cost, and leave the rest to the planner."""
+
+import argparse
+import re
+from dataclasses import dataclass
+
+from common.settings import Settings, setting, switch
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+# Below this a run is over before anything is learned; above it is a slip of the keyboard.
+SHORTEST_S = 20
+LONGEST_S = 366 * 24 * 3600
+# More than the largest run that was ever published
+LARGEST_AMOUNT = 1e27
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1h30m`. Errors: argparse.ArgumentTypeError."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or not any(found.groups()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 1h30m")
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    total = 3600 * hours + 60 * minutes + seconds
+    if not SHORTEST_S <= total <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text} must be from {SHORTEST_S}s to {LONGEST_S // 3600}h")
+    return total
+
+
+def duration(text: str) -> str:
+    """The text itself, once it is known to be a time: so it stands in a settings file as it was typed."""
+    seconds_of(text)
+    return text.strip()
+
+
+def amount(text: str) -> float:
+    """A number of tokens or of floating-point operations, as 5e7."""
+    value = float(text)
+    if not 1 <= value <= LARGEST_AMOUNT:
+        raise argparse.ArgumentTypeError(f"{text} must be a number from 1 to {LARGEST_AMOUNT:g}")
+    return value
+
+
+@dataclass(kw_only=True)
+class BudgetSettings(Settings):
+    """budget"""
+
+    budget: str | None = setting(
+        None,
+        check=duration,
+        help="how long the command may take, as 90s, 10m or 1h30m: size, batch, rates and updates are planned for it",
+        first=True,
+    )
+    budget_tokens: float | None = setting(None, check=amount, help="plan for so many tokens instead, as 5e7")
+    budget_flops: float | None = setting(
+        None, check=amount, help="plan for so many floating-point operations instead, as 1e16"
+    )
+    dry_run: bool = switch(False, help="print the plan of a budget, and stop there")
+
+    def check(self) -> None:
+        given = [name for name in ("budget", "budget_tokens", "budget_flops") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"--{given[0]} and --{given[1]} exclude each other: drop one")
+        if self.dry_run and not given:
+            raise ValueError(
+                "--dry_run prints the plan of a budget: add --budget 10m, --budget_tokens or --budget_flops"
+            )
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the run is planned."""
+        return any(value is not None for value in (self.budget, self.budget_tokens, self.budget_flops))

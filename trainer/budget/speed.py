@@ -1,0 +1,135 @@
+"""How long an update takes: estimated from what the machine multiplies, and measured for one model.
+
+The estimate is the work of an update divided by the rate of large matrix products, times the share of that rate that
+training reaches. The shares were measured (docs/budget.md). A machine that behaves otherwise is found out by `measure`.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from dataset.loader import Batch
+from dataset.packing import Totals
+from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
+from trainer.engine import Engine
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.measure import seconds
+from trainer.machine.ranks import Ranks
+from trainer.optim.build import build_optimizer
+from trainer.pretrain.flops import flops_per_token
+from trainer.pretrain.loss import n_sums, pretrain_loss
+
+# Of the rate of large products, what a compiled micro-batch of width 128 reaches on a CPU, and what each doubling of the
+# width adds.
+CPU_SHARE = 0.49
+CPU_SHARE_OF_DOUBLING = 0.13
+# Large cards wait for small products. No measurement exists yet.
+GPU_SHARE = 0.35
+HIGHEST_SHARE = 0.8
+# Times that an eager micro-batch takes, of a compiled one.
+EAGER_TIMES = 1.7
+# Of Muon's products, which are smaller.
+MUON_SHARE = 0.7
+NEWTON_SCHULZ_STEPS = 5
+# Of a training step, what an evaluation takes for as many positions: a forward pass that is not compiled.
+EVALUATION_SHARE = 0.75
+# Seconds behind the last update, for files and report; of a sample, for each layer.
+FILES_S = 4.0
+SAMPLE_S_OF_LAYER = 0.25
+# Micro-batches that a measurement times; the best counts, since other programs only slow it down.
+TIMED = 3
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the run has. product_rate: FLOP/s of large matrix products of all ranks together."""
+
+    device: torch.device
+    dtype: torch.dtype
+    ranks: Ranks
+    product_rate: float
+
+
+def share_of_product_rate(device_type: str, width: int) -> float:
+    """What a compiled micro-batch of this width reaches."""
+    if device_type != "cpu":
+        return GPU_SHARE
+    share = CPU_SHARE + CPU_SHARE_OF_DOUBLING * math.log2(width / 128)
+    return min(max(share, 0.2), HIGHEST_SHARE)
+
+
+def muon_flops(config: MiniMindConfig) -> float:
+    """Of the orthogonalisation of all matrices in the blocks: 2 m^2 n + 2 m^3 + 2 m^2 n in each step, m the short side."""
+    width = config.hidden_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    shapes = [(width, queries)] * 2 + [(width, keys)] * 2 + [(width, config.intermediate_size)] * 3
+    flops = 0.0
+    for shape in shapes:
+        m, n = sorted(shape)
+        flops += NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3)
+    return config.num_hidden_layers * flops
+
+
+def estimated_seconds(
+    config: MiniMindConfig, machine: Machine, rows: int, T: int, length: float, muon: bool, compiled: bool
+) -> float:
+    """Of an update of `rows` rows of T positions. length: see flops_per_token."""
+    share = share_of_product_rate(machine.device.type, config.hidden_size)
+    work = rows * T * flops_per_token(config, length) / share
+    if not compiled:
+        work *= EAGER_TIMES
+    if muon:
+        # Ranks on one machine share it; elsewhere every rank does all of it.
+        times = 1 if machine.ranks.on_one_machine else machine.ranks.world_size
+        work += muon_flops(config) / MUON_SHARE * times
+    return work / machine.product_rate
+
+
+def measured_seconds(
+    config: MiniMindConfig, machine: Machine, rows: int, T: int, optimizer: str, compiled: bool
+) -> tuple[float, float]:
+    """(seconds of a micro-batch of `rows` rows on this rank, of the optimiser's part of an update), on random tokens."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, config.vocab_size, (rows, T + 1), generator=generator)
+    zeros = torch.zeros(rows, T, dtype=torch.long)
+    positions = torch.arange(T).expand(rows, T).contiguous()
+    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), zeros, positions, rows * T, rows)
+    batch = batch.to(machine.device)
+    model = MiniMindForCausalLM(config).to(machine.device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
+    engine = Engine(
+        model,
+        build_optimizer(model, 1e-6, kind=optimizer, muon_lr=1e-6),
+        partial(pretrain_loss, model),
+        device=machine.device,
+        dtype=machine.dtype,
+        # Each rank measures for itself: the exchange of gradients is left out.
+        ranks=Ranks(),
+        n_sums=n_sums(config),
+    )
+    if compiled:
+        compile_blocks(model, "1", machine.device, lambda _: None, (rows, T))
+    totals = Totals(rows * T, rows)
+
+    def micro_batch() -> None:
+        engine.micro_batch(batch, totals)
+
+    def update() -> None:
+        engine.update(1e-6)
+
+    # The first ones compile.
+    micro_batch()
+    update()
+    of_micro_batch = min(seconds(micro_batch, machine.device) for _ in range(TIMED))
+    of_update = seconds(update, machine.device)
+    # What was compiled for this model is kept by the code that it was compiled from, up to some sizes.
+    torch.compiler.reset()
+    return of_micro_batch, of_update
+
+
+def closing_seconds(layers: int, samples: int) -> float:
+    """Of what comes behind the last update, but for the evaluation."""
+    return FILES_S + SAMPLE_S_OF_LAYER * layers * samples

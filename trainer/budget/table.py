@@ -1,0 +1,100 @@
+"""A plan as a person reads it."""
+
+import math
+import time
+from collections.abc import Mapping
+
+from common.wording import counted
+from trainer.budget import laws
+from trainer.budget.plan import Plan
+
+
+def quantity(value: float) -> str:
+    """Three digits and K, M or G, as in 7.28 M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """As 1 h 05 min, 12 min 30 s or 45 s."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    if minutes:
+        return f"{minutes} min {left:02d} s"
+    return f"{left} s"
+
+
+def loss_text(plan: Plan, error: float, bytes_per_token: float) -> str:
+    """The expected loss with its range, in nats per token and in bits per byte."""
+    low = plan.loss * (1 - error)
+    high = plan.loss * (1 + error)
+    return f"{plan.loss:.3f} ({low:.2f} to {high:.2f}), {bits_per_byte(plan.loss, bytes_per_token):.3f} bits per byte"
+
+
+def bits_per_byte(loss: float, bytes_per_token: float) -> float:
+    """Of a loss in nats per token."""
+    return loss / math.log(2) / bytes_per_token
+
+
+def shape_text(plan: Plan) -> str:
+    """As 1.57 M parameters, 4 layers of width 128."""
+    config = plan.config
+    layers = counted(config.num_hidden_layers, "layer")
+    return f"{quantity(plan.parameters)} parameters, {layers} of width {config.hidden_size}"
+
+
+def plan_table(
+    plan: Plan,
+    others: Mapping[str, Plan | None],
+    rates: str,
+    *,
+    error: float | None,
+    bytes_per_token: float,
+    total_seconds: float,
+    until: float | None,
+    T: int,
+) -> list[str]:
+    """The lines of the table.
+
+    others: {"half the budget": its plan}, None: it cannot be planned. rates: the learning rates as text. error: relative
+    range of the loss, None: nothing is known of it. total_seconds: of the whole command; until: when it ends, in seconds since 1970, None: no clock ends it.
+    """
+    passes = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
+    rows = [
+        ("model", shape_text(plan)),
+        ("tokens", f"{quantity(plan.tokens)}, {passes}"),
+        (
+            "update",
+            f"{counted(plan.rows, 'row')} of {T} = {quantity(plan.rows * T)} tokens "
+            f"({plan.batch_size} x {counted(plan.accumulation_steps, 'micro-batch', 'micro-batches')})",
+        ),
+        ("updates", f"{plan.updates:,}, about {plan.update_seconds:.2g} s each"),
+        ("rates", rates),
+        ("expected validation loss", loss_text(plan, error, bytes_per_token) if error else "not known for such a run"),
+        ("memory", f"about {plan.memory / 1e9:.1f} GB"),
+        ("time", f"{clock(total_seconds)} in all, {clock(plan.seconds)} of it training"),
+    ]
+    if until is not None:
+        rows.append(("ends at", time.strftime("%H:%M:%S", time.localtime(until))))
+    for name, other in others.items():
+        if other is not None:
+            loss = f": loss {other.loss:.3f}" if error else ""
+            rows.append((f"{name} would give", f"{shape_text(other)}, {quantity(other.tokens)} tokens{loss}"))
+    if error and beyond_measurement(plan):
+        rows.append(
+            ("note", "such a size or length was not measured: the expected loss is a guess by the same formula")
+        )
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name:{width}}  {text}" for name, text in rows]
+
+
+def beyond_measurement(plan: Plan) -> bool:
+    """Whether the law of the loss was measured neither for such a size nor for so many tokens."""
+    smallest, largest = laws.MEASURED_PARAMETERS
+    fewest, most = laws.MEASURED_TOKENS
+    return not (smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most)
