@@ -177,6 +177,7 @@ def test_a_pickle_is_not_run(capsys, data, tmp_path):
 # ------------------------------------------------------------------------------------------- real processes
 
 
+@pytest.mark.slow
 def test_a_real_process_ends_with_one_line(tmp_path):
     path = jsonl(tmp_path / "data.jsonl", '{"text": "good"}', "{")
     ended = command_line(flags(data_path=path, out_dir=tmp_path))

@@ -94,7 +94,7 @@ def test_names_of_files_are_shown_and_not_obeyed(place, name):
         assert "␛[31mb<U+202E>c\\udce9".encode() in out
 
 
-@pytest.mark.parametrize("name", ["tokenise", "train", "compare", "export"])
+@pytest.mark.parametrize("name", ["tokenise", "train", "compare", pytest.param("export", marks=pytest.mark.slow)])
 def test_a_reader_who_leaves_does_not_end_the_work_and_gets_no_false_line(place, name):
     words = command(place, name)
     if name == "tokenise":

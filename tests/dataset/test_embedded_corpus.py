@@ -36,6 +36,7 @@ def test_holds_what_the_modules_document(corpus):
     assert 'The "if" statement' in everything
 
 
+@pytest.mark.slow
 def test_the_same_again_and_not_built_twice(corpus):
     assert list(documents()) == [text for _, text in read_documents(corpus)]
     before = corpus.stat()

@@ -99,6 +99,7 @@ def test_files_that_are_none(tmp_path):
         PretrainDataset(write(tmp_path / "a.jsonl", ["x"]), small_tokenizer(), max_length=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted({"fork", "spawn"} & set(multiprocessing.get_all_start_methods())))
 def test_worker_processes_give_the_same_items(tmp_path, method):
     """Reference: the items of this process. It has used the tokenizer already, which is what makes forks delicate."""

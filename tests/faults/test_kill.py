@@ -158,6 +158,7 @@ def test_three_resumes_in_each_of_three_epochs(lab):
     assert lab.result("run") == lab.result("whole")
 
 
+@pytest.mark.slow
 def test_killed_between_save_and_prune(lab, whole):
     """--keep_checkpoints 1, 20 times."""
     kills = 0

@@ -236,6 +236,7 @@ def test_a_run_does_not_start_from_nan(tmp_path):
         train(data_path=data, out_dir=tmp_path / "out", from_weight=tmp_path / "bad.pth")
 
 
+@pytest.mark.slow
 def test_a_note_on_a_file_without_config_is_one_plain_line(tmp_path):
     """In a process of its own: Python would add the place in our source and the line there."""
     torch.save(new_model(vocab_size=6400).state_dict(), tmp_path / "w.pth")

@@ -65,7 +65,7 @@ def batch_tokens(tokens: float) -> float:
 # Of Muon's updates and of AdamW's for the embeddings and norms beside them; of AdamW alone. At their best in sweeps of
 # updates of 2,000 to 8,000 tokens.
 MUON_RATE = 0.01
-SIDE_RATE = 2e-3
+SIDE_RATE = 8e-3
 MUON_WEIGHT_DECAY = 0.01
 # Of the run, over which the rate falls to zero at its end
 DECAY_SHARE = 0.65

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from common.errors import UserError
+from dataset.loader_workers import LoaderError
 from trainer.machine.limits import is_out_of_memory
 
 
@@ -28,7 +29,8 @@ def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or not is_out_of_memory(error):
+        # A loader's error has its own line, which may speak of memory as a guess.
+        if isinstance(error, UserError | LoaderError) or not is_out_of_memory(error):
             raise
         # Not `from error`: the frames of its traceback hold the tensors that filled the memory.
         raise OutOfMemory(f"no memory is left on {device}: {advise()}") from None

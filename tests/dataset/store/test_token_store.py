@@ -777,6 +777,7 @@ def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
         open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=2)
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, capsys):
     """`tokenize_corpus.py` from another folder: two shards, then user errors with one line and exit code 2."""
     path = write(tmp_path / "a.jsonl")

@@ -183,6 +183,7 @@ def test_without_a_rank_there_is_one_process(rank, monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell that closes streams")
+@pytest.mark.slow
 def test_a_run_with_closed_standard_streams_ends_as_any_other(tmp_path):
     data = write_corpus(tmp_path / "data.jsonl", 20)
     command = [sys.executable, ROOT / "trainer" / "train_pretrain.py", *flags(data_path=data, out_dir=tmp_path / "out")]
