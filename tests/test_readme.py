@@ -16,7 +16,7 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-# Both have the same code, see below.
+# The Chinese page has the same code, which takes seconds to run.
 @pytest.mark.parametrize("name", [READMES[0], pytest.param(READMES[1], marks=pytest.mark.slow)])
 def test_the_snippet_runs_from_another_folder(name, tmp_path):
     """With the repository's full path in it, as its comment says, and weights of a tiny model."""
