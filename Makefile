@@ -1,4 +1,5 @@
-# make pretrain   set up and train a small MiniMind on the documentation inside Python (a CPU is enough)
+# make pretrain   set up and train a small MiniMind on the documentation inside Python (a CPU is enough);
+#                 make pretrain BUDGET=10m trains the best one for that time
 # make electra    ... and a small ELECTRA
 # make test       set up and run the quick tests
 # make test-all   ... and the slow ones (compiles llama.cpp for some minutes, the first time)
@@ -25,11 +26,13 @@ $(VENV)/.installed-llama: requirements-llama.txt $(VENV)/.installed-dev
 
 # For a corpus of a few megabytes: a small model that sees it several times, at rates that learn fast
 SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon --init_scheme zero_out \
-        --learning_rate 2e-3 --lr_schedule linear --val_fraction 0.02 --eval_interval 300 --log_interval 25 \
-        --sample_prompts "Return the" "class str"
+        --learning_rate 2e-3 --lr_schedule linear --val_fraction 0.02 --eval_interval 300 --log_interval 25
+
+# What samples begin with
+PROMPTS = --sample_prompts "Return the" "class str"
 
 pretrain: $(VENV)/.installed
-	$(RUN) trainer/train_pretrain.py $(SMALL) $(ARGS)
+	$(RUN) trainer/train_pretrain.py $(if $(BUDGET),--budget $(BUDGET),$(SMALL)) $(PROMPTS) $(ARGS)
 
 # A small one on a CPU: networks and steps for some minutes
 ELECTRA = --hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 128 --init_std 0.1 --dropout 0 \

@@ -94,6 +94,14 @@ def test_the_command_of_make_pretrain():
     assert settings.optimizer == "muon" and settings.sample_prompts and settings.data_path is None
 
 
+def test_the_command_of_make_pretrain_with_a_budget():
+    """The plan has everything to choose but the prompts of the samples."""
+    command = ["make", "-n", "pretrain", "BUDGET=10m", "ARGS=--seed 7"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    (words,) = [shlex.split(line) for line in lines if "train_pretrain.py" in line]
+    assert pretrain_settings.given_settings(words[2:]) == {"budget", "sample_prompts", "seed"}
+
+
 ENTRY_SCRIPTS = (
     "trainer/train_pretrain.py",
     "trainer/train_electra.py",

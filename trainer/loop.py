@@ -39,6 +39,10 @@ LARGEST_SIGNAL = 64
 WORTH_MEASURING = 1e13
 
 
+# Of the updates of a run: by how much the clock must move the end to be worth a line.
+WORTH_SAYING = 0.05
+
+
 class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
     """The epoch that is under way: its number from 0, its rows, and how they are dealt out to updates and ranks."""
 
@@ -53,7 +57,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     epochs, max_updates: where the run ends. progress: where it stands. all_updates: of the whole run, as the epoch
     that is under way expects. flops_per_token, product_rate: for the log; 0 where they are not known. tracker_ids:
     {tracker: id of the run in it}. saved_update: the one that was saved last. seconds_before: of the log interval in
-    which the resumed run was stopped.
+    which the resumed run was stopped. said_end: the last update, as the clock of a budget has told it.
     """
 
     def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
@@ -90,6 +94,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.tracker_ids: dict[str, str | None] = {}
         self.saved_update = -1
         self.seconds_before = 0.0
+        self.said_end = job.max_updates
 
     @property
     def finished(self) -> bool:
@@ -288,9 +293,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.progress.course = course
         self.max_updates = course.end
         self.all_updates = course.end
+        if abs(course.end - self.said_end) <= WORTH_SAYING * self.said_end:
+            return
+        self.said_end = course.end
+        begins = course.fall_from if course.fall_rate == 1 else self.progress.update
         self.reporter.say(
-            f"the clock: {counted(course.end, 'update')} fit the budget; the rate falls from update "
-            f"{max(course.fall_from, self.progress.update):,} on"
+            f"the clock: {counted(course.end, 'update')} fit the budget; the rate falls from update {begins:,} on"
         )
 
     def after_update(self, epoch: Epoch[RecipeT, TotalsT], update: Update[BatchT, TotalsT], rate: float) -> int:

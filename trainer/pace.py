@@ -19,11 +19,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# Parts of the budget. A run that is off by less is left alone.
-TOLERANCE = 0.01
+# Parts of the budget. A run that is off by less is left alone: the speed of a shared machine goes up and down by some
+# percent from one moment to the next.
+TOLERANCE = 0.015
 # The first updates that are timed before the end is set, and the last ones by which the speed is judged.
 FIRST_LOOK = 0.04
-WINDOW = 0.05
+WINDOW = 0.2
 # Fewer updates say little about the speed; the first ones compile.
 FEWEST_TIMED = 6
 UNTIMED = 2
@@ -94,6 +95,8 @@ class Pace:
         # (update, training seconds until then) of the last ones.
         self.ticks: deque[tuple[int, float]] = deque()
         self.paused_s = 0.0
+        # Of the last evaluation; None: there was none yet.
+        self.last_pause: float | None = None
         # Of an update when the end was set first.
         self.first_speed: float | None = None
         self.first_update: int | None = None
@@ -107,7 +110,8 @@ class Pace:
         """What the block takes counts as spent, but says nothing about the speed of updates."""
         start = time.monotonic()
         yield
-        self.paused_s += time.monotonic() - start
+        self.last_pause = time.monotonic() - start
+        self.paused_s += self.last_pause
 
     def proposal(self, update: int, course: Course | None) -> Course | None:
         """What should become of the run after `update` updates; None: all is well. course: what holds now, if any."""
@@ -125,7 +129,8 @@ class Pace:
             # Too near to be moved: a run that is out of time would never end.
             return None
         evaluations = left // self.evaluation_every if self.evaluation_every else 0
-        closing = self.closing * slower + (evaluations + 1) * self.evaluation * speed
+        of_evaluation = self.evaluation * speed if self.last_pause is None else self.last_pause
+        closing = self.closing * slower + (evaluations + 1) * of_evaluation
         time_left = self.seconds - self.spent() - closing
         missed_by = abs(left * speed - time_left)
         tolerance = TOLERANCE / 2 if first_look else TOLERANCE

@@ -33,6 +33,7 @@ from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer, train_epoch
 from trainer.machine.command_line import run_cli
+from trainer.machine.out_of_memory import plain_advice, told_in_a_line
 from trainer.machine.processes import divide
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(settings: PretrainSettings, surroundings: Surroundings, given: Collection[str] = ()) -> int:
     """Set everything up, train, and show what came out. given: the settings that the user has said."""
     if settings.has_budget:
-        planned = plan_run(settings, given, surroundings)
+        with told_in_a_line(surroundings.device, partial(plain_advice, settings, "a smaller --hidden_size")):
+            planned = plan_run(settings, given, surroundings)
         if planned is None:
             return 0
         settings = planned

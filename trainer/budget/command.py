@@ -11,14 +11,23 @@ from trainer.pretrain.settings import PretrainSettings
 LEFT_OUT = ("budget", "budget_tokens", "budget_flops", "dry_run", "from_resume")
 
 
-def explicit_command(settings: PretrainSettings, given: Collection[str]) -> str:
-    """What a user types to train the plan again. given: names of the settings that he has said himself."""
+# They count micro-batches of one rank.
+IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
+
+
+def explicit_command(settings: PretrainSettings, given: Collection[str], at_once: int) -> str:
+    """What a user types to train the plan again in one process.
+
+    given: names of the settings that he has said himself. at_once: micro-batches that the ranks compute side by side.
+    """
     words = ["python", "trainer/train_pretrain.py"]
     for field in dataclasses.fields(settings):
         name = field.name
         value = getattr(settings, name)
         if name in LEFT_OUT or value is None or (name not in given and name not in PLANNED):
             continue
+        if name in IN_MICRO_BATCHES:
+            value *= at_once
         words.append(f"--{name}")
         items = value if isinstance(value, list) else [value]
         words += [text_of(item) for item in items]
@@ -29,4 +38,4 @@ def text_of(value: object) -> str:
     """A value as a flag takes it."""
     if isinstance(value, bool):
         return str(int(value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -1,6 +1,7 @@
 """What a plan must know of the text: how much there is, and how hard it is."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dataset.corpus import EVAL_ROWS, ValidationBatches
@@ -11,9 +12,11 @@ from trainer.pretrain.flops import mean_context
 from trainer.pretrain.job import open_corpus
 from trainer.pretrain.settings import PretrainSettings
 
-# Held out where the user names no validation data: no more than this part of the documents, and than so many tokens.
+# Held out where the user names no validation data: no more than this part of the documents, and than so many
+# tokens, but some documents in any case. Of fewer documents than FEWEST_DOCUMENTS nothing is held out.
 HELD_OUT_PART = 0.02
 HELD_OUT_TOKENS = 100_000
+FEWEST_HELD_OUT = 10
 FEWEST_DOCUMENTS = 200
 
 
@@ -37,8 +40,8 @@ class Data:
     text_scale: float
 
 
-def look_at_data(settings: PretrainSettings, ranks: Ranks) -> Data:
-    """Tokenise what is new, and count. Errors: DataError, UserError."""
+def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Ranks) -> Data:
+    """Tokenise what is new, and count. given: what the user has said. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = DocumentEncoder(tokenizer, settings.parse_special_tokens)
@@ -48,9 +51,11 @@ def look_at_data(settings: PretrainSettings, ranks: Ranks) -> Data:
     bytes_per_token = corpus.bytes_per_token(added)
     unique = float(plan.row_targets(0, plan.n_rows))
     val_fraction = settings.val_fraction
-    if not settings.val_path and not val_fraction and len(corpus.store) >= FEWEST_DOCUMENTS:
+    n_documents = len(corpus.store)
+    if not {"val_path", "val_fraction"} & set(given) and n_documents >= FEWEST_DOCUMENTS:
+        fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / unique), FEWEST_HELD_OUT / n_documents)
         # One digit is enough, and reads well in a command.
-        val_fraction = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / unique):.1g}")
+        val_fraction = float(f"{fraction:.1g}")
     return Data(
         vocab_size=encoder.vocab_size,
         unique=unique,

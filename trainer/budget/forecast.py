@@ -8,8 +8,6 @@ from trainer.budget import laws
 
 # Before the rate falls, a loss is higher than that of a run that ends there, by this part of it.
 PREMIUM_OF_FULL_RATE = 0.06
-# The tokens that AdamW takes for what Muon learns from one.
-TOKENS_OF_ADAMW = 2.0
 # The law was measured from here on; the first steps of a run are not told.
 FEWEST_TOKENS = 3e5
 # How far above the expected loss a run may be, and how many log lines in a row, before something is said.
@@ -33,11 +31,9 @@ class Forecast:
 
     def loss(self, tokens: float, rate_factor: float) -> float | None:
         """The training loss after so many tokens, while the rate is `rate_factor` of the full one; None: not told."""
-        if not self.muon:
-            tokens = tokens / TOKENS_OF_ADAMW
         if tokens < FEWEST_TOKENS:
             return None
-        at_the_end = laws.expected_loss(self.parameters, tokens, self.unique, self.text_scale)
+        at_the_end = laws.expected_loss(self.parameters, tokens, self.unique, self.text_scale, self.muon)
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate_factor, 1.0))
 
 
@@ -75,9 +71,8 @@ class Alarm:
         self.lowest = smooth
         self.lines_of_spike = 0
         return (
-            f"warning: the loss rose from {before:.2f} to {smooth:.2f} and does not come down again: stop (Ctrl-C), go "
-            "back to an earlier checkpoint with --from_resume 1, and lower --learning_rate and --muon_lr by half, or look "
-            "at the data there"
+            f"warning: the loss rose from {before:.2f} to {smooth:.2f} and does not come down again: stop (Ctrl-C) and "
+            "start again with half of --learning_rate and --muon_lr, or look at the data there"
         )
 
     def _far_above(self, smooth: float, expected: float | None) -> str | None:

@@ -48,12 +48,23 @@ def keep_plan(settings: PretrainSettings) -> None:
     write_settings(settings, path)
 
 
-def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str, Any] | None:
-    """What the first start of a run has chosen; None: there is no plan. Errors: UserError where it had another budget."""
+def kept_settings(settings: PretrainSettings) -> PretrainSettings | None:
+    """The settings that the first start of a run has kept; None: there is no plan. Errors: UserError for another file."""
     path = plan_path(settings)
     if not path.is_file():
         return None
     before = parse(PretrainSettings, PROG, DESCRIPTION, ["--config", str(path)])
+    if not before.max_updates or not before.has_budget:
+        raise UserError(f"{path} is not the plan of a run: remove it, or start without --from_resume")
+    return before
+
+
+def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str, Any] | None:
+    """What the first start of a run has chosen; None: there is no plan. Errors: UserError where it had another budget."""
+    path = plan_path(settings)
+    before = kept_settings(settings)
+    if before is None:
+        return None
     for name in ("budget", "budget_tokens", "budget_flops"):
         asked = getattr(settings, name)
         planned = getattr(before, name)

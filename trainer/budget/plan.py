@@ -8,14 +8,16 @@ Whatever the user has said by a flag is not tried, but kept.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget import laws
 
 # Rows of an update that are tried; even ones, so that two processes can share them.
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-# Rows of a micro-batch. More of them make the products of a CPU no faster, and take memory.
+# Micro-batches of an update that are tried where the user has said how many rows one has
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# Rows that one rank computes at once. More of them make the products of a CPU no faster, and take memory.
 MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 64}
 # A run of fewer updates learns nothing that is worth a plan.
 FEWEST_UPDATES = 20
@@ -24,7 +26,7 @@ ROUNDS = 4
 
 
 class NothingFits(ValueError):
-    """No model can be trained within the budget, or within memory."""
+    """No model can be trained: what there is too little of, "budget" or "memory"."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,29 @@ class Demands:
     seconds: float | None = None
     tokens: float | None = None
     flops: float | None = None
-    width: int | None = None
-    layers: int | None = None
-    rows: int | None = None
+    batch_size: int | None = None
+    accumulation_steps: int | None = None
     memory: float | None = None
     text_scale: float = 1.0
+    muon: bool = True
+
+    @property
+    def at_once(self) -> int:
+        """Micro-batches that the ranks compute side by side."""
+        return self.world_size // self.sharing
+
+
+class Cut(NamedTuple):
+    """How an update is divided. batch_size: rows of a micro-batch, whichever ranks share it."""
+
+    batch_size: int
+    accumulation_steps: int
+    at_once: int
+
+    @property
+    def rows(self) -> int:
+        """Of the update."""
+        return self.batch_size * self.accumulation_steps * self.at_once
 
 
 class Costs(Protocol):
@@ -60,8 +80,8 @@ class Costs(Protocol):
     def other_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of what is no training: compiling, evaluations, files."""
 
-    def memory(self, config: MiniMindConfig, micro_rows: int) -> float:
-        """Bytes at the peak, with so many rows of a micro-batch on each rank."""
+    def memory(self, config: MiniMindConfig, batch_size: int) -> float:
+        """Bytes at the peak, with micro-batches of so many rows."""
 
     def token_flops(self, config: MiniMindConfig) -> float:
         """Floating-point operations for each token."""
@@ -71,15 +91,12 @@ class Costs(Protocol):
 class Plan:
     """A run that is worked out.
 
-    rows: of an update; micro_rows: of a rank's micro-batch. loss: expected in nats per token, on validation text.
+    loss: expected in nats per token, on validation text.
     """
 
     config: MiniMindConfig
     parameters: int
-    rows: int
-    micro_rows: int
-    world_size: int
-    sharing: int
+    cut: Cut
     updates: int
     tokens: float
     passes: float
@@ -95,13 +112,9 @@ class Plan:
         return self.seconds / self.updates
 
     @property
-    def batch_size(self) -> int:
-        """As the flag counts: of a micro-batch, whichever ranks share it."""
-        return self.micro_rows * self.sharing
-
-    @property
-    def accumulation_steps(self) -> int:
-        return self.rows // (self.micro_rows * self.world_size)
+    def rows(self) -> int:
+        """Of an update."""
+        return self.cut.rows
 
 
 def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -> Plan:
@@ -120,43 +133,61 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
     if not plans and too_large:
         raise NothingFits("memory")
     if not plans:
-        raise NothingFits("time")
+        raise NothingFits("budget")
     return min(plans, key=lambda plan: plan.loss)
 
 
 def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs) -> Plan | None:
     """The plan for one size; None where the budget buys too few updates."""
     tokens_of_row = demands.T * demands.fill
-    rows = demands.rows or ROWS[0] * demands.world_size
-    tokens = 0.0
+    choices = cuts(demands)
+    cut = choices[0]
     for _ in range(ROUNDS):
-        tokens = affordable_tokens(config, rows, demands, costs)
-        if demands.rows is None:
-            rows = closest_rows(laws.batch_tokens(max(tokens, 1)) / tokens_of_row, demands.world_size)
-    tokens = affordable_tokens(config, rows, demands, costs)
-    updates = int(tokens / (rows * tokens_of_row))
+        tokens = affordable_tokens(config, cut.rows, demands, costs)
+        cut = closest_cut(laws.batch_tokens(max(tokens, 1)) / tokens_of_row, choices)
+    tokens = affordable_tokens(config, cut.rows, demands, costs)
+    updates = int(tokens / (cut.rows * tokens_of_row))
     if updates < FEWEST_UPDATES:
         return None
-    tokens = updates * rows * tokens_of_row
-    most = MOST_ROWS_OF_MICRO_BATCH[demands.device_type]
-    micro_rows = micro_batch_rows(rows // demands.world_size, most)
+    tokens = updates * cut.rows * tokens_of_row
     parameters = parameter_count(config)
     return Plan(
         config=config,
         parameters=parameters,
-        rows=rows,
-        micro_rows=micro_rows,
-        world_size=demands.world_size,
-        sharing=demands.sharing,
+        cut=cut,
         updates=updates,
         tokens=tokens,
         passes=tokens / demands.unique,
-        seconds=updates * costs.update_seconds(config, rows),
-        other_seconds=costs.other_seconds(config, rows),
+        seconds=updates * costs.update_seconds(config, cut.rows),
+        other_seconds=costs.other_seconds(config, cut.rows),
         flops=tokens * costs.token_flops(config),
-        memory=costs.memory(config, micro_rows),
-        loss=laws.expected_loss(parameters, tokens, demands.unique, demands.text_scale),
+        memory=costs.memory(config, cut.batch_size),
+        loss=laws.expected_loss(parameters, tokens, demands.unique, demands.text_scale, demands.muon),
     )
+
+
+def cuts(demands: Demands) -> list[Cut]:
+    """The updates to choose from, as far as the user has left them open."""
+    sharing, at_once = demands.sharing, demands.at_once
+    most = MOST_ROWS_OF_MICRO_BATCH[demands.device_type]
+    if demands.batch_size is not None:
+        steps = STEPS if demands.accumulation_steps is None else (demands.accumulation_steps,)
+        return [Cut(demands.batch_size, n, at_once) for n in steps]
+    if demands.accumulation_steps is not None:
+        return [Cut(rows * sharing, demands.accumulation_steps, at_once) for rows in (1, *ROWS) if rows <= most]
+    return free_cuts(demands.world_size, sharing, demands.device_type)
+
+
+def free_cuts(world_size: int, sharing: int, device_type: str) -> list[Cut]:
+    """The updates to choose from where the user has said nothing of them. For the ranks see Ranks."""
+    most = MOST_ROWS_OF_MICRO_BATCH[device_type]
+    found = []
+    # Of the whole update where the ranks can share such a number, and else of each rank.
+    of_ranks = [rows // world_size for rows in ROWS if rows % world_size == 0] or [1, *ROWS]
+    for rows in of_ranks:
+        micro_rows = micro_batch_rows(rows, most)
+        found.append(Cut(micro_rows * sharing, rows // micro_rows, world_size // sharing))
+    return found
 
 
 def affordable_tokens(config: MiniMindConfig, rows: int, demands: Demands, costs: Costs) -> float:
@@ -171,12 +202,11 @@ def affordable_tokens(config: MiniMindConfig, rows: int, demands: Demands, costs
     return seconds / costs.update_seconds(config, rows) * tokens_of_update
 
 
-def closest_rows(rows: float, world_size: int = 1) -> int:
-    """The one of ROWS that is nearest, by ratio, among those that the ranks can share."""
-    choices = [choice for choice in ROWS if choice % world_size == 0] or [world_size]
+def closest_cut(rows: float, choices: Sequence[Cut]) -> Cut:
+    """The one whose update is nearest to so many rows, by ratio."""
 
-    def distance(choice: int) -> float:
-        return abs(math.log(choice / max(rows, 1e-9)))
+    def distance(cut: Cut) -> float:
+        return abs(math.log(cut.rows / max(rows, 1e-9)))
 
     return min(choices, key=distance)
 
@@ -209,4 +239,6 @@ def sizes(fields: Mapping[str, object]) -> list[MiniMindConfig]:
             # The fields do not go with this width, as heads that do not divide it.
             if "hidden_size" in fields:
                 raise
+    if not found:
+        raise ValueError("no model of the widths that are planned has such heads: give --hidden_size too")
     return found

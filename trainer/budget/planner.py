@@ -26,8 +26,16 @@ from trainer.budget.data import Data, look_at_data
 from trainer.budget.kept_plan import earlier_plan, keep_plan
 from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, sizes
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import EVALUATION_SHARE, Machine, closing_seconds, estimated_seconds, measured_seconds
+from trainer.budget.speed import (
+    EVALUATION_SHARE,
+    FILES_S,
+    SAMPLE_S_OF_LAYER,
+    Machine,
+    estimated_seconds,
+    measured_seconds,
+)
 from trainer.budget.table import plan_table
+from trainer.evaluation import read_prompts
 from trainer.job import Surroundings
 from trainer.machine.compiling import compiler_missing
 from trainer.machine.devices import pick_dtype
@@ -53,6 +61,8 @@ MOST_CORRECTION = 4.0
 # Evaluations before the last one may take this part of the time, and are no more than this.
 EVALUATION_PART = 0.02
 MOST_EVALUATIONS = 10
+# A text_scale so near to 1 is that of the text which was measured.
+LIKE_THE_MEASURED_TEXT = 0.05
 LOG_LINES = 200
 SAVES = 10
 
@@ -63,17 +73,20 @@ def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: S
     given: names of the settings that the user has said, by flags or by --config. Errors: UserError, DataError.
     """
     ranks = surroundings.ranks
-    refuse_other_ends(given)
+    refuse_contradictions(settings, given)
     if settings.from_resume and not settings.dry_run:
         earlier = on_main(ranks, lambda: earlier_plan(settings, given))
         if earlier is not None:
             return dataclasses.replace(settings, **earlier)
     with user_errors():
-        settings, given = with_given_model(settings, given)
-        data = look_at_data(settings, ranks)
-        planner = Planner(settings, given, data, look_at_machine(settings, surroundings))
+        settings, config = model_of_weights(settings)
+        data = look_at_data(settings, given, ranks)
+        machine = look_at_machine(settings, surroundings)
+        planner = Planner(settings, given, data, machine, config)
         plan = planner.choose()
-    chosen = dataclasses.replace(settings, **planner.chosen_settings(plan))
+    # Ranks that evaluated or saved at different updates would wait for each other for ever.
+    chosen_by_main = on_main(ranks, lambda: planner.chosen_settings(plan))
+    chosen = dataclasses.replace(settings, **chosen_by_main)
 
     def tell() -> None:
         for line in planner.lines(plan, chosen):
@@ -85,46 +98,75 @@ def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: S
     return None if settings.dry_run else chosen
 
 
-def refuse_other_ends(given: Collection[str]) -> None:
-    """Errors: UserError for a flag that says when the run ends, beside the budget that does."""
+def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) -> None:
+    """Errors: UserError for a flag that a budget cannot keep to."""
     for name in ("epochs", "max_updates"):
         if name in given:
             raise UserError(f"--{name} and a budget both say when the run ends: drop one of them")
+    if settings.budget and "lr_schedule" in given and settings.lr_schedule != "wsd":
+        raise UserError(
+            f"--lr_schedule {settings.lr_schedule}: only wsd can be ended by a clock; drop the flag, or plan by "
+            "--budget_tokens"
+        )
+    if settings.from_weight != "none" and "learning_rate" not in given:
+        raise UserError(
+            "--from_weight with a budget: add --learning_rate, since the rates of a plan are those of fresh weights (2e-5 is "
+            "usual for public weights)"
+        )
 
 
-def with_given_model(settings: PretrainSettings, given: Collection[str]) -> tuple[PretrainSettings, Collection[str]]:
-    """Where --from_weight names a model, its shape is not free. Errors: UserError, ValueError."""
-    if settings.from_weight == "none":
-        return settings, given
+def model_of_weights(settings: PretrainSettings) -> tuple[PretrainSettings, MiniMindConfig | None]:
+    """(settings that fit the model which --from_weight names, its config where a folder tells it).
+
+    Errors: UserError, ValueError.
+    """
     folder = settings.weight_folder()
-    if folder is not None:
-        settings = settings_of_folder(settings, folder, read_config(folder))
-    return settings, {*given, *MODEL_FLAGS, "init_scheme"}
+    if settings.from_weight == "none" or folder is None:
+        return settings, None
+    config = read_config(folder)
+    return settings_of_folder(settings, folder, config), config
 
 
 def look_at_machine(settings: PretrainSettings, surroundings: Surroundings) -> Machine:
     """Measure the rate of matrix products, on all ranks at once."""
     device = surroundings.device
     dtype, _ = pick_dtype(settings.dtype, device)
+    ranks = surroundings.ranks
     rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
-    return Machine(device, dtype, surroundings.ranks, rate * surroundings.ranks.world_size)
+    # All ranks must plan with the same number.
+    rate = on_main(ranks, lambda: rate)
+    return Machine(device, dtype, ranks, rate * ranks.world_size)
 
 
 class Planner:
-    """Chooses the plan of a run. It is the Costs of the plans, too. given: see plan_run."""
+    """Chooses the plan of a run. It is the Costs of the plans, too.
 
-    def __init__(self, settings: PretrainSettings, given: Collection[str], data: Data, machine: Machine) -> None:
+    given: see plan_run. config: of the folder that --from_weight names.
+    """
+
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        given: Collection[str],
+        data: Data,
+        machine: Machine,
+        config: MiniMindConfig | None = None,
+    ) -> None:
         self.settings = settings
-        self.given = given
+        self.starts_afresh = settings.from_weight == "none"
+        # The shape of a model that is gone on from is not free.
+        self.given = set(given) if self.starts_afresh else {*given, *MODEL_FLAGS, "init_scheme", "optimizer"}
         self.data = data
         self.machine = machine
-        self.optimizer = settings.optimizer if "optimizer" in given else "muon"
+        self.optimizer = settings.optimizer if "optimizer" in self.given else "muon"
+        self.prompts = len(read_prompts(settings.sample_prompts))
         # Of the command, from its start on.
         self.seconds = seconds_of(settings.budget) if settings.budget else None
-        self.compiled = self._is_compiled()
+        # Rank 0 decides: the machines of several nodes may differ in having a compiler.
+        self.compiled = on_main(machine.ranks, self._is_compiled)
         # {width: how long an update took, relative to the estimate}, of the sizes that were measured
         self.corrections: dict[int, float] = {}
-        self.sizes = sizes(self._fixed_fields())
+        self.sizes = sizes(self._fixed_fields()) if config is None else [config]
         as_planned = dataclasses.replace(settings, optimizer=self.optimizer, use_compile="1" if self.compiled else "0")
         self.memory_plan = MemoryPlan(as_planned, machine.dtype, machine.device, machine.ranks)
 
@@ -162,20 +204,12 @@ class Planner:
             seconds=seconds,
             tokens=tokens,
             flops=flops,
-            rows=self._rows_of_flags(),
+            batch_size=settings.batch_size if "batch_size" in self.given else None,
+            accumulation_steps=settings.accumulation_steps if "accumulation_steps" in self.given else None,
             memory=None if free is None else MEMORY_SHARE * free,
             text_scale=self.data.text_scale,
+            muon=self.optimizer == "muon",
         )
-
-    def _rows_of_flags(self) -> int | None:
-        """Rows of an update, if the user has said anything of them."""
-        settings = self.settings
-        if not {"batch_size", "accumulation_steps"} & set(self.given):
-            return None
-        # The default of the one that is not given is meant for very long runs.
-        batch_size = settings.batch_size if "batch_size" in self.given else 1
-        steps = settings.accumulation_steps if "accumulation_steps" in self.given else 1
-        return batch_size * steps * self.machine.ranks.micro_batches_at_once
 
     # ------------------------------------------------------------------------------------- what a run takes
 
@@ -199,7 +233,7 @@ class Planner:
         return self.corrections[nearest]
 
     def other_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        seconds = closing_seconds(config.num_hidden_layers, len(self.settings.sample_prompts))
+        seconds = FILES_S
         if self.compiled:
             # To measure a size, it was compiled.
             seconds += WARM_COMPILE_S if config.hidden_size in self.corrections else COMPILE_S
@@ -208,17 +242,19 @@ class Planner:
 
     def _evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
         of_position = self.update_seconds(config, rows) / (rows * self.data.T)
-        return EVALUATION_SHARE * of_position * self.data.evaluated
+        samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.prompts
+        return EVALUATION_SHARE * of_position * self.data.evaluated + samples
 
     def _evaluations(self, seconds: float) -> int:
         """How many come before the last one, if each takes so long."""
-        if self.seconds is None or not seconds:
+        if not self.data.evaluated:
+            return 0
+        if self.seconds is None:
             return MOST_EVALUATIONS
         return min(int(EVALUATION_PART * self.seconds / seconds), MOST_EVALUATIONS)
 
-    def memory(self, config: MiniMindConfig, micro_rows: int) -> float:
-        rows = micro_rows * self.machine.ranks.sharing
-        batch = MicroBatch(config, rows, self.data.T, self.settings.gradient_checkpointing)
+    def memory(self, config: MiniMindConfig, batch_size: int) -> float:
+        batch = MicroBatch(config, batch_size, self.data.T, self.settings.gradient_checkpointing)
         return self.memory_plan.needed(batch)
 
     def token_flops(self, config: MiniMindConfig) -> float:
@@ -251,8 +287,8 @@ class Planner:
                 return best_plan(self.sizes, self._demands(), self)
             except NothingFits as lack:
                 raise UserError(
-                    f"no model can be trained with this budget, since there is too little {lack}: raise the budget, or "
-                    "drop flags that fix the size or the batch"
+                    f"no model can be trained with this budget, since the {lack} is too small: raise it, or drop flags "
+                    "that fix the size or the batch"
                 ) from None
 
         plan = on_main(self.machine.ranks, decide)
@@ -264,9 +300,15 @@ class Planner:
         """Time some micro-batches of a plan, and correct the estimates by that."""
         config = plan.config
         micro_batch, update = measured_seconds(
-            config, self.machine, plan.micro_rows, self.data.T, self.optimizer, self.compiled
+            config,
+            self.machine,
+            rows=self.machine.ranks.rows_of(plan.cut.batch_size),
+            T=self.data.T,
+            optimizer=self.optimizer,
+            compiled=self.compiled,
+            gradient_checkpointing=self.settings.gradient_checkpointing,
         )
-        measured = micro_batch * plan.accumulation_steps + update
+        measured = micro_batch * plan.cut.accumulation_steps + update
         # All ranks must plan with the same numbers.
         measured = on_main(self.machine.ranks, lambda: measured)
         self.corrections[config.hidden_size] = 1.0
@@ -279,7 +321,7 @@ class Planner:
     def chosen_settings(self, plan: Plan) -> dict[str, Any]:
         """What the plan says of the settings that the user has left open."""
         config = plan.config
-        steps = plan.accumulation_steps
+        steps = plan.cut.accumulation_steps
         micro_batches = plan.updates * steps
         evaluations = self._evaluations(self._evaluation_seconds(config, plan.rows))
         chosen: dict[str, Any] = {
@@ -293,16 +335,18 @@ class Planner:
             "weight_decay": laws.MUON_WEIGHT_DECAY,
             "lr_schedule": "wsd",
             "decay_share": laws.DECAY_SHARE,
-            "warmup_iters": laws.WARMUP_UPDATES * steps,
-            "batch_size": plan.batch_size,
+            "warmup_iters": min(laws.WARMUP_UPDATES, plan.updates // 10) * steps,
+            "batch_size": plan.cut.batch_size,
             "accumulation_steps": steps,
             "max_updates": plan.updates,
             "val_fraction": self.data.val_fraction,
-            "eval_interval": math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0,
             "log_interval": max(1, micro_batches // LOG_LINES),
             "save_interval": max(1, micro_batches // SAVES),
-            "use_compile": "1" if self.compiled else "0",
         }
+        if self.data.evaluated:
+            chosen["eval_interval"] = math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0
+        if self.seconds is not None:
+            chosen["use_compile"] = "1" if self.compiled else "0"
         if self.optimizer == "muon":
             chosen["muon_lr"] = laws.MUON_RATE
         else:
@@ -321,13 +365,25 @@ class Planner:
             plan,
             {"half of it": self._with_budget(0.5), "twice as much": self._with_budget(2.0)},
             rates,
-            error=None if self.settings.from_weight != "none" or self.settings.use_moe else laws.LOSS_ERROR,
+            error=self._error(),
             bytes_per_token=self.data.bytes_per_token,
             total_seconds=total,
             until=time.time() + plan.other_seconds + plan.seconds,
             T=self.data.T,
         )
-        return [f"plan for {asked}:", *table, "the same by flags:", f"  {explicit_command(chosen, self.given)}"]
+        return [
+            f"plan for {asked}:",
+            *table,
+            "the same by flags:",
+            f"  {explicit_command(chosen, self.given, self.machine.ranks.micro_batches_at_once)}",
+        ]
+
+    def _error(self) -> float | None:
+        """The relative range of the expected loss; None: nothing is known of it."""
+        if not self.starts_afresh or self.settings.use_moe:
+            return None
+        is_as_measured = abs(self.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
+        return laws.LOSS_ERROR if is_as_measured else laws.LOSS_ERROR_ELSEWHERE
 
     def _with_budget(self, factor: float) -> Plan | None:
         """The plan for `factor` times the budget; None: there is none."""

@@ -1,17 +1,19 @@
 """How long an update takes: estimated from what the machine multiplies, and measured for one model.
 
 The estimate is the work of an update divided by the rate of large matrix products, times the share of that rate that
-training reaches. The shares were measured (docs/budget.md). A machine that behaves otherwise is found out by `measure`.
+training reaches. The shares were measured (docs/budget.md). A machine that behaves otherwise is found out by `measured_seconds`.
 """
 
 import math
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import torch
 
 from dataset.loader import Batch
 from dataset.packing import Totals
+from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
@@ -39,8 +41,8 @@ EVALUATION_SHARE = 0.75
 # Seconds behind the last update, for files and report; of a sample, for each layer.
 FILES_S = 4.0
 SAMPLE_S_OF_LAYER = 0.25
-# Micro-batches that a measurement times; the best counts, since other programs only slow it down.
-TIMED = 3
+# Micro-batches that a measurement times. The middle one counts: a run meets all of them, and not one outlier.
+TIMED = 7
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,14 @@ def estimated_seconds(
 
 
 def measured_seconds(
-    config: MiniMindConfig, machine: Machine, rows: int, T: int, optimizer: str, compiled: bool
+    config: MiniMindConfig,
+    machine: Machine,
+    *,
+    rows: int,
+    T: int,
+    optimizer: str,
+    compiled: bool,
+    gradient_checkpointing: bool,
 ) -> tuple[float, float]:
     """(seconds of a micro-batch of `rows` rows on this rank, of the optimiser's part of an update), on random tokens."""
     generator = torch.Generator().manual_seed(0)
@@ -100,6 +109,8 @@ def measured_seconds(
     batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), zeros, positions, rows * T, rows)
     batch = batch.to(machine.device)
     model = MiniMindForCausalLM(config).to(machine.device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
+    if gradient_checkpointing:
+        recompute_layers(model)
     engine = Engine(
         model,
         build_optimizer(model, 1e-6, kind=optimizer, muon_lr=1e-6),
@@ -123,10 +134,13 @@ def measured_seconds(
     # The first ones compile.
     micro_batch()
     update()
-    of_micro_batch = min(seconds(micro_batch, machine.device) for _ in range(TIMED))
+    of_micro_batch = median(seconds(micro_batch, machine.device) for _ in range(TIMED))
     of_update = seconds(update, machine.device)
     # What was compiled for this model is kept by the code that it was compiled from, up to some sizes.
     torch.compiler.reset()
+    if machine.ranks.on_one_machine:
+        # There they share Muon's work.
+        of_update /= machine.ranks.world_size
     return of_micro_batch, of_update
 
 

@@ -71,7 +71,7 @@ def plan_table(
         (
             "update",
             f"{counted(plan.rows, 'row')} of {T} = {quantity(plan.rows * T)} tokens "
-            f"({plan.batch_size} x {counted(plan.accumulation_steps, 'micro-batch', 'micro-batches')})",
+            f"({plan.cut.batch_size} x {counted(plan.cut.accumulation_steps, 'micro-batch', 'micro-batches')})",
         ),
         ("updates", f"{plan.updates:,}, about {plan.update_seconds:.2g} s each"),
         ("rates", rates),
@@ -94,7 +94,7 @@ def plan_table(
 
 
 def beyond_measurement(plan: Plan) -> bool:
-    """Whether the law of the loss was measured neither for such a size nor for so many tokens."""
+    """Whether the law of the loss was not measured for such a size, or not for so many tokens."""
     smallest, largest = laws.MEASURED_PARAMETERS
     fewest, most = laws.MEASURED_TOKENS
     return not (smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most)

@@ -42,13 +42,15 @@ SHARE_OF_MEMORY = 0.5
 class MicroBatch:
     """What there is to divide. rows: --batch_size. positions: of a row. parameters: of the model, about.
 
-    whole: why its loss cannot be computed in parts, "" where it can.
+    whole: why its loss cannot be computed in parts, "" where it can. is_planned: a plan will choose the rows, and `rows` is
+    what it can choose.
     """
 
     rows: int
     positions: int
     parameters: int
     whole: str = ""
+    is_planned: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def divide(settings: CpuSettings, micro_batch_of: Callable[[], MicroBatch | None
     if n == 1:
         return Division(1, n_threads)
     threads = max(1, n_threads // n)
-    of_all = "" if micro_batch.rows == n else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
+    is_told = micro_batch.rows != n and not micro_batch.is_planned
+    of_all = f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)" if is_told else ""
     line = (
         f"{n} processes of {counted(threads, 'thread')} share each micro-batch{of_all}: they wait for each other once an "
         "update, threads at every operation; --cpu_processes 1 trains in one process"

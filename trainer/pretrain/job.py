@@ -281,7 +281,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         warmup_rows = settings.warmup_iters * settings.batch_size * self.ranks.micro_batches_at_once
         warmup = rows_at_its_end / max(warmup_rows, 1)
         if progress.course is not None:
-            # The clock has moved the end of the run, see trainer/budget/pace.py.
+            # The clock has moved the end of the run, see trainer/pace.py.
             return settings.learning_rate * progress.course.factor(progress.update) * min(1.0, warmup)
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
 
@@ -300,7 +300,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             planned,
             closing=closing_seconds(self.config.num_hidden_layers, len(self.prompts)),
             evaluation=EVALUATION_SHARE * evaluated / rows_of_update,
-            evaluation_every=settings.eval_interval // steps,
+            evaluation_every=max(1, settings.eval_interval // steps) if settings.eval_interval else 0,
         )
 
     def settings_to_keep(self) -> PretrainSettings:
@@ -362,7 +362,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             tokens=rows_of_run * first.T * first.fill,
             rows=rows_per_step * settings.accumulation_steps,
             row_tokens=first.T * first.fill,
-            at_once=self.ranks.micro_batches_at_once,
+            ranks=self.ranks,
+            device_type=self.device.type,
         )
         own_notices = list(self.tokenizer_notices)
         if self.encoder.eos_id is None:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from model.config import MiniMindConfig, parameter_count
 from model.hf_folder import read_config
+from trainer.budget.kept_plan import kept_settings
 from trainer.machine.processes import MicroBatch
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 
@@ -29,8 +30,11 @@ def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> M
     whole = ""
     if config.use_moe and not config.seq_aux:
         whole = "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
-    rows = settings.batch_size
-    if settings.has_budget and "batch_size" not in given:
-        # The plan will take a batch that the processes can share.
-        rows = ROWS_OF_A_PLAN
-    return MicroBatch(rows, settings.max_seq_len, parameter_count(config), whole)
+    # The plan will take a batch that the processes can share.
+    is_planned = settings.has_budget and "batch_size" not in given
+    rows = ROWS_OF_A_PLAN if is_planned else settings.batch_size
+    if is_planned and settings.from_resume:
+        # ... and has taken one, where this is no first start.
+        before = kept_settings(settings)
+        rows = rows if before is None else before.batch_size
+    return MicroBatch(rows, settings.max_seq_len, parameter_count(config), whole, is_planned)

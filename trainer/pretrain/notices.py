@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from common.wording import counted
 from dataset.corpus import Corpus
 from trainer.budget import laws
-from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH, closest_rows, micro_batch_rows
+from trainer.budget.plan import closest_cut, free_cuts
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 from trainer.without_effect import common_warnings, is_changed, warnings_of
@@ -40,15 +40,14 @@ def notices(
 
 @dataclass(frozen=True)
 class SizeOfRun:
-    """What decides which batch and rates suit. rows: of an update; row_tokens: that each trains; at_once:
-    micro-batches that the ranks compute side by side.
-    """
+    """What decides which batch and rates suit. rows: of an update; row_tokens: that each trains."""
 
     parameters: int
     tokens: float
     rows: int
     row_tokens: float
-    at_once: int
+    ranks: Ranks
+    device_type: str
 
 
 def unsuitable_batch(run: SizeOfRun) -> list[str]:
@@ -57,16 +56,15 @@ def unsuitable_batch(run: SizeOfRun) -> list[str]:
     good = laws.batch_tokens(run.tokens)
     if 1 / FAR_OFF <= now / good <= FAR_OFF:
         return []
-    rows = closest_rows(good / run.row_tokens, run.at_once)
-    if rows == run.rows:
+    ranks = run.ranks
+    cut = closest_cut(good / run.row_tokens, free_cuts(ranks.world_size, ranks.sharing, run.device_type))
+    if cut.rows == run.rows:
         # The largest or smallest that there is.
         return []
-    micro_rows = micro_batch_rows(rows // run.at_once, MOST_ROWS_OF_MICRO_BATCH["cpu"])
-    steps = rows // (micro_rows * run.at_once)
     updates = max(1, round(run.tokens / now))
     return [
         f"note: this run has {counted(updates, 'update')} of {now:,.0f} tokens. Runs of {run.tokens:,.0f} tokens learn most "
-        f"with updates of about {good:,.0f}: --batch_size {micro_rows} --accumulation_steps {steps}; --budget 10m chooses "
+        f"with updates of about {good:,.0f}: --batch_size {cut.batch_size} --accumulation_steps {cut.accumulation_steps}; --budget 10m chooses "
         "everything for the time that you have"
     ]
 

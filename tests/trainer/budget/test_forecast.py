@@ -46,7 +46,7 @@ def test_a_spike_that_heals_is_no_trouble():
 
 def test_a_spike_that_does_not_heal_is_told():
     said = lines([4.0] * 50 + [7.0] * 60)
-    assert len(said) == 1 and "--from_resume 1" in said[0][1] and "4.00" in said[0][1]
+    assert len(said) == 1 and "--muon_lr" in said[0][1] and "4.00" in said[0][1]
     # A second one after it is told again.
     assert len(lines([4.0] * 50 + [7.0] * 60 + [11.0] * 60)) == 2
 

@@ -11,7 +11,7 @@ from trainer.budget.plan import (
     Demands,
     NothingFits,
     best_plan,
-    closest_rows,
+    cuts,
     micro_batch_rows,
     plan_for,
     sizes,
@@ -35,8 +35,8 @@ class SimulatedMachine:
     def other_seconds(self, config, rows):
         return 10.0
 
-    def memory(self, config, micro_rows):
-        return 1e6 * config.hidden_size + 1e6 * micro_rows
+    def memory(self, config, batch_size):
+        return 1e6 * config.hidden_size + 1e6 * batch_size
 
 
 def demands(**changes):
@@ -83,7 +83,10 @@ def test_the_batch_suits_the_tokens():
 
 def test_what_the_user_has_said_is_kept():
     machine = SimulatedMachine()
-    assert best_plan(ALL, demands(rows=48), machine).rows == 48
+    both = best_plan(ALL, demands(batch_size=32, accumulation_steps=3), machine)
+    assert both.cut == (32, 3, 1) and both.rows == 96
+    assert best_plan(ALL, demands(batch_size=5), machine).cut.batch_size == 5
+    assert best_plan(ALL, demands(accumulation_steps=3), machine).cut.accumulation_steps == 3
     assert best_plan(ALL, demands(seconds=None, tokens=5e6), machine).tokens == pytest.approx(5e6, rel=0.01)
     assert best_plan(ALL, demands(seconds=None, flops=1e14), machine).flops == pytest.approx(1e14, rel=0.02)
     fixed = sizes({"vocab_size": 6400, "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6})
@@ -95,11 +98,12 @@ def test_what_the_user_has_said_is_kept():
 def test_ranks_share_the_rows():
     """Of a launcher (each has micro-batches of its own), and of a command that has divided itself."""
     machine = SimulatedMachine()
-    for world_size, sharing in ((2, 1), (2, 2), (8, 8), (8, 1), (3, 1), (12, 4)):
+    for world_size, sharing in ((2, 1), (2, 2), (8, 8), (8, 1), (3, 1), (5, 1), (7, 7), (12, 4)):
         plan = best_plan(ALL, demands(world_size=world_size, sharing=sharing), machine)
-        at_once = world_size // sharing
-        assert plan.batch_size % sharing == 0
-        assert plan.batch_size * plan.accumulation_steps * at_once == plan.rows
+        assert plan.cut.batch_size % sharing == 0 and plan.rows % world_size == 0
+        for changes in ({"accumulation_steps": 1}, {"batch_size": 2 * sharing}, {}):
+            found = cuts(demands(world_size=world_size, sharing=sharing, **changes))
+            assert found and all(cut.batch_size >= sharing and cut.batch_size % sharing == 0 for cut in found)
 
 
 def test_what_does_not_fit_the_memory_is_not_chosen():
@@ -112,7 +116,7 @@ def test_what_does_not_fit_the_memory_is_not_chosen():
 
 
 def test_too_little_time_is_said():
-    with pytest.raises(NothingFits, match="time"):
+    with pytest.raises(NothingFits, match="budget"):
         best_plan(ALL, demands(seconds=5.0), SimulatedMachine())
 
 
@@ -129,7 +133,6 @@ def test_rows_of_micro_batches_divide_the_update():
         for most in (1, 7, 8, 16, 64):
             micro_rows = micro_batch_rows(rows, most)
             assert rows % micro_rows == 0 and micro_rows <= most
-    assert closest_rows(7.1) == 8 and closest_rows(7.1, 3) == 6 and closest_rows(1, 5) == 5
 
 
 def test_shapes_are_ones_that_a_model_can_have():

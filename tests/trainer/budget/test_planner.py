@@ -73,10 +73,25 @@ def test_dry_run_writes_nothing(text, tmp_path, capfd):
 
 def test_what_the_user_says_is_kept(text, tmp_path):
     said = {"batch_size": 4, "learning_rate": 3e-3, "optimizer": "adamw", "val_fraction": 0.1, "lr_schedule": "cosine"}
-    run = planned(tmp_path, text, **said)
+    run = planned(tmp_path / "a", text, **said)
     for name, value in said.items():
         assert getattr(run.settings, name) == value
-    assert run.settings.accumulation_steps == 1
+    # A half of the batch, and what follows from it
+    run = planned(tmp_path / "b", text, accumulation_steps=3)
+    assert run.settings.accumulation_steps == 3
+    assert run.progress.tokens == pytest.approx(3000, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"budget_tokens": None, "budget": "1m", "lr_schedule": "cosine"}, "--lr_schedule cosine"),
+        ({"from_weight": "pretrain"}, "add --learning_rate"),
+    ],
+)
+def test_what_a_budget_cannot_keep_to_is_refused(text, tmp_path, changes, said):
+    with pytest.raises(UserError, match=said):
+        planned(tmp_path, text, **changes)
 
 
 def test_the_plan_of_a_run_is_kept(text, tmp_path):
@@ -141,8 +156,8 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"budget": "20s", "hidden_size": 4096, "num_hidden_layers": 60}, "too little"),
-        ({"budget_tokens": 10}, "too little time"),
+        ({"budget": "20s", "hidden_size": 4096, "num_hidden_layers": 60}, "is too small"),
+        ({"budget_tokens": 10}, "the budget is too small"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(text, tmp_path, changes, said):
