@@ -1,12 +1,13 @@
 """How processes end: those that must not outlive the one that they work for, and Ctrl-C."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 POLL_S = 0.2
@@ -57,6 +58,20 @@ def obey_ctrl_c() -> None:
     """From here on Ctrl-C raises KeyboardInterrupt again, where a script let it end the process during its imports."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Within the block the environment variable `name` is `value`."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 # Where the system does not tell when a process has started.

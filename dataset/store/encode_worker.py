@@ -14,7 +14,7 @@ import subprocess
 import sys
 from array import array
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -26,7 +26,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from common.errors import DataError
-from common.processes import end_with, id_for_children
+from common.processes import end_with, environment, id_for_children
 from dataset.reading.documents import Block
 from dataset.reading.faults import BadLines, Fault
 from dataset.tokenizing.safe_cuts import PART_CHARACTERS, TooLongToEncode
@@ -158,7 +158,8 @@ def encode_blocks(
     if first:
         encode.encoder.use_tiktoken_where_exact(encode.sample(first[0]))
     if num_procs == 1:
-        with _one_thread():
+        # A later fork (of a data loader) would have to warn about the tokenizer's threads.
+        with environment("TOKENIZERS_PARALLELISM", "false"):
             for block in blocks:
                 yield block, encode(block)
         return
@@ -239,20 +240,6 @@ class _Worker:
             self.to_process.close()
         self.from_process.close()
         self.process.wait()
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keeps the tokenizer to this thread: a later fork (of a data loader) would have to warn about its threads."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _serve() -> None:

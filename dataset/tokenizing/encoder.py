@@ -202,6 +202,11 @@ class DocumentEncoder:
         backend.encode_special_tokens = not self.parse_special_tokens
         return backend
 
+    @property
+    def added_tokens(self) -> int:
+        """The tokens of a document that stand for none of its text."""
+        return sum(token_id is not None for token_id in (self.bos_id, self.eos_id))
+
     def _fingerprint(self, tokenizer: Any, vocabulary: dict[str, int]) -> str:
         """SHA-256 of all that decides which ids a text becomes."""
         # Token stores and checkpoints keep it. If anything else went in here, or in another order, none of those that

@@ -5,10 +5,11 @@ import shlex
 from collections.abc import Collection
 
 from trainer.budget.kept_plan import PLANNED
+from trainer.budget.settings import BUDGETS
 from trainer.pretrain.settings import PretrainSettings
 
 # They ask for a plan, and the flags are the plan.
-LEFT_OUT = ("budget", "budget_tokens", "budget_flops", "dry_run", "from_resume")
+LEFT_OUT = (*BUDGETS, "dry_run", "from_resume")
 
 
 # They count micro-batches of one rank.

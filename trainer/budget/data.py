@@ -47,8 +47,7 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
     encoder = DocumentEncoder(tokenizer, settings.parse_special_tokens)
     corpus = open_corpus(settings, encoder, ranks)
     plan = corpus.plan(0)
-    added = sum(token_id is not None for token_id in (encoder.bos_id, encoder.eos_id))
-    bytes_per_token = corpus.bytes_per_token(added)
+    bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
     unique = float(plan.row_targets(0, plan.n_rows))
     val_fraction = settings.val_fraction
     n_documents = len(corpus.store)

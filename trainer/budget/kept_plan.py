@@ -8,6 +8,7 @@ from common.errors import UserError
 from common.notices import announce
 from common.settings import parse
 from common.settings_files import write_settings
+from trainer.budget.settings import BUDGETS
 from trainer.launch import make_folder
 from trainer.pretrain.settings import DESCRIPTION, PROG, PretrainSettings
 
@@ -65,7 +66,7 @@ def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str
     before = kept_settings(settings)
     if before is None:
         return None
-    for name in ("budget", "budget_tokens", "budget_flops"):
+    for name in BUDGETS:
         asked = getattr(settings, name)
         planned = getattr(before, name)
         if planned != asked:

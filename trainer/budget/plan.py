@@ -121,12 +121,11 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
     """The plan with the lowest expected loss. Errors: NothingFits, which says what is too little."""
     plans = []
     too_large = 0
-    too_short = 0
     for config in sizes:
         plan = plan_for(config, demands, costs)
         if plan is None:
-            too_short += 1
-        elif demands.memory is not None and plan.memory > demands.memory:
+            continue
+        if demands.memory is not None and plan.memory > demands.memory:
             too_large += 1
         else:
             plans.append(plan)

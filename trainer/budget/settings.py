@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from common.settings import Settings, setting, switch
 
+# The flags that say how much a run may cost
+BUDGETS = ("budget", "budget_tokens", "budget_flops")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 # Below this a run is over before anything is learned; above it is a slip of the keyboard.
 SHORTEST_S = 20
@@ -57,7 +59,7 @@ class BudgetSettings(Settings):
     dry_run: bool = switch(False, help="print the plan of a budget, and stop there")
 
     def check(self) -> None:
-        given = [name for name in ("budget", "budget_tokens", "budget_flops") if getattr(self, name) is not None]
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"--{given[0]} and --{given[1]} exclude each other: drop one")
         if self.dry_run and not given:
@@ -68,4 +70,4 @@ class BudgetSettings(Settings):
     @property
     def has_budget(self) -> bool:
         """Whether the run is planned."""
-        return any(value is not None for value in (self.budget, self.budget_tokens, self.budget_flops))
+        return any(getattr(self, name) is not None for name in BUDGETS)

@@ -1,9 +1,8 @@
 """The processes of a run: where this one stands among them, how they join, and work that one of them does for all."""
 
-import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ import torch.distributed as dist
 
 from common.errors import DataError, SaidByAnotherRank, UserError, user_errors
 from common.notices import announce
-from common.processes import watch_parent
+from common.processes import environment, watch_parent
 from trainer.machine.devices import pick_device
 
 ResultT = TypeVar("ResultT")
@@ -140,23 +139,9 @@ def join_copies(rank: int, n: int, meeting_place: socket.socket) -> Ranks:
         meeting_place.close()
         store = dist.TCPStore("127.0.0.1", port, n, False, timeout)
     # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
-    with interface_of_gloo("lo"):
+    with environment("GLOO_SOCKET_IFNAME", "lo"):
         dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timeout)
     return Ranks(rank, rank, n, sharing=n, on_one_machine=True)
-
-
-@contextlib.contextmanager
-def interface_of_gloo(name: str) -> Iterator[None]:
-    """Within the block Gloo takes the network interface of this name."""
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ["GLOO_SOCKET_IFNAME"] = name
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["GLOO_SOCKET_IFNAME"]
-        else:
-            os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 def ranks_of_launcher() -> Ranks | None:

@@ -5,6 +5,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -391,11 +392,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         is_known = self.settings.from_weight == "none" and not self.config.use_moe
         if not is_known or not self.ranks.is_main or flops < WORTH_A_FORECAST:
             return None
-        bytes_per_token = self.corpus.bytes_per_token(self._added_tokens())
         return Forecast(
             parameters=parameter_count(self.config),
             unique=first.row_targets(0, first.n_rows),
-            text_scale=text_scale(self.corpus.store, self.tokenizer, bytes_per_token),
+            text_scale=text_scale(self.corpus.store, self.tokenizer, self.bytes_per_token),
             muon=self.settings.optimizer == "muon",
         )
 
@@ -413,9 +413,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             return counted(self.settings.max_updates, "update"), "--max_updates"
         return super().goal(progress, epochs)
 
-    def _added_tokens(self) -> int:
-        """The tokens of a document that stand for none of its text."""
-        return sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
+    @cached_property
+    def bytes_per_token(self) -> float:
+        """Of the texts. To count those of a large corpus takes a while."""
+        return self.corpus.bytes_per_token(self.encoder.added_tokens)
 
     def _data_fields(self, progress: Progress) -> dict[str, object]:
         """What the metrics say of the data. Only the main rank writes them, and the bytes of a large corpus take a while."""
@@ -423,7 +424,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             return {}
         return {
             "sources": self.corpus.sources_of_epoch(progress.epoch),
-            "bytes_per_token": self.corpus.bytes_per_token(self._added_tokens()),
+            "bytes_per_token": self.bytes_per_token,
         }
 
     def next_commands(self) -> list[NextCommand]:

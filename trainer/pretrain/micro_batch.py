@@ -5,13 +5,12 @@ from collections.abc import Collection
 from model.config import MiniMindConfig, parameter_count
 from model.hf_folder import read_config
 from trainer.budget.kept_plan import kept_settings
+from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.processes import MicroBatch
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 
 # Of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
 LARGE_VOCABULARY = 64_000
-# Rows of a micro-batch that a plan of --budget can choose on any machine
-ROWS_OF_A_PLAN = 16
 
 
 def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> MicroBatch | None:
@@ -32,7 +31,7 @@ def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> M
         whole = "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
     # The plan will take a batch that the processes can share.
     is_planned = settings.has_budget and "batch_size" not in given
-    rows = ROWS_OF_A_PLAN if is_planned else settings.batch_size
+    rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_planned else settings.batch_size
     if is_planned and settings.from_resume:
         # ... and has taken one, where this is no first start.
         before = kept_settings(settings)
