@@ -17,7 +17,19 @@ from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
 from trainer.engine import Engine, Outcome, Where
-from trainer.job import UNLIMITED, BatchT, Job, Outlook, Plan, Progress, RecipeT, Surroundings, TotalsT, Update
+from trainer.job import (
+    SHORT_RUN_FLOPS,
+    UNLIMITED,
+    BatchT,
+    Job,
+    Outlook,
+    Plan,
+    Progress,
+    RecipeT,
+    Surroundings,
+    TotalsT,
+    Update,
+)
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
@@ -35,10 +47,6 @@ CHECK_BEFORE_SAVE_S = 5.0
 # it is larger than any signal's number as long as fewer than a thousand ranks ask.
 LOADER_FAILED = 1 << 16
 LARGEST_SIGNAL = 64
-# A run of fewer FLOPs, some tens of seconds, is not kept waiting for a measurement of the machine.
-WORTH_MEASURING = 1e13
-
-
 # Of the updates of a run: by how much the clock must move the end to be worth a line.
 WORTH_SAYING = 0.05
 
@@ -173,7 +181,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.reporter.say(line)
         for line in self.job.make_fast(outlook):
             self.reporter.say(line)
-        if outlook.flops > WORTH_MEASURING:
+        if outlook.flops >= SHORT_RUN_FLOPS:
             sizes = [2048] if self.device.type == "cpu" else None
             self.product_rate = product_rate(self.device, self.job.dtype, sizes=sizes)
 

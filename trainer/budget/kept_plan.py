@@ -26,6 +26,7 @@ PLANNED = (
     "lr_schedule",
     "decay_share",
     "warmup_iters",
+    "max_seq_len",
     "batch_size",
     "accumulation_steps",
     "max_updates",

@@ -86,6 +86,19 @@ def adamw_rate(parameters: float, tokens: float) -> float:
     return min(1.79 * parameters**-0.713 * tokens**0.307, 2e-3)
 
 
+# Positions of a row in short runs. As many tokens in shorter rows come from more documents, which makes better updates of
+# small batches; long runs learn from the longer context (docs/experiments.md, "Learning per token").
+SHORT_ROW = 256
+SHORT_RUN_TOKENS = 2e7
+# Of the best size for a number of FLOPs
+TOKENS_OF_A_PARAMETER = 8
+
+
+def tokens_of(flops: float) -> float:
+    """About as many as a run of the best size trains with so many FLOPs: C = 6 N D with D = TOKENS_OF_A_PARAMETER * N."""
+    return math.sqrt(flops * TOKENS_OF_A_PARAMETER / 6)
+
+
 # ------------------------------------------------------------------------------------------ the shape of a model
 
 WIDTH_STEP = 64

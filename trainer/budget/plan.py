@@ -5,6 +5,7 @@ batch that suits so many tokens, and what loss is then to be expected. The size 
 Whatever the user has said by a flag is not tried, but kept.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,16 +121,18 @@ class Plan:
 def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -> Plan:
     """The plan with the lowest expected loss. Errors: NothingFits, which says what is too little."""
     plans = []
-    too_large = 0
+    is_too_large = False
     for config in sizes:
         plan = plan_for(config, demands, costs)
         if plan is None:
             continue
         if demands.memory is not None and plan.memory > demands.memory:
-            too_large += 1
+            plan = smaller_micro_batches(plan, demands, costs)
+        if plan is None:
+            is_too_large = True
         else:
             plans.append(plan)
-    if not plans and too_large:
+    if not plans and is_too_large:
         raise NothingFits("memory")
     if not plans:
         raise NothingFits("budget")
@@ -163,6 +166,24 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs) -> Plan | N
         memory=costs.memory(config, cut.batch_size),
         loss=laws.expected_loss(parameters, tokens, demands.unique, demands.text_scale, demands.muon),
     )
+
+
+def smaller_micro_batches(plan: Plan, demands: Demands, costs: Costs) -> Plan | None:
+    """The same updates in micro-batches that fit the memory, as large ones as do; None: not even single rows fit."""
+    assert demands.memory is not None
+    if demands.batch_size is not None or demands.accumulation_steps is not None:
+        # The user has said how an update is divided.
+        return None
+    of_rank = plan.cut.batch_size // demands.sharing
+    rows_of_rank = of_rank * plan.cut.accumulation_steps
+    for rows in range(of_rank - 1, 0, -1):
+        if rows_of_rank % rows:
+            continue
+        cut = Cut(rows * demands.sharing, rows_of_rank // rows, plan.cut.at_once)
+        memory = costs.memory(plan.config, cut.batch_size)
+        if memory <= demands.memory:
+            return dataclasses.replace(plan, cut=cut, memory=memory)
+    return None
 
 
 def cuts(demands: Demands) -> list[Cut]:

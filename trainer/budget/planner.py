@@ -1,8 +1,9 @@
 """From a budget to the settings of a run: what --budget, --budget_tokens and --budget_flops do.
 
     plan_run            the settings that the run is started with
-      look_at_data      how much text there is, and how hard it is (trainer/budget/data.py)
       look_at_machine   what the machine multiplies
+      with_row_length   how long rows are, which decides how the text is cut
+      look_at_data      how much text there is, and how hard it is (trainer/budget/data.py)
       Planner.choose    the best of all plans (trainer/budget/plan.py), of a size that was measured here
       chosen_settings   the plan as settings
 
@@ -33,6 +34,7 @@ from trainer.budget.speed import (
     Machine,
     estimated_seconds,
     measured_seconds,
+    share_of_product_rate,
 )
 from trainer.budget.table import plan_table
 from trainer.evaluation import read_prompts
@@ -65,6 +67,8 @@ MOST_EVALUATIONS = 10
 LIKE_THE_MEASURED_TEXT = 0.05
 LOG_LINES = 200
 SAVES = 10
+# Of a short run's model, to know about how much is computed before the size is chosen.
+TYPICAL_WIDTH = 128
 
 
 def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: Surroundings) -> PretrainSettings | None:
@@ -80,8 +84,9 @@ def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: S
             return dataclasses.replace(settings, **earlier)
     with user_errors():
         settings, config = model_of_weights(settings)
-        data = look_at_data(settings, given, ranks)
         machine = look_at_machine(settings, surroundings)
+        settings = with_row_length(settings, given, machine)
+        data = look_at_data(settings, given, ranks)
         planner = Planner(settings, given, data, machine, config)
         plan = planner.choose()
     # Ranks that evaluated or saved at different updates would wait for each other for ever.
@@ -136,6 +141,24 @@ def look_at_machine(settings: PretrainSettings, surroundings: Surroundings) -> M
     # All ranks must plan with the same number.
     rate = on_main(ranks, lambda: rate)
     return Machine(device, dtype, ranks, rate * ranks.world_size)
+
+
+def with_row_length(settings: PretrainSettings, given: Collection[str], machine: Machine) -> PretrainSettings:
+    """The settings with short rows where the user has said nothing of them, and the run is a short one."""
+    is_free = settings.pack and settings.long_documents == "split" and settings.from_weight == "none"
+    if not is_free or "max_seq_len" in given:
+        return settings
+    tokens = settings.budget_tokens
+    if tokens is None:
+        flops = settings.budget_flops
+        if flops is None:
+            assert settings.budget is not None
+            share = share_of_product_rate(machine.device.type, TYPICAL_WIDTH)
+            flops = seconds_of(settings.budget) * machine.product_rate * share
+        tokens = laws.tokens_of(flops)
+    if tokens > laws.SHORT_RUN_TOKENS:
+        return settings
+    return dataclasses.replace(settings, max_seq_len=laws.SHORT_ROW)
 
 
 class Planner:
@@ -338,6 +361,7 @@ class Planner:
             "warmup_iters": min(laws.WARMUP_UPDATES, plan.updates // 10) * steps,
             "batch_size": plan.cut.batch_size,
             "accumulation_steps": steps,
+            "max_seq_len": self.settings.max_seq_len,
             "max_updates": plan.updates,
             "val_fraction": self.data.val_fraction,
             "log_interval": max(1, micro_batches // LOG_LINES),

@@ -34,7 +34,7 @@ from trainer.budget.speed import EVALUATION_SHARE, closing_seconds
 from trainer.budget.text import text_scale
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
-from trainer.job import UNLIMITED, Job, Outlook, Progress, Surroundings, Update
+from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
@@ -68,9 +68,6 @@ from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
-
-# FLOPs of a run: below this, half a minute, nobody asks for a curve.
-WORTH_A_FORECAST = 1e13
 
 
 class PretrainJob(Job[Recipe, Batch, Totals]):
@@ -390,7 +387,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _forecast(self, first: EpochPlan, flops: float) -> Forecast | None:
         """What the run may expect; None where no law is known for it, and for a run of seconds."""
         is_known = self.settings.from_weight == "none" and not self.config.use_moe
-        if not is_known or not self.ranks.is_main or flops < WORTH_A_FORECAST:
+        if not is_known or not self.ranks.is_main or flops < SHORT_RUN_FLOPS:
             return None
         return Forecast(
             parameters=parameter_count(self.config),

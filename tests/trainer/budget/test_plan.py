@@ -115,6 +115,21 @@ def test_what_does_not_fit_the_memory_is_not_chosen():
         best_plan(ALL, demands(memory=1e6), machine)
 
 
+def test_an_update_that_does_not_fit_at_once_is_divided():
+    """Reference: the same plan without a limit. As many rows at once are left as fit."""
+    (only,) = sizes({"vocab_size": 6400, "hidden_size": 128})
+    machine = SimulatedMachine(rate=1e12)
+    free = best_plan([only], demands(), machine)
+    assert free.cut.batch_size == 16
+    bound = best_plan([only], demands(memory=1e6 * (128 + 9)), machine)
+    assert bound.cut.batch_size == 8 and bound.memory == 1e6 * (128 + 8)
+    assert (bound.rows, bound.updates, bound.loss) == (free.rows, free.updates, free.loss)
+    shared = best_plan([only], demands(memory=1e6 * (128 + 9), world_size=2, sharing=2), machine)
+    assert shared.cut.batch_size == 8 and shared.rows == free.rows
+    with pytest.raises(NothingFits, match="memory"):
+        best_plan([only], demands(memory=1e6 * (128 + 9), batch_size=16), machine)
+
+
 def test_too_little_time_is_said():
     with pytest.raises(NothingFits, match="budget"):
         best_plan(ALL, demands(seconds=5.0), SimulatedMachine())

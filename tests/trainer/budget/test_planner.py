@@ -12,6 +12,9 @@ from common.errors import UserError
 from tests.helpers import flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget.kept_plan import PLANNED
+from trainer.budget.planner import with_row_length
+from trainer.budget.speed import Machine
+from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings, parse_args
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
@@ -176,6 +179,31 @@ def test_max_updates_ends_a_run_in_the_middle_of_an_epoch_and_after_several(text
     assert rates[3] == pytest.approx(1 / 3)
     many = train(data_path=text, out_dir=tmp_path / "many", max_updates=150)
     assert many.progress.update == 150 and many.progress.epoch >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "rate", "length"),
+    [
+        (["--budget", "3m"], 4e11, 256),
+        (["--budget", "3m", "--max_seq_len", "512"], 4e11, 512),
+        (["--budget", "3m", "--max_seq_len", "128"], 4e11, 128),
+        (["--budget", "3m", "--long_documents", "truncate"], 4e11, 512),
+        (["--budget", "3m", "--pack", "0"], 4e11, 512),
+        # The same time on a GPU, and a long one on a CPU
+        (["--budget", "3m"], 4e14, 512),
+        (["--budget", "20h"], 4e11, 512),
+        (["--budget_tokens", "3e6"], 4e14, 256),
+        (["--budget_tokens", "1e9"], 4e11, 512),
+        (["--budget_flops", "1e13"], 4e14, 256),
+        (["--budget_flops", "1e18"], 4e11, 512),
+    ],
+)
+def test_short_runs_take_short_rows(words, rate, length):
+    """Only where nobody has said how long rows are, and no text is lost by it."""
+    settings = parse_args(words)
+    given = {word.removeprefix("--") for word in words}
+    machine = Machine(torch.device("cpu"), torch.float32, Ranks(), rate)
+    assert with_row_length(settings, given, machine).max_seq_len == length
 
 
 def test_the_flags_of_a_plan_are_settings():
