@@ -8,6 +8,7 @@ Shape letters: B rows, T positions, D head dimension, N query heads, G key/value
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 from model.config import MiniMindConfig
 
@@ -15,15 +16,73 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
+# Positions of a block: FlexAttention's own default.
+BLOCK = 128
+
+
 def flex_mask(document_ids: torch.Tensor) -> "BlockMask":
-    """document_ids [B, T] -> the BlockMask that says what `document_mask` in model/attention.py does."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    """document_ids [B, T] -> the BlockMask that says what `document_mask` in model/attention.py does.
+
+    The positions of a document must follow each other. torch's create_block_mask makes the same from all B x T x T pairs,
+    which takes the host longer than the rest of a small micro-batch.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    starts = document_starts(document_ids)
 
     def visible(b: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (query >= key) & (document_ids[b, query] == document_ids[b, key])
+        return (key <= query) & (key >= starts[b, query])
 
-    B, T = document_ids.shape
-    return create_block_mask(visible, B, None, T, T, device=document_ids.device)
+    T = document_ids.shape[1]
+    partial, full = visible_blocks(starts)
+    # FlexAttention wants to know the keys of each query for the forward pass, and the queries of each key for the backward.
+    of_queries_and_keys = torch.stack((partial, full, partial.mT, full.mT)).unsqueeze(2)  # [4, B, 1, blocks, blocks]
+    counts = of_queries_and_keys.sum(dim=-1, dtype=torch.int32)
+    # The numbers of the visible blocks first, rising, as create_block_mask has them.
+    order = of_queries_and_keys.int().argsort(dim=-1, descending=True, stable=True).int()
+    return BlockMask(
+        seq_lengths=(T, T),
+        kv_num_blocks=counts[0],
+        kv_indices=order[0],
+        full_kv_num_blocks=counts[1],
+        full_kv_indices=order[1],
+        q_num_blocks=counts[2],
+        q_indices=order[2],
+        full_q_num_blocks=counts[3],
+        full_q_indices=order[3],
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=visible,
+    )
+
+
+def document_starts(document_ids: torch.Tensor) -> torch.Tensor:
+    """document_ids [B, T] -> [B, T] int64: the position at which the document of each position begins."""
+    T = document_ids.shape[1]
+    begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+    positions = torch.arange(T, device=document_ids.device)
+    return torch.where(begins, positions, 0).cummax(dim=1).values
+
+
+def visible_blocks(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """starts [B, T] of `document_starts` -> two bool [B, queries' blocks, keys' blocks].
+
+    The first: blocks in which a query sees some key, but not each query every key. The second: those in which it does.
+    """
+    T = starts.shape[1]
+    first_position = torch.arange(0, T, BLOCK, device=starts.device)  # [blocks], of each block
+    first_key = first_position
+    last_key = first_position + BLOCK - 1
+    before = first_key < first_position.unsqueeze(1)  # [blocks, blocks]: a block of keys before that of the queries
+    on_diagonal = first_key == first_position.unsqueeze(1)
+    # Starts never fall along a row, so the first query of a block sees furthest back, and the last one least far.
+    start_of_first = starts[:, ::BLOCK].unsqueeze(2)  # [B, blocks, 1]
+    sees_some = before & (start_of_first <= last_key)
+    # A row may end within its last block. To create_block_mask the positions beyond see nothing.
+    whole = T // BLOCK
+    start_of_last = starts[:, BLOCK - 1 :: BLOCK].unsqueeze(2)  # [B, whole blocks, 1]
+    sees_all = before[:whole] & (start_of_last <= first_key)
+    full = F.pad(sees_all, (0, 0, 0, len(first_position) - whole))
+    return (sees_some & ~full) | on_diagonal, full
 
 
 def flex_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "BlockMask") -> torch.Tensor:

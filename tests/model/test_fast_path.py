@@ -6,11 +6,13 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from model import moe
 from model.attention import document_mask
 from model.checkpointing import recompute_layers
 from model.fast.block_attention import additive_mask, block_attention
+from model.fast.flex_attention import flex_attend, flex_mask
 from model.loss import loss_and_gradient
 from model.products import projections
 from tests.model.test_training_losses import KINDS, batches, every_kind, gradients, tiny
@@ -39,6 +41,48 @@ def test_block_attention_is_sdpa(T, heads, groups):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     both = [torch.autograd.grad((out * weights).sum(), (q, k, v)) for out in (ours, theirs)]
     torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
+
+
+def test_flex_mask_is_torchs_block_mask():
+    """Block for block against create_block_mask, which looks at all pairs: 200 random packings, rows with padding too."""
+    generator = torch.Generator().manual_seed(0)
+
+    def below(n):
+        return int(torch.randint(n, (), generator=generator))
+
+    for packing in range(200):
+        T = (64, 128, 511, 512, 2048)[packing] if packing < 5 else 64 + below(700)
+        B = 1 + below(3)
+        # From many short documents to one that fills the row
+        boundary = torch.rand(B, T, generator=generator) < 0.5 ** (1 + below(12))
+        document_ids = boundary.long().cumsum(1)
+        document_ids[0, T - below(T) :] = -1
+        mask = flex_mask(document_ids)
+
+        def visible(b, head, query, key, ids=document_ids):
+            return (query >= key) & (ids[b, query] == ids[b, key])
+
+        reference = create_block_mask(visible, B, None, T, T, device="cpu")
+        assert (mask.seq_lengths, mask.BLOCK_SIZE) == (reference.seq_lengths, reference.BLOCK_SIZE)
+        assert sum(isinstance(value, torch.Tensor) for value in vars(reference).values()) == 8
+        for name, value in vars(reference).items():
+            if isinstance(value, torch.Tensor):
+                ours = getattr(mask, name)
+                assert torch.equal(ours, value) and ours.dtype == value.dtype, (packing, name)
+        rule = create_mask(visible, B, None, T, T, device="cpu")
+        assert torch.equal(create_mask(mask.mask_mod, B, None, T, T, device="cpu"), rule)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_sdpa():
+    """Values against F.scaled_dot_product_attention with a bool mask: on a CPU FlexAttention has no gradients."""
+    torch.manual_seed(0)
+    document_ids = (torch.rand(2, 200) < 0.02).long().cumsum(1)
+    document_ids[1, -30:] = -1
+    q, k, v = (torch.randn(2, n, 200, 16) for n in (4, 2, 2))
+    ours = flex_attend(q, k, v, flex_mask(document_ids))
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(document_ids), enable_gqa=True)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_document_mask_is_the_rule():
