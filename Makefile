@@ -4,12 +4,13 @@
 # make test       set up and run the quick tests
 # make test-all   ... and the slow ones (compiles llama.cpp for some minutes, the first time)
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
+# make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-quick: in three
 
 PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain electra test test-all bench lint clean
+.PHONY: pretrain electra test test-all bench gpu gpu-quick lint clean
 
 $(VENV)/.installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +53,13 @@ test-all: $(VENV)/.installed-dev $(VENV)/.installed-llama
 
 bench: $(VENV)/.installed-dev
 	$(RUN) benchmarks/bench.py $(ARGS)
+
+# Nothing is installed: they run with the PyTorch that the machine's own Python has, as images for GPUs do.
+gpu:
+	$(PYTHON) benchmarks/gpu.py $(ARGS)
+
+gpu-quick:
+	$(PYTHON) benchmarks/gpu.py --sections 0 1 2 $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .

@@ -19,6 +19,19 @@ STEP_SIZES: dict[str, dict[str, Any]] = {
 SIZES = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **STEP_SIZES, "electra": {}}
 SIDES = ("plain", "hf", "hf-compiled", "ours")
 DATA_SECTIONS = ("tokenise", "start", "packing", "planning", "loader", "mixture")
+# Of gpu.py, in their order
+GPU_SECTIONS = (
+    "machine",
+    "compiling",
+    "numbers",
+    "trainer",
+    "waiting",
+    "bad numbers",
+    "throughput",
+    "against the plain loop",
+    "profile",
+    "parts",
+)
 ALL_CORES = "of torch (default: one a core)"
 BEST_DEVICE = "cuda:0, mps or cpu (default: cuda where it is)"
 
@@ -82,6 +95,20 @@ def generate_parser() -> Parser:
     p.add_argument("--tokens", type=positive(int), default=256, help="to generate")
     p.add_argument("--rounds", type=positive(int), default=3, help="turns of each side")
     p.add_argument("--threads", type=positive(int), help=ALL_CORES)
+    return p
+
+
+def gpu_parser() -> Parser:
+    """The flags of gpu.py."""
+    p = new_parser("gpu.py", "Whether training is right and fast on this GPU.")
+    p.add_argument(
+        "--sections", type=int, nargs="+", choices=range(len(GPU_SECTIONS)), help="their numbers (default: all)"
+    )
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
+    p.add_argument("--seconds", choices=("full", "small"), default="full", help="small: little models, short turns")
+    p.add_argument("--out", default=str(ROOT / "out" / "gpu.jsonl"), help="all results, one in a line, as they come")
+    # This process is that section.
+    p.add_argument("--section", type=int, choices=range(len(GPU_SECTIONS)), help=argparse.SUPPRESS)
     return p
 
 

@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.arguments import STEP_SIZES, processes_parser
-from benchmarks.step import packed_batch
+from benchmarks.training import MEAN_LENGTH, packed_batch
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
@@ -48,7 +48,6 @@ from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 T = 512
-MEAN_LENGTH = 320
 LR = 5e-4
 # Updates before the first turn: compiling, and what the second still has to set up.
 WARM_UP = 2

@@ -1,0 +1,358 @@
+"""Whether training is right on a device: what `make gpu` and `pytest -m gpu` hold against references.
+
+A check is a function of a device. It raises AssertionError where something is wrong, and returns a line on what it saw.
+All of them run on a CPU too, which tells whether the checks themselves work.
+"""
+
+import contextlib
+import json
+import math
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.training import Training
+from common.paths import ROOT
+from dataset.packing import Totals
+from trainer.machine.measure import synchronize
+
+Check = Callable[[torch.device], str]
+
+# Two layers are enough to meet every kernel. The vocabulary is that of the shipped tokenizer.
+SMALL: dict[str, Any] = {
+    "hidden_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 6400,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "minimind2": {},
+    "minimind3": {"generation": "minimind3"},
+    "minimind2 MoE": {"use_moe": True},
+    "minimind3 MoE": {"generation": "minimind3", "use_moe": True},
+}
+ROWS = 2
+# Not a multiple of any block of a kernel
+T = 511
+# Relative errors of the loss and of the whole gradient, against float64. TF32 keeps as many bits of a product as bf16
+# does of its range: 10. A router may choose another expert where two scores are close.
+LOSS_ERROR = {"float32": 1e-3, "bfloat16": 1e-2}
+GRADIENT_ERROR = {"float32": 1e-2, "bfloat16": 5e-2}
+GRADIENT_ERROR_OF_MOE = {"float32": 5e-2, "bfloat16": 3e-1}
+UPDATES = 50
+# Relative distance of two losses after so many updates that differ in their rounding only
+LOSS_AFTER_UPDATES = 0.02
+# With it some gradient is beyond 65,504, the largest float16.
+TOO_LARGE_SCALE = 2.0**26
+
+
+# --------------------------------------------------------------------------------- against a reference
+
+
+def gradient_of(training: Training) -> tuple[float, torch.Tensor]:
+    """(loss of the batch, its gradient as one float64 vector on the CPU)."""
+    with training.engine.autocast():
+        loss, _ = training.engine.objective(training.batch, training.totals)
+    loss.backward()
+    parts = []
+    for parameter in training.model.parameters():
+        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        parts.append(gradient.detach().double().cpu().flatten())
+    training.model.zero_grad(set_to_none=True)
+    return loss.item(), torch.cat(parts)
+
+
+def reference_of(fields: dict[str, Any]) -> tuple[float, torch.Tensor]:
+    """The same in float64 on the CPU, by the plain code."""
+    training = Training(fields, torch.device("cpu"), ROWS, T, compiled=False, dtype="float32")
+    training.model.double()
+    return gradient_of(training)
+
+
+def agrees_with_float64(kind: str, dtype: str, compiled: bool, device: torch.device) -> str:
+    """Loss and gradient of one batch of a model with heads of 96."""
+    fields = {**SMALL, **KINDS[kind]}
+    loss, gradient = reference_of(fields)
+    training = Training(fields, device, ROWS, T, compiled=compiled, dtype=dtype)
+    # Of the same weights: drawn on the CPU with the same seed, and moved.
+    our_loss, our_gradient = gradient_of(training)
+    loss_error = abs(our_loss - loss) / loss
+    gradient_error = float((our_gradient - gradient).norm() / gradient.norm())
+    # A CPU or GPU without bf16 trains in another precision.
+    name = str(training.engine.dtype).removeprefix("torch.")
+    found = f"{backend_name(training)}, {name}: loss off by {loss_error:.1e}, gradient by {gradient_error:.1e}"
+    most = GRADIENT_ERROR_OF_MOE if "MoE" in kind else GRADIENT_ERROR
+    assert loss_error < LOSS_ERROR.get(name, LOSS_ERROR["bfloat16"]), found
+    assert gradient_error < most.get(name, most["bfloat16"]), found
+    return found
+
+
+def backend_name(training: Training) -> str:
+    """The class that computes the blocks."""
+    backend = training.model.compiled_backend
+    return "plain code" if backend is None else type(backend).__name__
+
+
+def agreements() -> dict[str, Check]:
+    """{name: check} for every kind of model, precision and way to compute."""
+    found: dict[str, Check] = {}
+    for kind in KINDS:
+        for dtype, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
+            name = f"{kind}, {dtype}, {'compiled' if compiled else 'eager'}, against float64 on the CPU"
+
+            def check(device: torch.device, kind: str = kind, dtype: str = dtype, compiled: bool = compiled) -> str:
+                return agrees_with_float64(kind, dtype, compiled, device)
+
+            found[name] = check
+    return found
+
+
+def losses_stay_together(device: torch.device) -> str:
+    """Compiled and eager code learn the same from one batch."""
+    losses = []
+    for compiled in (True, False):
+        training = Training(SMALL, device, ROWS, T, compiled=compiled)
+        for _ in range(UPDATES):
+            training.step()
+        loss, _ = gradient_of(training)
+        losses.append(loss)
+    distance = abs(losses[0] - losses[1]) / losses[1]
+    found = f"after {UPDATES} updates {losses[0]:.4f} compiled, {losses[1]:.4f} eager"
+    assert distance < LOSS_AFTER_UPDATES, found
+    assert losses[1] < math.log(SMALL["vocab_size"]) - 1, f"nothing was learned: {found}"
+    return found
+
+
+def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
+    """And nothing else suffers from it."""
+    fields = {**SMALL, "use_moe": True, "num_experts_per_tok": 1}
+    training = Training(fields, device, ROWS, T, compiled=False)
+    layer: Any = training.model.model.layers[0]
+    router = layer.mlp.gate.weight
+    with torch.no_grad():
+        # Of two opposite scores one is above 0, and the other experts have 0.
+        router.zero_()
+        router[0] = 1
+        router[1] = -1
+    training.engine.micro_batch(training.batch, training.totals)
+    slots = training.model.expert_slots()[0].tolist()
+    gradients = [expert.down_proj.weight.grad for expert in layer.mlp.experts]
+    for number, (tokens, gradient) in enumerate(zip(slots, gradients, strict=True)):
+        assert gradient is not None and bool(gradient.isfinite().all()), (
+            f"expert {number}: a gradient that is not finite"
+        )
+        if not tokens:
+            assert not gradient.any(), f"expert {number} got no token and has a gradient"
+    assert slots[0] and slots[1] and not any(slots[2:]), f"the router chose others: {slots}"
+    return f"tokens of the experts: {[round(n) for n in slots]}"
+
+
+# ---------------------------------------------------------------------------------------- the trainer
+
+
+def documents_for(folder: Path) -> Path:
+    """A corpus for some dozens of updates."""
+    path = folder / "text.jsonl"
+    words = [
+        "the",
+        "model",
+        "reads",
+        "one",
+        "document",
+        "after",
+        "another",
+        "and",
+        "learns",
+        "which",
+        "word",
+        "may",
+        "follow",
+    ]
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(600):
+            text = " ".join(words[(number * 7 + i * i) % len(words)] for i in range(20 + number % 60))
+            file.write(json.dumps({"text": f"{number}: {text}"}) + "\n")
+    return path
+
+
+def trainer_command(folder: Path, out_dir: Path, device: torch.device, *flags: str) -> list[str]:
+    """Without --device where that is the machine's own choice, as nearly everybody starts it."""
+    command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py")]
+    command += ["--data_path", str(folder / "text.jsonl"), "--out_dir", str(out_dir), "--max_updates", "40"]
+    command += ["--hidden_size", "128", "--num_hidden_layers", "2", "--max_seq_len", "128", "--batch_size", "8"]
+    command += ["--accumulation_steps", "1", "--log_interval", "10", "--save_interval", "10"]
+    if device.type == "cpu":
+        # The machine may have a GPU all the same. Compiling would take longer than everything else here.
+        command += ["--device", "cpu", "--cpu_processes", "1", "--use_compile", "0"]
+    else:
+        command += ["--use_compile", "1"]
+    return [*command, *flags]
+
+
+def end_of(process: "subprocess.Popen[str]") -> str:
+    """What a trainer has printed, once it has ended well."""
+    printed, _ = process.communicate()
+    assert process.returncode == 0, f"exit code {process.returncode}: {printed[-2000:]}"
+    return printed
+
+
+def start(command: list[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def weights_in(folder: Path) -> bytes:
+    """Of the one .pth of a run."""
+    (path,) = folder.glob("*.pth")
+    return path.read_bytes()
+
+
+def resumes_bitwise(device: torch.device, *flags: str) -> str:
+    """A run that is killed and resumed ends with the bytes of one that went through."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        documents_for(folder)
+        printed = end_of(start(trainer_command(folder, folder / "whole", device, *flags)))
+        said = f"on {device.type}" if device.type == "cpu" else f"on {device.type}:0"
+        assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
+
+        command = trainer_command(folder, folder / "again", device, *flags)
+        process = start(command)
+        while process.poll() is None and not any((folder / "again").glob("*_resume/*.pt")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        saved = sorted(path.name for path in (folder / "again").glob("*_resume/*.pt"))
+        assert saved, "nothing was saved before the run was killed"
+        resumed = end_of(start([*command, "--from_resume", "1"]))
+        assert "resumed from" in resumed, resumed[:1000]
+        same = weights_in(folder / "whole") == weights_in(folder / "again")
+        assert same, f"the weights differ (killed behind {saved[-1]})"
+        return f"{said}, killed behind {saved[-1]}, the same weights to the last bit"
+
+
+# ------------------------------------------------------------------------------------------- no waiting
+
+
+class NoHostWait(TorchDispatchMode):
+    """Raises where an operator reads a number of a tensor, or has a result whose size depends on one."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        assert name not in self.WAITING, f"{func} makes the host wait for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def waits_are_errors(device: torch.device) -> Iterator[None]:
+    """Within the block, whatever would make the host wait for the device raises."""
+    if device.type != "cuda":
+        # A dispatch mode sees operators, and what is compiled is none. On CUDA torch itself knows every wait.
+        with NoHostWait():
+            yield
+        return
+    synchronize(device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, dtype: str = "bfloat16") -> str:
+    """Five updates after two that set everything up."""
+    compiled = device.type == "cuda"
+    training = Training({**SMALL, **fields}, device, ROWS, T, compiled=compiled, optimizer=optimizer, dtype=dtype)
+    poll = training.engine.poll if device.type == "cuda" else list
+    for _ in range(2):
+        training.step()
+        poll()
+    with waits_are_errors(device):
+        for _ in range(5):
+            training.step()
+            poll()
+    return f"five updates, {backend_name(training)}, {training.engine.dtype}"
+
+
+# -------------------------------------------------------------------------------------- bad numbers
+
+
+def weights_of(training: Training) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()]).cpu()
+
+
+def a_bad_loss_changes_nothing(device: torch.device) -> str:
+    """NaN and infinity in the loss: the weights stay, and the update is counted as skipped."""
+    training = Training(SMALL, device, ROWS, T, compiled=False)
+    engine = training.engine
+    training.step()
+    before = weights_of(training)
+    good = engine.objective
+    for skipped, value in enumerate((math.nan, math.inf), start=1):
+
+        def bad(batch: Any, totals: Totals, value: float = value) -> tuple[torch.Tensor, torch.Tensor]:
+            loss, sums = good(batch, totals)
+            return loss * value, sums
+
+        engine.objective = bad
+        training.step()
+        (outcome,) = [*engine.poll(), *engine.drain()]
+        assert outcome.skipped == skipped, outcome
+        assert torch.equal(weights_of(training), before), f"a loss of {value} changed the weights"
+    engine.objective = good
+    training.step()
+    assert not torch.equal(weights_of(training), before), "the update behind the bad ones changed nothing"
+    return "NaN and infinity skipped, the next update applied"
+
+
+def float16_finds_its_scale(device: torch.device) -> str:
+    """A scale that overflows is halved until gradients are finite; nothing of the overflow reaches the weights."""
+    training = Training(SMALL, device, ROWS, T, compiled=False, dtype="float16")
+    scaler = training.engine.scaler
+    assert scaler.is_enabled()
+    training.step()
+    before = weights_of(training)
+    scaler.update(TOO_LARGE_SCALE)
+    updates = 0
+    while torch.equal(weights_of(training), before):
+        training.step()
+        updates += 1
+        assert updates < 60, "no update was applied"
+    assert bool(weights_of(training).isfinite().all())
+    assert scaler.get_scale() < TOO_LARGE_SCALE
+    return (
+        f"the first update that was applied is number {updates}, with a scale of 2^{math.log2(scaler.get_scale()):.0f}"
+    )
+
+
+NUMBERS: dict[str, Check] = {
+    **agreements(),
+    "compiled and eager losses": losses_stay_together,
+    "an expert without tokens": an_expert_without_tokens_gets_a_zero_gradient,
+}
+TRAINER: dict[str, Check] = {
+    "resume, AdamW": lambda device: resumes_bitwise(device),
+    "resume, Muon": lambda device: resumes_bitwise(device, "--optimizer", "muon"),
+    "resume, MoE": lambda device: resumes_bitwise(device, "--use_moe", "1"),
+}
+WAITING: dict[str, Check] = {
+    "no wait, AdamW": lambda device: does_not_wait(device, {}, "adamw"),
+    "no wait, Muon": lambda device: does_not_wait(device, {}, "muon"),
+    "no wait, MoE": lambda device: does_not_wait(device, {"use_moe": True}, "adamw"),
+    "no wait, minimind3": lambda device: does_not_wait(device, {"generation": "minimind3"}, "muon"),
+    "no wait, float16": lambda device: does_not_wait(device, {}, "adamw", "float16"),
+}
+BAD_NUMBERS: dict[str, Check] = {
+    "NaN and infinity": a_bad_loss_changes_nothing,
+    "float16 scaler": float16_finds_its_scale,
+}

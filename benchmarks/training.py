@@ -1,0 +1,90 @@
+"""A model that trains on random tokens, as the benchmarks that need no data time it."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from dataset.loader import Batch
+from dataset.packing import Totals
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from trainer.engine import Engine
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype
+from trainer.machine.ranks import Ranks
+from trainer.optim.build import build_optimizer
+from trainer.pretrain.loss import n_sums, pretrain_loss
+
+LEARNING_RATE = 5e-4
+# Of a document, in tokens
+MEAN_LENGTH = 320
+
+
+class Training:
+    """A model of some shape with its engine and one batch, which every step trains again.
+
+    fields: of the MiniMindConfig. length: sum(n^2) / sum(n) over the documents' lengths n, as flops_per_token takes it.
+    """
+
+    def __init__(
+        self,
+        fields: dict[str, Any],
+        device: torch.device,
+        rows: int,
+        T: int = 512,
+        *,
+        compiled: bool = True,
+        dtype: str = "bfloat16",
+        optimizer: str = "adamw",
+        gradient_checkpointing: bool = False,
+        mean_length: int = MEAN_LENGTH,
+    ) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        config = MiniMindConfig(**fields)
+        self.model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
+        if gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        generator = torch.Generator().manual_seed(1)
+        batch, self.length = packed_batch(rows, T, mean_length, config.vocab_size, generator)
+        self.batch = batch.to(device)
+        self.totals = Totals(batch.n_targets, batch.n_documents)
+        self.tokens = rows * T
+        self.engine: Engine[Batch, Totals] = Engine(
+            self.model,
+            build_optimizer(self.model, LEARNING_RATE, kind=optimizer),
+            partial(pretrain_loss, self.model),
+            device=device,
+            dtype=pick_dtype(dtype, device)[0],
+            ranks=Ranks(),
+            n_sums=n_sums(config),
+        )
+        compile_blocks(self.model, "1" if compiled else "0", device, print, (rows, T))
+
+    def step(self) -> None:
+        """An update of one micro-batch. On a GPU it is only begun when this returns."""
+        self.engine.micro_batch(self.batch, self.totals)
+        self.engine.update(LEARNING_RATE)
+
+
+def packed_batch(
+    rows: int, T: int, mean_length: int, vocab_size: int, generator: torch.Generator
+) -> tuple[Batch, float]:
+    """Full rows of random tokens, cut into documents of geometric-like lengths; (Batch, sum(len^2) / sum(len))."""
+    document_ids = torch.zeros(rows, T).long()
+    position_ids = torch.zeros(rows, T).long()
+    lengths = []
+    for row in range(rows):
+        at = 0
+        document = 0
+        while at < T:
+            draw = torch.empty(()).exponential_(1 / mean_length, generator=generator)
+            n = min(max(int(draw), 16), T - at)
+            document_ids[row, at : at + n] = document
+            position_ids[row, at : at + n] = torch.arange(n)
+            lengths.append(n)
+            at += n
+            document += 1
+    ids = torch.randint(3, vocab_size, (rows, T + 1), generator=generator)
+    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids, position_ids, rows * T, len(lengths))
+    return batch, sum(n * n for n in lengths) / sum(lengths)
