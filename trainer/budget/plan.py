@@ -136,7 +136,19 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
         raise NothingFits("memory")
     if not plans:
         raise NothingFits("budget")
+    if demands.tokens is not None:
+        plans = worth_their_tokens(plans, demands.tokens)
     return min(plans, key=lambda plan: plan.loss)
+
+
+def worth_their_tokens(plans: Sequence[Plan], tokens: float) -> list[Plan]:
+    """Those of models that so many tokens train well; the smallest one where all are larger.
+
+    Nothing else limits a budget of tokens: by loss alone the largest model would win, and would train for weeks.
+    """
+    most = tokens / laws.TOKENS_OF_A_PARAMETER
+    small_enough = [plan for plan in plans if plan.parameters <= most]
+    return small_enough or [min(plans, key=lambda plan: plan.parameters)]
 
 
 def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs) -> Plan | None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from model.config import MiniMindConfig
+from model.config import MiniMindConfig, parameter_count
 from trainer.budget import laws
 from trainer.budget.plan import (
     ROWS,
@@ -63,6 +63,20 @@ def test_more_time_gives_a_larger_model_and_a_lower_loss():
     plans = [best_plan(ALL, demands(seconds=float(seconds)), machine) for seconds in (180, 600, 1800, 3600, 14400)]
     assert [plan.loss for plan in plans] == sorted((plan.loss for plan in plans), reverse=True)
     assert [plan.parameters for plan in plans] == sorted(plan.parameters for plan in plans)
+
+
+def test_a_budget_of_tokens_takes_a_model_that_they_train():
+    """And not the largest one, which has the lowest expected loss."""
+    machine = SimulatedMachine()
+    found = []
+    for tokens in (1e6, 1e7, 1e8, 1e9):
+        plan = best_plan(ALL, demands(seconds=None, tokens=tokens, unique=tokens), machine)
+        assert plan.parameters <= max(tokens / laws.TOKENS_OF_A_PARAMETER, parameter_count(ALL[0]))
+        found.append(plan.parameters)
+    assert found == sorted(found) and found[-1] > 20 * found[0]
+    # What the user fixes is kept.
+    (large,) = sizes({"vocab_size": 6400, "hidden_size": 512})
+    assert best_plan([large], demands(seconds=None, tokens=1e6), machine).config is large
 
 
 def test_a_plan_fills_its_time():
