@@ -151,10 +151,10 @@ def worth_their_tokens(plans: Sequence[Plan], tokens: float) -> list[Plan]:
     return small_enough or [min(plans, key=lambda plan: plan.parameters)]
 
 
-def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs) -> Plan | None:
-    """The plan for one size; None where the budget buys too few updates."""
+def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | None = None) -> Plan | None:
+    """The plan for one size; None where the budget buys too few updates. cut: None: the one that suits best."""
     tokens_of_row = demands.T * demands.fill
-    choices = cuts(demands)
+    choices = cuts(demands) if cut is None else [cut]
     cut = choices[0]
     for _ in range(ROUNDS):
         tokens = affordable_tokens(config, cut.rows, demands, costs)

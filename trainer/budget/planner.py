@@ -25,7 +25,7 @@ from trainer.budget import laws
 from trainer.budget.command import explicit_command
 from trainer.budget.data import Data, look_at_data
 from trainer.budget.kept_plan import earlier_plan, keep_plan
-from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, sizes
+from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, plan_for, sizes
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import (
     EVALUATION_SHARE,
@@ -67,6 +67,8 @@ MOST_EVALUATIONS = 10
 LIKE_THE_MEASURED_TEXT = 0.05
 LOG_LINES = 200
 SAVES = 10
+# Factor between two sizes of an update that teach about the same
+NEAR = 1.7
 # Of a short run's model, to know about how much is computed before the size is chosen.
 TYPICAL_WIDTH = 128
 
@@ -159,6 +161,12 @@ def with_row_length(settings: PretrainSettings, given: Collection[str], machine:
     if tokens > laws.SHORT_RUN_TOKENS:
         return settings
     return dataclasses.replace(settings, max_seq_len=laws.SHORT_ROW)
+
+
+def are_alike(plan: Plan, other: Plan) -> bool:
+    """Whether two plans have one width, and updates that teach about the same: their best size is a flat optimum."""
+    same_width = plan.config.hidden_size == other.config.hidden_size
+    return same_width and max(plan.rows, other.rows) <= NEAR * min(plan.rows, other.rows)
 
 
 class Planner:
@@ -299,15 +307,23 @@ class Planner:
         while measurements and plan.config.hidden_size not in self.corrections:
             self._measure(plan)
             measurements -= 1
-            plan = self._best()
+            plan = self._best(plan)
         return plan
 
-    def _best(self) -> Plan:
-        """Of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError."""
+    def _best(self, measured: Plan | None = None) -> Plan:
+        """Of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError.
+
+        measured: the one that was measured last. What was compiled for it serves its own micro-batches only, so the
+        same size keeps them where they are not far off.
+        """
 
         def decide() -> Plan:
+            demands = self._demands()
             try:
-                return best_plan(self.sizes, self._demands(), self)
+                plan = best_plan(self.sizes, demands, self)
+                if measured is None or not are_alike(plan, measured):
+                    return plan
+                return plan_for(plan.config, demands, self, measured.cut) or plan
             except NothingFits as lack:
                 raise UserError(
                     f"no model can be trained with this budget, since the {lack} is too small: raise it, or drop flags "

@@ -102,6 +102,8 @@ def measured_seconds(
     gradient_checkpointing: bool,
 ) -> tuple[float, float]:
     """(seconds of a micro-batch of `rows` rows on this rank, of the optimiser's part of an update), on random tokens."""
+    # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
+    torch.compiler.reset()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, config.vocab_size, (rows, T + 1), generator=generator)
     zeros = torch.zeros(rows, T, dtype=torch.long)
@@ -136,8 +138,6 @@ def measured_seconds(
     update()
     of_micro_batch = median(seconds(micro_batch, machine.device) for _ in range(TIMED))
     of_update = seconds(update, machine.device)
-    # What was compiled for this model is kept by the code that it was compiled from, up to some sizes.
-    torch.compiler.reset()
     if machine.ranks.on_one_machine:
         # There they share Muon's work.
         of_update /= machine.ranks.world_size

@@ -210,3 +210,26 @@ def test_the_flags_of_a_plan_are_settings():
     names = set(PretrainSettings.__dataclass_fields__)
     assert set(PLANNED) <= names
     assert parse_args(["--budget", "1h30m"]).budget == "1h30m"
+
+
+@pytest.mark.parametrize("factor", [0.4, 0.5, 0.6, 0.7, 0.8, 1.25, 1.5, 2.0])
+def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, monkeypatch, capfd, factor):
+    """A size that was measured keeps its micro-batches, although by its true speed others would suit a little better."""
+    from trainer.budget import planner
+
+    measured = []
+
+    def another_speed(config, machine, *, rows, T, **_):
+        """`factor` times what was estimated."""
+        measured.append((config.hidden_size, rows))
+        update = planner.estimated_seconds(config, machine, rows=rows, T=T, length=T / 4, muon=False, compiled=True)
+        return factor * update, 0.0
+
+    monkeypatch.setattr(planner, "measured_seconds", another_speed)
+    monkeypatch.setattr(planner, "product_rate", lambda *args, **kwargs: 4e11)
+    arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128"]
+    arguments += ["--budget", "5m", "--hidden_size", "128", "--cpu_processes", "1", "--use_compile", "1"]
+    assert train_pretrain.main([*arguments, "--dry_run", "1"]) == 0
+    command = repeated_command(capfd.readouterr().out)
+    chosen = {name: command[command.index(f"--{name}") + 1] for name in ("hidden_size", "batch_size")}
+    assert (int(chosen["hidden_size"]), int(chosen["batch_size"])) == measured[-1]
