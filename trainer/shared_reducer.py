@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
+from trainer.machine.meeting import Meeting, make_meeting
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
 from trainer.reducer import Reducer, SumsGradients
@@ -12,18 +12,23 @@ from trainer.reducer import Reducer, SumsGradients
 # Slices and gradients begin at multiples of this many numbers: two ranks never write into the same line of a cache.
 ALIGNMENT = 64
 BYTES_PER_NUMBER = 4
+# That a rank can tell the others with its gradients
+MOST_NUMBERS = 64
 
 
 class SharedReducer:
     """Sums fp32 gradients over the ranks in shared memory, after the backward pass of an update.
 
-    The memory has a region for each rank and one for the sum, each of the length of all gradients end to end:
+    The memory has a region for each rank and one for the sum, each of the length of all gradients end to end, and a row
+    for each rank with the numbers that the ranks tell each other:
 
         region 0    gradients of rank 0
         region 1    gradients of rank 1
         sum         slice 0 | slice 1      slice r is added up by rank r
+        row 0       numbers of rank 0
+        row 1       numbers of rank 1
 
-    1. Each rank copies its gradients into its own region, and waits until all have.
+    1. Each rank copies its gradients into its own region, its numbers into its own row, and waits until all have.
     2. Each adds up its own slice of all regions, in the order of the ranks, so that the sum does not depend on who is
        first. It waits until all have.
     3. Each copies the sum into its gradients.
@@ -31,20 +36,24 @@ class SharedReducer:
     Nobody waits after that. A rank writes into its region again with the next update, which is safe, since step 2 is over
     for all. It writes into the sum only after the next update's first wait, which the others reach with step 3 done.
 
-    The waits are small messages of Gloo. They sleep while they wait, and fail when another rank is gone. The first one
-    carries the numbers that the ranks tell each other.
-
     The plain version that the tests compare with is one all-reduce by Gloo for each gradient.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], memory: torch.Tensor, ranks: Ranks) -> None:
-        """memory: uint8 [at least bytes_needed(parameters, world size)], shared by all ranks."""
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], memory: torch.Tensor, ranks: Ranks, meeting: Meeting
+    ) -> None:
+        """memory: uint8 [at least bytes_needed(parameters, world size)], shared by all ranks, which wait in `meeting`."""
+        self.meeting = meeting
         # While the backward pass runs there is nothing to do: it needs all of the processor that copying would use.
         self.active = False
         self.parameters = list(parameters)
         length = region_length(parameters, ranks.world_size)
         numbers = memory.view(torch.float32)
-        regions = numbers[: length * (ranks.world_size + 1)].view(ranks.world_size + 1, length)
+        end_of_regions = length * (ranks.world_size + 1)
+        regions = numbers[:end_of_regions].view(ranks.world_size + 1, length)
+        # [world size, MOST_NUMBERS]
+        self.told = numbers[end_of_regions : end_of_regions + ranks.world_size * MOST_NUMBERS].view(-1, MOST_NUMBERS)
+        self.own_row = self.told[ranks.rank]
         own_region = regions[ranks.rank]
         sums = regions[ranks.world_size]
         # A view of the shape of each gradient.
@@ -65,12 +74,16 @@ class SharedReducer:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
         torch._foreach_copy_(self.own_parts, gradients)
-        total = extra.clone()
-        dist.all_reduce(total)
+        n = len(extra)
+        assert n <= MOST_NUMBERS
+        self.own_row[:n] = extra
+        self.meeting.wait()
+        # In the order of the ranks, so that all come to the same sum.
+        total = self.told[:, :n].sum(dim=0)
         torch.add(self.slices[0], self.slices[1], out=self.slice_of_sum)
         for of_rank in self.slices[2:]:
             self.slice_of_sum += of_rank
-        dist.barrier()
+        self.meeting.wait()
         torch._foreach_copy_(gradients, self.sum_parts)
         self.active = False
         return total
@@ -85,13 +98,14 @@ def make_reducer(parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> Sums
     if on_cpu and ranks.on_one_machine:
         memory = shared_bytes(bytes_needed(parameters, ranks.world_size), ranks)
         if memory is not None:
-            return SharedReducer(parameters, memory, ranks)
+            return SharedReducer(parameters, memory, ranks, make_meeting(ranks))
     return Reducer(parameters)
 
 
 def bytes_needed(parameters: Sequence[torch.nn.Parameter], world_size: int) -> int:
-    """Of shared memory: the gradients of each rank, and their sum."""
-    return BYTES_PER_NUMBER * region_length(parameters, world_size) * (world_size + 1)
+    """Of shared memory: the gradients of each rank, their sum, and what the ranks tell each other."""
+    of_gradients = region_length(parameters, world_size) * (world_size + 1)
+    return BYTES_PER_NUMBER * (of_gradients + MOST_NUMBERS * world_size)
 
 
 def region_length(parameters: Sequence[torch.nn.Parameter], world_size: int) -> int:

@@ -28,6 +28,7 @@ from common.errors import ProcessLostError, SaidByAnotherRank, UserError
 from common.notices import announce
 from common.processes import end_with
 from trainer.machine.command_line import line_of
+from trainer.machine.meeting import LostRankError
 
 POLL_S = 0.2
 # When a copy is gone, most often the command's own next message to it fails. The thread that watches leaves it to that for
@@ -105,8 +106,8 @@ def ending_of(work: Callable[[], int]) -> tuple[int, str]:
 
 
 def is_of_a_lost_peer(error: Exception) -> bool:
-    """Whether Gloo raised it, which carries the messages between the processes."""
-    return isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    """Whether it is that of a wait for another process: in shared memory, or of Gloo, which carries the messages."""
+    return isinstance(error, LostRankError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 
 
 @dataclass

@@ -7,8 +7,8 @@ same gradients and momenta, and come to the same matrices.
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
+from trainer.machine.meeting import Meeting, make_meeting
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
 from trainer.optim.muon import Orthogonalise, orthogonalise
@@ -24,8 +24,9 @@ class SharedOrthogonalise:
     that update's gradients needed all of them.
     """
 
-    def __init__(self, memory: torch.Tensor, ranks: Ranks) -> None:
-        """memory: uint8 [2 bytes for each number in the matrices], shared by all ranks."""
+    def __init__(self, memory: torch.Tensor, ranks: Ranks, meeting: Meeting) -> None:
+        """memory: uint8 [2 bytes for each number in the matrices], shared by all ranks, which wait in `meeting`."""
+        self.meeting = meeting
         self.ranks = ranks
         self._numbers = memory.view(torch.bfloat16)
         # {shape of a batch: where its results are}, in the order in which the batches first come.
@@ -44,7 +45,7 @@ class SharedOrthogonalise:
         # There may be fewer matrices of a shape than ranks.
         if len(matrices[own]):
             results[own] = orthogonalise(matrices[own])
-        dist.barrier()
+        self.meeting.wait()
         return results
 
 
@@ -58,5 +59,5 @@ def make_orthogonalise(matrices: Sequence[torch.nn.Parameter], ranks: Ranks) -> 
         numbers = sum(matrix.numel() for matrix in matrices)
         memory = shared_bytes(BYTES_PER_NUMBER * numbers, ranks)
         if memory is not None:
-            return SharedOrthogonalise(memory, ranks)
+            return SharedOrthogonalise(memory, ranks, make_meeting(ranks))
     return orthogonalise
