@@ -76,10 +76,20 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 # Where the system does not tell when a process has started.
 _IMPORTED = time.monotonic()
+# When the command was called, where that was not the start of the process.
+_called: float | None = None
+
+
+def count_from_here() -> None:
+    """From here on `seconds_since_start` counts: another program, such as a notebook, calls the command as a function."""
+    global _called
+    _called = time.monotonic()
 
 
 def seconds_since_start() -> float:
-    """How long this process has been running."""
+    """How long the command has been running."""
+    if _called is not None:
+        return time.monotonic() - _called
     try:
         # The 22nd field, counted in ticks since the machine was started; the second one is a name that may hold spaces.
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
