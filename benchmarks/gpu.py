@@ -144,25 +144,27 @@ def ask(number: int, args: argparse.Namespace, out: IO[str]) -> list[Result]:
     return results
 
 
-def line_of(result: Result) -> str:
-    """As `26m, 32 rows: tokens  1,200,000 1/s  (predicted: ...)`."""
+def found_text(result: Result) -> str:
+    """As `1,200,000 1/s`, or `ok: ...` of a check."""
     value = result["value"]
     text = f"{value:,}" if isinstance(value, (int, float)) else str(value)
     if "ok" in result:
         text = f"{'ok' if result['ok'] else 'FAILED'}: {text}"
-    parts = [f"{result['what']}: {text}", result.get("unit", "")]
-    if result.get("predicted"):
-        parts.append(f"(predicted: {result['predicted']})")
-    return " ".join(part for part in parts if part)
+    return f"{text} {result.get('unit', '')}".rstrip()
+
+
+def line_of(result: Result) -> str:
+    """As `26m, 32 rows: tokens: 1,200,000 1/s (predicted: ...)`."""
+    predicted = f" (predicted: {result['predicted']})" if result.get("predicted") else ""
+    return f"{result['what']}: {found_text(result)}{predicted}"
 
 
 def table_of(results: Sequence[Result]) -> list[str]:
-    """The summary, in the form that docs/gpu.md keeps."""
+    """The summary, as a table of Markdown."""
     lines = ["| section | what | found | predicted |", "|---|---|---|---|"]
     for result in results:
-        what = line_of({**result, "predicted": ""}).removeprefix(f"{result['what']}: ")
         name = str(result["what"]).replace("|", "/")
-        found = what.replace("|", "/").replace("\n", " ")[:200]
+        found = found_text(result).replace("|", "/").replace("\n", " ")[:200]
         lines.append(f"| {result['section']} | {name} | {found} | {result.get('predicted', '')} |")
     return lines
 

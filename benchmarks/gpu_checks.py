@@ -5,6 +5,7 @@ All of them run on a CPU too, which tells whether the checks themselves work.
 """
 
 import contextlib
+import functools
 import json
 import math
 import signal
@@ -71,18 +72,18 @@ def gradient_of(training: Training) -> tuple[float, torch.Tensor]:
     return loss.item(), torch.cat(parts)
 
 
-def reference_of(fields: dict[str, Any]) -> tuple[float, torch.Tensor]:
-    """The same in float64 on the CPU, by the plain code."""
-    training = Training(fields, torch.device("cpu"), ROWS, T, compiled=False, dtype="float32")
+@functools.cache
+def reference_of(kind: str) -> tuple[float, torch.Tensor]:
+    """The same on the CPU by the plain code, with float64 products. Norms and the loss are in float32, as everywhere."""
+    training = Training({**SMALL, **KINDS[kind]}, torch.device("cpu"), ROWS, T, compiled=False, dtype="float32")
     training.model.double()
     return gradient_of(training)
 
 
 def agrees_with_float64(kind: str, dtype: str, compiled: bool, device: torch.device) -> str:
     """Loss and gradient of one batch of a model with heads of 96."""
-    fields = {**SMALL, **KINDS[kind]}
-    loss, gradient = reference_of(fields)
-    training = Training(fields, device, ROWS, T, compiled=compiled, dtype=dtype)
+    loss, gradient = reference_of(kind)
+    training = Training({**SMALL, **KINDS[kind]}, device, ROWS, T, compiled=compiled, dtype=dtype)
     # Of the same weights: drawn on the CPU with the same seed, and moved.
     our_loss, our_gradient = gradient_of(training)
     loss_error = abs(our_loss - loss) / loss
@@ -219,7 +220,6 @@ def resumes_bitwise(device: torch.device, *flags: str) -> str:
         folder = Path(name)
         documents_for(folder)
         printed = end_of(start(trainer_command(folder, folder / "whole", device, *flags)))
-        said = f"on {device.type}" if device.type == "cpu" else f"on {device.type}:0"
         assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
 
         command = trainer_command(folder, folder / "again", device, *flags)
@@ -234,7 +234,7 @@ def resumes_bitwise(device: torch.device, *flags: str) -> str:
         assert "resumed from" in resumed, resumed[:1000]
         same = weights_in(folder / "whole") == weights_in(folder / "again")
         assert same, f"the weights differ (killed behind {saved[-1]})"
-        return f"{said}, killed behind {saved[-1]}, the same weights to the last bit"
+        return f"on {device.type}, killed behind {saved[-1]}, the same weights to the last bit"
 
 
 # ------------------------------------------------------------------------------------------- no waiting

@@ -21,9 +21,10 @@ import torch.distributed as dist
 import transformers
 
 from benchmarks.arguments import SIZES
-from benchmarks.training import Training, packed_batch
+from benchmarks.training import MEAN_LENGTH, Training, packed_batch
 from common.paths import ROOT
 from model.attention import document_mask, scaled_dot_product_attention
+from model.config import MiniMindConfig
 from model.fast.flex_attention import flex_attend, flex_mask
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds, synchronize
@@ -213,7 +214,7 @@ def attention(device: torch.device, scale: Scale) -> Iterator[Figure]:
     """Forward and backward of one layer of the 26 M model."""
     rows = scale.rows[0]
     dtype, _ = pick_dtype("bfloat16", device)
-    batch, _ = packed_batch(rows, T, 320, 6400, torch.Generator().manual_seed(0))
+    batch, _ = packed_batch(rows, T, MEAN_LENGTH, MiniMindConfig().vocab_size, torch.Generator().manual_seed(0))
     document_ids = batch.document_ids.to(device)
     shapes = [(rows, heads, T, 64) for heads in (8, 2, 2)]
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)

@@ -1,4 +1,6 @@
-"""How processes end: those that must not outlive the one that they work for, and Ctrl-C."""
+"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), whether one is gone, how
+long a command has been running, and environment variables for a block of code.
+"""
 
 import contextlib
 import ctypes
@@ -91,9 +93,25 @@ def seconds_since_start() -> float:
     if _called is not None:
         return time.monotonic() - _called
     try:
-        # The 22nd field, counted in ticks since the machine was started; the second one is a name that may hold spaces.
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        # The 22nd field of all, counted in ticks since the machine was started.
+        started = int(_fields_behind_name("self")[19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, ValueError, IndexError, AttributeError):
         return time.monotonic() - _IMPORTED
+
+
+def is_gone(pid: int) -> bool:
+    """Linux: whether a process has ended, also where nobody has asked for its exit code yet."""
+    try:
+        state = _fields_behind_name(str(pid))[0]
+    except OSError:
+        return True
+    return state in ("Z", "X")
+
+
+def _fields_behind_name(pid: str) -> list[str]:
+    """Of /proc/PID/stat, from the third field on, which is the state. The second one is a name that may hold anything.
+
+    Errors: OSError where there is no such process, or no /proc.
+    """
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -28,7 +28,7 @@ def test_an_expert_without_tokens_on_a_cpu():
 
 def test_gradients_that_are_wrong_are_found(monkeypatch):
     """A loss that is 2 % too large."""
-    monkeypatch.setattr(gpu_checks, "reference_of", lambda fields: (1.0, torch.zeros(0)))
+    monkeypatch.setattr(gpu_checks, "reference_of", lambda kind: (1.0, torch.zeros(0)))
     monkeypatch.setattr(gpu_checks, "gradient_of", lambda training: (1.02, torch.zeros(0)))
     with pytest.raises(AssertionError, match="off by"):
         gpu_checks.agrees_with_float64("minimind2", "bfloat16", False, CPU)

@@ -8,13 +8,13 @@ looks at the counts of the others.
 import os
 import platform
 import time
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from common.processes import is_gone
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
 
@@ -74,22 +74,15 @@ class CountedMeeting:
             if now >= next_check:
                 next_check = now + CHECK_S
                 # It may have come and gone since.
-                if is_gone(int(self._pids[other])) and self._counts[other] < self._waits:
+                if self._is_gone(other) and self._counts[other] < self._waits:
                     raise LostRankError(f"the process of rank {other} is gone")
             if now > begin + self._timeout_s:
                 raise RuntimeError(f"rank {other} did not come within {self._timeout_s:g} s (--dist_timeout)")
 
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, also where nobody has asked for its exit code yet. 0: one that has not said its number."""
-    if pid == 0:
-        return False
-    try:
-        # "pid (name) state ...", where the name may hold anything.
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in ("Z", "X")
+    def _is_gone(self, rank: int) -> bool:
+        pid = int(self._pids[rank])
+        # 0: it has not said its number yet.
+        return pid != 0 and is_gone(pid)
 
 
 class GlooMeeting:

@@ -9,8 +9,9 @@ import threading
 import pytest
 import torch
 
+from common.processes import is_gone
 from trainer.machine import meeting
-from trainer.machine.meeting import CountedMeeting, GlooMeeting, LostRankError, bytes_needed, is_gone, make_meeting
+from trainer.machine.meeting import CountedMeeting, GlooMeeting, LostRankError, bytes_needed, make_meeting
 from trainer.machine.ranks import Ranks
 
 WORLD_SIZE = 3
@@ -72,7 +73,11 @@ def test_a_rank_whose_process_is_gone_is_an_error(monkeypatch):
         place.wait()
     assert process.returncode is None
     process.wait()
-    assert is_gone(process.pid) and not is_gone(os.getpid()) and not is_gone(0)
+    assert is_gone(process.pid) and not is_gone(os.getpid())
+    # A rank that has not said its number yet is not gone.
+    memory.view(torch.int64).view(WORLD_SIZE, 8)[1, 1] = 0
+    with pytest.raises(RuntimeError, match="rank 1 did not come"):
+        counted(0, memory, timeout_s=0.1).wait()
 
 
 def test_other_processors_send_messages(monkeypatch):
