@@ -5,10 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from model.chunks import chunk_rows
 from model.products import compute_dtype
-
-# Rows of logits that exist at a time. With a vocabulary of 6,400 these take 52 MB in fp32; fewer make small products.
-CHUNK_ROWS = 2048
 
 
 class _SoftmaxTerms(NamedTuple):
@@ -61,7 +59,7 @@ def chunked_cross_entropy(
 ) -> torch.Tensor:
     """hidden [N, H], weight [V, H], targets [N] (-100: none) -> cross-entropy summed over the targets, 0-d fp32.
 
-    The product runs in autocast's dtype, the loss in fp32; at most CHUNK_ROWS rows of logits exist at a time.
+    The product runs in autocast's dtype, the loss in fp32; at most `chunk_rows` rows of logits exist at a time.
     loss_and_gradient: the function above, compiled or not. Where no gradient is recorded none is computed: one product
     with the weight instead of three.
     """
@@ -80,8 +78,9 @@ def chunked_cross_entropy(
 
 def _chunks(hidden: torch.Tensor, cast_weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """(rows, their hidden states, their logits) of each chunk, in the dtype of the weight."""
-    for start in range(0, len(hidden), CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
+    step = chunk_rows(hidden.device.type, len(cast_weight))
+    for start in range(0, len(hidden), step):
+        rows = slice(start, start + step)
         h = hidden[rows].to(cast_weight.dtype)
         yield rows, h, h @ cast_weight.T
 

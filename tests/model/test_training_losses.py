@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from model import chunks
 from model import loss as loss_module
+from model.chunks import chunk_rows
 from model.loss import chunked_cross_entropy
 from tests.helpers import tiny_model
 
@@ -130,7 +132,7 @@ def test_training_losses_are_the_forward_pass_and_plain_cross_entropy(kind):
 
 def test_chunked_cross_entropy_is_the_plain_one(monkeypatch):
     """Value and gradients against F.cross_entropy, with a ragged last chunk and ignored targets."""
-    monkeypatch.setattr(loss_module, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 7)
     torch.manual_seed(0)
     hidden, weight = torch.randn(23, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
     targets = torch.randint(0, 11, (23,))
@@ -143,11 +145,30 @@ def test_chunked_cross_entropy_is_the_plain_one(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("vocab_size", "rows"), [(6400, 16384), (32000, 3968), (151936, 2048)])
+def test_a_gpu_takes_larger_chunks_as_far_as_their_logits_are_small(vocab_size, rows):
+    """References: the bytes of the logits, and the chunks of a CPU."""
+    assert chunk_rows("cuda", vocab_size) == rows and chunk_rows("cpu", vocab_size) == chunk_rows("mps", 9) == 2048
+    assert rows == 2048 or 4 * rows * vocab_size <= 512e6
+
+
+def test_the_loss_asks_for_the_chunks_of_its_device_and_vocabulary(monkeypatch):
+    asked = []
+
+    def recorded(*what):
+        asked.append(what)
+        return 7
+
+    monkeypatch.setattr(loss_module, "chunk_rows", recorded)
+    chunked_cross_entropy(torch.randn(23, 8), torch.randn(11, 8), torch.zeros(23, dtype=torch.long))
+    assert asked == [("cpu", 11)]
+
+
 def test_no_whole_block_of_fp32_logits(monkeypatch):
-    """The largest tensor that training_losses allocates has CHUNK_ROWS rows of the vocabulary, not B*T."""
+    """The largest tensor that training_losses allocates has `chunk_rows` rows of the vocabulary, not B*T."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    monkeypatch.setattr(loss_module, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 16)
 
     class Largest(TorchDispatchMode):
         numel = 0

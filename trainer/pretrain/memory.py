@@ -12,14 +12,13 @@ Sizes are in bytes; a number takes 4 in fp32 and `half` in the dtype of the prod
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from model.chunks import chunk_rows
 from model.config import MiniMindConfig, parameter_count
 
 FP32 = 4
 # AdamW keeps two moments of each parameter, Muon one.
 ADAMW_STATES = 2
 MUON_STATES = 1
-# As in model/loss.py, which loads torch.
-CHUNK_ROWS = 2048
 # As in model/fast/block_attention.py: of the scores of T x T, four blocks of queries compute (1 + 2 + 3 + 4) / 16.
 SHARE_OF_SCORES = 0.625
 
@@ -105,7 +104,7 @@ def training_memory(
     # What enters and leaves the last norm, the gradient that the loss keeps for it, and the mask.
     outside = 3 * config.hidden_size * FP32 + T * (half if compiled else 1)
     activations = (of_blocks + outside) * tokens + passing
-    logits = loss_space(config, tokens, compiled, half)
+    logits = loss_space(config, tokens, compiled, device, half)
     # The copies of all blocks live from the forward to the backward pass; those of the head for the loss alone.
     half_weights = half * hidden if half < FP32 and not (gradient_checkpointing and compiled) else 0
 
@@ -211,12 +210,12 @@ def kept_by_mlp(config: MiniMindConfig, compiled: bool, half: int) -> float:
     return routed + shared + H * FP32 + config.num_experts_per_tok * H * FP32
 
 
-def loss_space(config: MiniMindConfig, tokens: int, compiled: bool, half: int) -> float:
+def loss_space(config: MiniMindConfig, tokens: int, compiled: bool, device: str, half: int) -> float:
     """Of model/loss.py: one chunk, and for the head a copy, its gradient and that one's product with the loss's gradient.
 
     Of a chunk's logits there are the logits, and the gradients of this chunk and the last one; in plain code exp, one-hot
     and their product in fp32 as well, but the gradient only after the one-hot.
     """
     each = 3 * half if compiled else 2 * half + 2 * FP32 + 1
-    of_chunk = min(tokens, CHUNK_ROWS) * config.vocab_size * each
+    of_chunk = min(tokens, chunk_rows(device, config.vocab_size)) * config.vocab_size * each
     return of_chunk + config.vocab_size * config.hidden_size * (2 * FP32 + half)
