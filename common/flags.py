@@ -14,6 +14,8 @@ Number = TypeVar("Number", int, float)
 LARGEST = 10**9
 # Of an error line: a value that was pasted by mistake can be a whole file.
 LONGEST_MESSAGE = 300
+# What a flag takes where the command is to decide.
+AUTO = "auto"
 EMPTY_TEXT = "an empty text; was a variable of the shell not set?"
 
 

@@ -6,9 +6,9 @@ from types import ModuleType
 from common.errors import DataError, UserError
 
 
-def optional_package(module: str, purpose: str) -> ModuleType:
-    """The module, or a DataError that tells which package to install."""
-    package = module.split(".")[0]
+def optional_package(module: str, purpose: str, package: str | None = None) -> ModuleType:
+    """The module, or a DataError that tells which package to install. package: where pip has another name for it."""
+    package = package or module.split(".")[0]
     try:
         return importlib.import_module(module)
     except ImportError:

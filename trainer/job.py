@@ -78,6 +78,7 @@ class RunSettings(Protocol):
     num_workers: int
     log_interval: int
     save_interval: int
+    save_minutes: str
     keep_checkpoints: int
     from_resume: bool
     gradient_checkpointing: bool
@@ -193,7 +194,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     replaced: Sequence[Path] = ()
     # Those of `replaced` that a run has written before its first save.
     begun: Sequence[Path] = ()
-    # Updates after which the run is saved, beside those of --save_interval.
+    # Updates after which the run is saved, beside those of --save_interval and --save_minutes.
     save_at: Container[int] = frozenset()
 
     # What a resumed checkpoint must agree with: {what it is: value}.

@@ -30,6 +30,7 @@ from trainer.job import (
     TotalsT,
     Update,
 )
+from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
@@ -39,6 +40,7 @@ from trainer.reporting.log_lines import describe, log_line, log_record, position
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving import resume
 from trainer.saving.checkpoint import Checkpoints, remove_temporaries, snapshot
+from trainer.saving.save_clock import SaveClock
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -88,6 +90,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             n_sums=job.n_sums,
         )
         self.checkpoints = Checkpoints(f"{job.stem}_resume", settings.keep_checkpoints)
+        self.save_clock = SaveClock(settings, self.device.type)
+        self.collector = QuietCollector(self.device.type == "cuda")
         self.reporter = Reporter(self.ranks.is_main)
         # Made for the first epoch and kept for the next ones.
         self.loader: Loader[RecipeT, BatchT] | None = None
@@ -135,7 +139,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         on_main(self.ranks, lambda: opening.open_records(self, resumed))
         self.job.begin()
         self.prepare()
-        exit_code = self.fit()
+        with self.collector:
+            exit_code = self.fit()
         if self.progress.skipped:
             self.reporter.say(
                 f"warning: {self.progress.skipped:,} of {counted(self.progress.update, 'update')} were not applied, since "
@@ -195,6 +200,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """
         stop_signal = 0
         failure: LoaderError | None = None
+        self.save_clock.restart()
         try:
             stop_signal = self.finish_evaluation()
             while not self.finished and not stop_signal:
@@ -236,7 +242,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 self.progress.step += 1
                 if not is_last and self.log_is_due(epoch, update.first_step + number):
                     self.log(epoch, update.first_step + number, rate)
-            self.engine.update(rate, self.stop_request(), self.signals.take_save_request(), self.proposal())
+            self.engine.update(rate, self.stop_request(), self.save_request(), self.proposal())
             stop_signal = self.after_update(epoch, update, rate)
             if stop_signal:
                 # This rank's own signal, if it got one; a rank that got none ends with the others'.
@@ -289,6 +295,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.signals.signum:
             return self.signals.signum
         return LOADER_FAILED if self.loader.failure else 0
+
+    def save_request(self) -> bool:
+        """Whether this rank asks the others for a save with its next update: for its signal, or on rank 0 by its clock."""
+        asked = self.signals.take_save_request()
+        return asked or (self.ranks.is_main and self.save_clock.asks())
 
     def proposal(self) -> Sequence[float]:
         """What the clock says to all ranks with the next update, see trainer/pace.py."""
@@ -349,6 +360,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             if self.job.digest_check:
                 self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
             self.save()
+        self.collector.after_update()
         return stop_signal
 
     def count(self, update: Update[BatchT, TotalsT]) -> None:
@@ -369,7 +381,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """Whether the update, before which `steps_before` micro-batches were done, is to be saved by itself."""
         if self.finished or self.progress.update in self.job.save_at:
             return True
-        return crosses(self.settings.save_interval, steps_before, self.progress.step)
+        return crosses(self.save_clock.interval, steps_before, self.progress.step)
 
     def evaluation_is_due(self, steps_before: int) -> bool:
         """Whether the update, before which `steps_before` micro-batches were done, is to be evaluated or sampled."""
@@ -447,6 +459,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if stop_signal:
             return stop_signal
         progress.evaluation_due = False
+        self.collector.look()
         if values:
             progress.best_val_loss = min(progress.best_val_loss, values["val_loss"])
             text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
@@ -458,6 +471,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     def save(self) -> None:
         """Begin to write a checkpoint and the weights, in a thread."""
+        self.save_clock.restart()
+        self.collector.look()
         resume.save(self)
 
     def save_what_is_good(self, failure: LoaderError) -> None:

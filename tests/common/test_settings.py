@@ -25,7 +25,7 @@ COMMANDS = {"pretrain": (pretrain, []), "electra": (electra, []), "glue": (glue,
 # Every flag that users' scripts may say, and what it is where they do not. None of these may disappear or change.
 DEFAULTS = {
     "pretrain": {
-        "out_dir": str(ROOT / "out"), "save_interval": 100, "keep_checkpoints": 2, "log_interval": 100,
+        "out_dir": str(ROOT / "out"), "save_interval": 100, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
         "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-Pretrain",
         "save_weight": "pretrain", "sample_prompts": [], "generation": "minimind2", "hidden_size": 512,
         "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": None, "use_moe": False,
@@ -41,7 +41,7 @@ DEFAULTS = {
         "decay_share": 0.2,
     },
     "electra": {
-        "out_dir": str(ROOT / "out"), "save_interval": 1000, "keep_checkpoints": 2, "log_interval": 100,
+        "out_dir": str(ROOT / "out"), "save_interval": 1000, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
         "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-ELECTRA",
         "save_percents": [6.25, 12.5, 25.0, 50.0, 100.0], "size": "small", "hidden_size": None,
         "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None, "embedding_size": None,
@@ -57,7 +57,7 @@ DEFAULTS = {
         "cpu_processes": "auto",
     },
     "glue": {
-        "out_dir": str(ROOT / "out/glue"), "save_interval": 500, "keep_checkpoints": 2, "log_interval": 100,
+        "out_dir": str(ROOT / "out/glue"), "save_interval": 500, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
         "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-GLUE", "save_steps": 0,
         "overwrite_output_dir": False, "model_path": str(ROOT / "out/electra_small/discriminator"),
         "from_scratch": False, "dropout": None, "max_seq_len": 128, "cache_dir": None, "overwrite_cache": False,
@@ -88,10 +88,12 @@ def test_defaults_are_those_of_the_fields(command):
     settings = module.parse_args(given)
     filled = {"pretrain": set(pretrain.DEFAULT_MODEL), "glue": set()}
     filled["electra"] = {"max_steps", "max_seq_len", "learning_rate", "mask_share"}
+    # Filled in for each other.
+    saves = {"save_interval", "save_minutes"}
     for field in dataclasses.fields(settings):
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             continue
-        if field.name not in filled[command]:
+        if field.name not in filled[command] | saves:
             assert getattr(settings, field.name) == default_of(type(settings), field.name), field.name
 
 

@@ -4,6 +4,7 @@ One start of the two processes serves the whole file: importing torch takes long
 """
 
 import json
+import os
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -27,6 +28,7 @@ from trainer.optim.shared_muon import make_orthogonalise
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import Reducer
+from trainer.saving.save_clock import SaveClock
 from trainer.shared_reducer import make_reducer
 
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
@@ -49,6 +51,8 @@ def rank(folder):
         result["muon"] = shared_muon(ranks)
     finally:
         dist.destroy_process_group()
+    new_port("clock")
+    result["saves"] = saves_by_the_clock(folder)
     new_port("too many")
     result["too many"] = too_many_bad_updates(folder)
     return result
@@ -194,6 +198,27 @@ def shared_muon(ranks):
     return ended
 
 
+def saves_by_the_clock(folder):
+    """The updates that this rank saves, where the clock of rank 0 asks before updates 2 and 5, and that of rank 1 always."""
+    saved, asked = [], []
+
+    def asks(clock):
+        asked.append(None)
+        return clock.is_of_rank_1 or len(asked) in (2, 5)
+
+    def save(trainer):
+        saved.append(trainer.progress.update)
+
+    is_of_rank_1 = os.environ["RANK"] == "1"
+    with (
+        mock.patch.object(SaveClock, "is_of_rank_1", is_of_rank_1, create=True),
+        mock.patch.object(SaveClock, "asks", asks),
+        mock.patch.object(Trainer, "save", save),
+    ):
+        train(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/clock", save_interval=10**6)
+    return saved
+
+
 def too_many_bad_updates(folder):
     """The message with which a run ends whose second rank has nothing but NaN losses."""
     loss = PretrainJob.loss
@@ -286,6 +311,11 @@ def test_the_logged_loss_is_the_mean_over_all_ranks_since_the_last_line(both):
         assert line["expert_load"] == pytest.approx([share / sum(slots) for share in slots])
         assert line["loss"] == pytest.approx(cross_entropy / targets, rel=1e-5)
         assert line["aux_loss"] == pytest.approx(aux / documents, rel=1e-5)
+
+
+def test_the_clock_of_rank_0_alone_says_when_all_ranks_save(both):
+    ours, theirs = (result["saves"] for result in both)
+    assert ours == theirs and ours[:2] == [2, 5] and len(ours) == 3  # and at the end
 
 
 def test_only_rank_0_writes(both):

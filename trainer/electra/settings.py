@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from common.flags import fraction, inner_share, not_negative, positive
 from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
@@ -12,10 +13,11 @@ from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import layers
-from trainer.reporting.settings import OutputSettings
+from trainer.reporting.settings import OutputSettings, save_interval
 
 # Updates.
 WARM_UP = 10_000
+USUAL_SAVE_INTERVAL = 1000
 PROG = "train_electra.py"
 DESCRIPTION = "Pretrain an ELECTRA (generator and discriminator)."
 
@@ -40,7 +42,9 @@ def percents(text: str) -> list[float]:
 class ElectraOutput(OutputSettings):
     """output"""
 
-    save_interval: int = with_default(OutputSettings, "save_interval", 1000)
+    usual_save_interval: ClassVar[int] = USUAL_SAVE_INTERVAL
+
+    save_interval: int = save_interval(USUAL_SAVE_INTERVAL)
     wandb_project: str = with_default(OutputSettings, "wandb_project", "MiniMind-ELECTRA")
     save_percents: list[float] = setting(
         [6.25, 12.5, 25.0, 50.0, 100.0],

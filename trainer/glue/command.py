@@ -16,7 +16,7 @@ from trainer.glue.files import Data, check_place, make_room, read_task, refuse_e
 from trainer.glue.job import Command, GlueJob, schedule
 from trainer.glue.model import check_models, find_model
 from trainer.glue.notices import notices
-from trainer.glue.scores import line_of, look_back, read_json, write_json
+from trainer.glue.scores import line_of, look_back, metric_of, read_json, write_json
 from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
 from trainer.launch import claim
@@ -69,6 +69,10 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
         on_main(ranks, lambda: check_place(settings, out, folders, folder))
         tasks = [read_task(command, name, Path(place)) for name, place in folders.items()]
         kinds = [data.task for data in tasks]
+        if settings.do_eval:
+            # A package that is missing would be found out after the training.
+            for name in sorted({name for task in kinds for name in task.metrics}):
+                metric_of(name)
         checked = on_main(ranks, lambda: check_models(settings, kinds, folder, command.encoder.vocab_size, dtype))
         command = replace(command, dtype=checked.dtype)
         claim(ranks, *(out / name for name in folders))

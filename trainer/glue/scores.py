@@ -12,10 +12,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from common.files import atomic_file
+from common.packages import optional_package
 from dataset.glue.glue_dataset import Batch, GlueAssembler, Totals
 from dataset.glue.glue_tasks import TASKS, Task
 from trainer.engine import Engine
@@ -47,13 +46,18 @@ def correlation(measure: Callable[[Array, Array], Any]) -> Metric:
     return score
 
 
-METRICS: dict[str, Metric] = {
-    "accuracy": accuracy_score,
-    "f1": f1_score,
-    "matthews": matthews_corrcoef,
-    "pearson": correlation(pearsonr),
-    "spearman": correlation(spearmanr),
-}
+def metric_of(name: str) -> Metric:
+    """A Metric by its name in dataset/glue/glue_tasks.py. Errors: DataError where its package is not installed."""
+    if name in ("pearson", "spearman"):
+        measures = optional_package("scipy.stats", f"for the metric {name}")
+        return correlation({"pearson": measures.pearsonr, "spearman": measures.spearmanr}[name])
+    metrics = optional_package("sklearn.metrics", f"for the metric {name}", package="scikit-learn")
+    by_name: dict[str, Metric] = {
+        "accuracy": metrics.accuracy_score,
+        "f1": metrics.f1_score,
+        "matthews": metrics.matthews_corrcoef,
+    }
+    return by_name[name]
 
 
 class Evaluation:
@@ -133,7 +137,7 @@ def answers(task: Task, logits: torch.Tensor) -> Array:
 def scores(task: Task, logits: torch.Tensor, labels: Array) -> dict[str, float]:
     """{metric: value} of logits [N, outputs] and the labels of an assembler's features."""
     found = answers(task, logits)
-    return {name: float(METRICS[name](labels, found)) for name in task.metrics}
+    return {name: float(metric_of(name)(labels, found)) for name in task.metrics}
 
 
 def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
+from typing import ClassVar
 
 from common.flags import fraction, not_negative, positive
 from common.paths import ROOT
@@ -10,8 +11,9 @@ from common.settings import Settings, SettingsParser, parse, setting, switch, wi
 from dataset.glue.glue_tasks import TASKS
 from trainer.machine.settings import MachineSettings
 from trainer.optim.settings import UpdateSettings
-from trainer.reporting.settings import OutputSettings
+from trainer.reporting.settings import OutputSettings, save_interval
 
+USUAL_SAVE_INTERVAL = 500
 PROG = "train_glue.py"
 DESCRIPTION = "Fine-tune an encoder on GLUE."
 # The flags that only training reads
@@ -30,8 +32,10 @@ def example_length(text: str) -> int:
 class GlueOutput(OutputSettings):
     """output"""
 
+    usual_save_interval: ClassVar[int] = USUAL_SAVE_INTERVAL
+
     out_dir: str = with_default(OutputSettings, "out_dir", str(ROOT / "out" / "glue"))
-    save_interval: int = with_default(OutputSettings, "save_interval", 500)
+    save_interval: int = save_interval(USUAL_SAVE_INTERVAL)
     wandb_project: str = with_default(OutputSettings, "wandb_project", "MiniMind-GLUE")
     save_steps: int = setting(
         0, check=not_negative(int), help="updates between models kept in checkpoint-{update}; 0: none"

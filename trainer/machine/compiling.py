@@ -1,10 +1,12 @@
 """Making training fast on this machine: torch.compile where it pays, and memory that is kept at hand."""
 
 import ctypes
+import functools
 import importlib.util
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,6 +18,8 @@ COMPILED_TIME = 1.4
 # A run pays for compiling where its products alone take this long, at the rates below: one such time is saved.
 COMPILE_SECONDS = 40
 
+# Of what a compiler says, in a line of ours
+LONGEST_REASON = 200
 # Of matrix products, in FLOP/s: a thread with AVX512-BF16, a GPU.
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 
@@ -51,7 +55,7 @@ def compile_blocks(
     rate = PRODUCT_RATE.get(device.type, float("inf")) * n_threads
     if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * rate):
         return
-    missing = compiler_missing(device)
+    missing = compiler_missing(device) or failure_to_compile(device.type)
     if missing:
         say(f"{missing}: training without torch.compile, which takes longer")
         return
@@ -78,7 +82,43 @@ def compiler_missing(device: torch.device) -> str | None:
     """What torch.compile lacks on this machine, or None."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
+    compilers = compilers_by_name()
     if device.type == "cpu" and not any(map(shutil.which, compilers)):
-        return "no C++ compiler (g++ or clang++) is found"
+        return f"no C++ compiler ({' or '.join(dict.fromkeys(compilers))}) is found"
     return None
+
+
+def compilers_by_name() -> list[str]:
+    """The C++ compilers that torch.compile may use on a CPU of this system."""
+    if sys.platform == "win32":
+        return [os.environ.get("CXX", "cl")]
+    return [os.environ.get("CXX", "g++"), "g++", "clang++"]
+
+
+@functools.cache
+def failure_to_compile(device_type: str) -> str | None:
+    """What goes wrong when a tiny function and its backward pass are compiled, or None; tried once, within seconds.
+
+    A compiler that is there may still lack something: Apple's clang has no OpenMP, Triton wants a C compiler. Found out
+    now, the run goes on without. In the first micro-batch, half of an update would have been computed.
+    """
+    numbers = torch.ones(64, device=device_type, requires_grad=True)
+    try:
+        torch.compile(sum_of_sines, dynamic=False)(numbers).backward()
+    except Exception as error:
+        return f"torch.compile does not work here ({reason_of(error)})"
+    return None
+
+
+def sum_of_sines(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.sin().sum()
+
+
+def reason_of(error: Exception) -> str:
+    """Of what a compiler has printed, the line on the error; a part of a line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if "error:" in line.lower():
+            return line[:LONGEST_REASON]
+    first = lines[0] if lines else ""
+    return f"{type(error).__name__}: {first}"[:LONGEST_REASON]

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass
 
-from common.flags import positive
+from common.flags import AUTO, positive
 from common.settings import Settings, setting, switch
 
 MOST_WORKERS = 64
@@ -20,7 +20,7 @@ def workers(text: str) -> int:
 
 def process_count(text: str) -> str:
     """`auto`, or a number of processes; as text, since a setting has one type."""
-    if text == "auto":
+    if text == AUTO:
         return text
     if not text.isdecimal() or not 0 < int(text) <= MOST_PROCESSES:
         raise argparse.ArgumentTypeError(f"{text!r} must be auto or a number from 1 to {MOST_PROCESSES}")

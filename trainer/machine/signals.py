@@ -12,14 +12,14 @@ from typing import Any
 
 
 class StopSignals:
-    """SIGTERM, SIGINT and SIGHUP ask for a stop after the current update, SIGUSR1 for a save.
+    """SIGTERM, SIGINT, SIGHUP and on Windows SIGBREAK (Ctrl-Break, a closed window) ask for a stop after the current update, SIGUSR1 for a save.
 
     Until `arm()` is called there is nothing to save, and a stop signal ends the process at once. A second stop signal
     ends it at once too; the launcher repeats a Ctrl-C within milliseconds, so that repeats inside a second count as
     one. A context manager: the handlers that were there before come back.
     """
 
-    STOP = ("SIGTERM", "SIGINT", "SIGHUP")
+    STOP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
     SAME_SIGNAL_S = 1.0
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class StopSignals:
         handlers = dict.fromkeys(self.STOP, self._stop)
         handlers["SIGUSR1"] = self._save
         for name, handler in handlers.items():
-            # Windows has no SIGHUP and no SIGUSR1.
+            # Windows has no SIGHUP and no SIGUSR1, the others have no SIGBREAK.
             if hasattr(signal, name):
                 self._before[name] = signal.signal(getattr(signal, name), handler)
         return self

@@ -1,6 +1,7 @@
 """Beginning or continuing the records of a run, and its report at the end."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,8 @@ def never_saved(metrics: Path) -> bool:
         for line in metrics.read_bytes().splitlines():
             record = json.loads(line)
             if "settings" in record:
-                save_intervals.append(record["settings"]["save_interval"])
+                # 0: no number of micro-batches is saved after. A run that was saved by time has a checkpoint.
+                save_intervals.append(record["settings"]["save_interval"] or math.inf)
             elif "eta" in record:
                 last_step = record["step"]
                 updates_left = record["eta"] > 0
@@ -96,5 +98,10 @@ def write_own_report(stem: Path, say: Callable[[str], None]) -> None:
 
         write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
         say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
+    except ModuleNotFoundError as error:
+        say(
+            f"no report was written: the package {error.name} is not installed (pip install {error.name}); then "
+            f"python scripts/report.py {stem}.metrics.jsonl makes it"
+        )
     except Exception as error:
         say(f"warning: no report was written ({error}); python scripts/report.py {stem}.metrics.jsonl makes it")

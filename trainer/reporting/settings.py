@@ -1,16 +1,42 @@
 """The settings of what a run writes and where it reports."""
 
+import argparse
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from common.flags import positive
+from common.flags import AUTO, not_negative, positive
 from common.paths import ROOT
 from common.settings import Settings, setting, switch
 from trainer.reporting.trackers import TRACKERS
+
+USUAL_SAVE_INTERVAL = 100
+
+
+def minutes(text: str) -> str:
+    """`auto`, or a number of minutes; as text, since a setting has one type."""
+    if text != AUTO:
+        try:
+            not_negative(float)(text)
+        except (ValueError, argparse.ArgumentTypeError):
+            raise argparse.ArgumentTypeError(f"{text!r} must be auto or a number of minutes, 0 for none") from None
+    return text
+
+
+def save_interval(usual: int) -> Any:
+    """The field of --save_interval. usual: where neither it nor --save_minutes is given."""
+    # None: not given. OutputSettings.check fills it in.
+    return setting(
+        None,
+        check=not_negative(int),
+        help=f"micro-batches between saves; 0: they do not count (default: {usual} without --save_minutes, else 0)",
+    )
 
 
 @dataclass(kw_only=True)
 class OutputSettings(Settings):
     """output"""
+
+    usual_save_interval: ClassVar[int] = USUAL_SAVE_INTERVAL
 
     out_dir: str = setting(
         str(ROOT / "out"),
@@ -18,7 +44,14 @@ class OutputSettings(Settings):
         aliases=("--save_dir",),
         first=True,
     )
-    save_interval: int = setting(100, check=positive(int), help="micro-batches between saves")
+    save_interval: int = save_interval(USUAL_SAVE_INTERVAL)
+    # None: not given. As above.
+    save_minutes: str = setting(
+        None,
+        check=minutes,
+        help="minutes between saves; 0: they do not count (default: 0 with --save_interval; else auto: 2 in the place of "
+        "its default on a CUDA GPU, 0 elsewhere)",
+    )
     keep_checkpoints: int = setting(2, check=positive(int), help="resume checkpoints to keep")
     log_interval: int = setting(100, check=positive(int), help="micro-batches between log lines")
     report: bool = switch(True, help="write {name}.report.html and .loss.png at the end")
@@ -27,8 +60,17 @@ class OutputSettings(Settings):
     wandb_project: str = setting("MiniMind-Pretrain", help="project in the tracker")
 
     def check(self) -> None:
+        self._fill_in_saves()
         if not self.use_wandb:
             return
         if self.tracker not in ("none", "wandb"):
             raise ValueError(f"--use_wandb and --tracker {self.tracker} exclude each other: drop one")
         self.tracker = "wandb"
+
+    def _fill_in_saves(self) -> None:
+        """What is not given of the two flags on saves follows from the other one."""
+        if self.save_minutes is None:
+            self.save_minutes = AUTO if self.save_interval is None else "0"
+        if self.save_interval is None:
+            by_time_alone = self.save_minutes != AUTO and float(self.save_minutes) > 0
+            self.save_interval = 0 if by_time_alone else self.usual_save_interval

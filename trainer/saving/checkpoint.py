@@ -52,14 +52,24 @@ def remove_temporaries(stem: Path, folder: Path) -> None:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy on the CPU that later updates do not change; tied tensors stay one."""
+    """A copy on the CPU that later updates do not change; tied tensors stay one.
+
+    The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer than
+    the copies.
+    """
     copies: dict[Any, torch.Tensor] = {}
+    under_way = False
 
     def copy(value: Any) -> Any:
+        nonlocal under_way
         if isinstance(value, torch.Tensor):
             key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
             if key not in copies or value.numel() == 0:
-                copies[key] = value.detach().to("cpu", copy=True)
+                if is_on_gpu(value):
+                    copies[key] = pinned_like(value).copy_(value.detach(), non_blocking=True)
+                    under_way = True
+                else:
+                    copies[key] = value.detach().to("cpu", copy=True)
             return copies[key]
         if isinstance(value, dict):
             return {name: copy(item) for name, item in value.items()}
@@ -67,7 +77,28 @@ def snapshot(value: Any) -> Any:
             return type(value)(copy(item) for item in value)
         return value
 
-    return copy(value)
+    copied = copy(value)
+    if under_way:
+        # Before this nothing may read a copy, and no later update may begin to change what is copied.
+        torch.cuda.synchronize()
+    return copied
+
+
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory on the CPU for a copy of a tensor of a GPU, which writes by itself into pinned memory alone.
+
+    Pinning takes longer than copying. torch keeps the pinned memory that nobody uses any more, so that the next save gets
+    that of the last one.
+    """
+    try:
+        return torch.empty_like(tensor, device="cpu", pin_memory=True)
+    except RuntimeError:
+        # The system pins no more: a limit of the machine, or memory is short. The host waits for such a copy.
+        return torch.empty_like(tensor, device="cpu")
 
 
 def forget_cached(path: Path) -> None:

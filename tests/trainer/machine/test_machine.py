@@ -3,6 +3,7 @@
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import torch
 
 from common.errors import UserError, user_errors
 from dataset.reading.documents import DataError
-from tests.helpers import ROOT, flags, write_corpus
+from tests.helpers import ROOT, command_line, flags, train, write_corpus
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import run_cli
 from trainer.machine.compiling import compile_blocks
@@ -152,6 +153,82 @@ def test_compile_without_a_compiler_says_so(monkeypatch):
     compile_blocks(None, "auto", CPU, said.append, flops=1e9)
     compile_blocks(None, "0", CPU, said.append)
     assert len(said) == 1
+
+
+def broken_compiler(*arguments, **options):
+    """torch.compile where clang has no OpenMP: it raises when the compiled function is called."""
+
+    def compiled(numbers):
+        raise RuntimeError(
+            "C++ compile error\n\nCommand:\nclang++ a.cpp\n\nOutput:\na.cpp:1: fatal error: 'omp.h' not found"
+        )
+
+    return compiled
+
+
+@pytest.mark.parametrize("device", [CPU, torch.device("mps"), torch.device("cuda", 0)], ids=["cpu", "mps", "cuda"])
+def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeypatch, device):
+    monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
+    monkeypatch.setattr(torch, "ones", lambda *shape, device, **options: torch.zeros(*shape, **options))
+    monkeypatch.setattr(torch, "compile", broken_compiler)
+    compiling.failure_to_compile.cache_clear()
+    said = []
+    try:
+        # A model that would be compiled has a compile_training, which None has not.
+        compile_blocks(None, "1", device, said.append)
+        compile_blocks(None, "1", device, said.append)
+    finally:
+        compiling.failure_to_compile.cache_clear()
+        torch.set_float32_matmul_precision("highest")
+    line = "torch.compile does not work here (a.cpp:1: fatal error: 'omp.h' not found): training without torch.compile"
+    assert len(said) == 2 and all(text.startswith(line) for text in said)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_broken_compiler_trains_without_it(tmp_path):
+    """The compiler of torch is /bin/false. Reference: a run that is told not to compile."""
+    data = write_corpus(tmp_path / "data.jsonl")
+    cache = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    ended = command_line(flags(data_path=data, out_dir=tmp_path / "broken", use_compile=1), **cache)
+    assert ended.returncode == 0, ended.stderr
+    assert "torch.compile does not work here" in ended.stdout
+    train(data_path=data, out_dir=tmp_path / "plain", use_compile=0)
+    weights = [(tmp_path / name / "pretrain_16.pth").read_bytes() for name in ("broken", "plain")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("system", "variable", "there", "lacks"),
+    [
+        ("linux", None, "clang++", None),
+        ("darwin", None, "clang++", None),
+        ("linux", "my-c++", "my-c++", None),
+        ("linux", None, "cl", "no C++ compiler (g++ or clang++) is found"),
+        ("win32", None, "cl", None),
+        ("win32", None, "g++", "no C++ compiler (cl) is found"),
+    ],
+)
+def test_the_compilers_of_each_system(monkeypatch, system, variable, there, lacks):
+    """torch asks Microsoft's cl on Windows, unless CXX names another one."""
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == there else None)
+    monkeypatch.delenv("CXX", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CXX", variable)
+    assert compiling.compiler_missing(CPU) == lacks
+
+
+def test_windows_says_stop_by_another_signal(monkeypatch):
+    """Ctrl-Break, or a console window that is closed. Here another signal plays SIGBREAK, and two are missing."""
+    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR2, raising=False)
+    monkeypatch.delattr(signal, "SIGHUP")
+    monkeypatch.delattr(signal, "SIGUSR1")
+    before = signal.getsignal(signal.SIGUSR2)
+    with StopSignals() as signals:
+        signals.arm()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert signals.signum == signal.SIGUSR2
+    assert signal.getsignal(signal.SIGUSR2) == before
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import time
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from common.errors import UserError
 from common.files import HashingWriter, atomic_file
+from tests.helpers import tiny_model
 from trainer.electra.job import ElectraJob
 from trainer.glue.job import GlueJob
 from trainer.pretrain.job import PretrainJob
@@ -66,6 +68,75 @@ def test_snapshot_is_a_copy_and_keeps_ties(tmp_path):
     weight.zero_()
     assert copy["a"].eq(1).all() and copy["a"] is copy["b"] and copy["list"][1] == {"c": 1}
     assert copy["list"][0].eq(1).all()
+
+
+class GpuCopies(TorchFunctionMode):
+    """Copies from a GPU, as a machine without one can play them: they are made when the host waits, and not before."""
+
+    def __init__(self, pins: bool):
+        super().__init__()
+        self.pins = pins
+        self.waits = 0
+        self.pinned = 0
+        self.under_way = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        pending = {id(copy) for copy, _ in self.under_way}
+        assert not any(id(value) in pending for value in args), f"{function} of a copy that is under way"
+        if kwargs.pop("pin_memory", False):
+            if not self.pins:
+                raise RuntimeError("CUDA error: out of memory")
+            self.pinned += 1
+        if function is torch.Tensor.copy_:
+            assert kwargs == {"non_blocking": True}
+            copy, source = args
+            self.under_way.append((copy, source))
+            return copy
+        return function(*args, **kwargs)
+
+    def synchronize(self):
+        self.waits += 1
+        copies, self.under_way = self.under_way, []
+        with torch._C.DisableTorchFunction():
+            for copy, source in copies:
+                copy.copy_(source)
+
+
+@pytest.mark.parametrize("pins", [True, False], ids=["pinned", "no memory to pin"])
+def test_a_snapshot_of_a_gpu_waits_once(monkeypatch, pins):
+    """Reference: the tensors, and which of them share memory. One on the CPU, such as a random state, is copied at once."""
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.tensor([[3, 4, 5]])).logits.sum().backward()
+    optimizer.step()
+    random_state = torch.get_rng_state()
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rng": random_state,
+        "empty": torch.empty(0),
+    }
+    monkeypatch.setattr(checkpoint, "is_on_gpu", lambda tensor: tensor is not random_state)
+    with GpuCopies(pins) as gpu:
+        monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
+        copy = snapshot(state)
+    assert gpu.waits == 1 and not gpu.under_way
+    assert gpu.pinned > 40 if pins else gpu.pinned == 0
+    weights = copy["model"]
+    assert weights["lm_head.weight"] is weights["model.embed_tokens.weight"]
+    expected = [
+        *state["model"].values(),
+        *(moment for of_one in state["optimizer"]["state"].values() for moment in of_one.values()),
+    ]
+    found = [
+        *weights.values(),
+        *(moment for of_one in copy["optimizer"]["state"].values() for moment in of_one.values()),
+    ]
+    for ours, reference in zip(found, expected, strict=True):
+        assert torch.equal(ours, reference) and ours.stride() == reference.stride()
+        assert ours.data_ptr() != reference.data_ptr()
+    assert torch.equal(copy["rng"], random_state)
 
 
 def test_digest_is_what_sha256sum_checks(tmp_path):

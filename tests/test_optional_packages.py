@@ -1,0 +1,87 @@
+"""The trainers where packages are missing that only some users need. Reference: a Python that does not find them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import DataError
+from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.helpers import ROOT, flags, write_corpus
+from tests.trainer.glue.glue_helpers import arguments, make_place
+from tests.trainer.test_train_electra import flags as electra_flags
+from trainer.glue import scores
+
+# Runs {trainer: arguments of its main}, one after the other, in a process where the packages are not found: torch and
+# transformers too look for packages that they can do without.
+PROGRAM = """
+import importlib, json, sys
+from importlib.machinery import PathFinder
+
+missing, commands = json.loads(sys.argv[1])
+found = PathFinder.find_spec
+
+def find_spec(name, path=None, target=None):
+    return None if name.partition(".")[0] in missing else found(name, path, target)
+
+PathFinder.find_spec = find_spec
+for trainer, arguments in commands.items():
+    code = importlib.import_module("trainer." + trainer).main(arguments)
+    print("ended", trainer, code)
+"""
+MISSING = [
+    "wandb",
+    "zstandard",
+    "pyarrow",
+    "tiktoken",
+    "matplotlib",
+    "sklearn",
+    "scipy",
+    "gguf",
+    "pandas",
+    "tensorboard",
+]
+
+
+def run_without(missing, commands):
+    asked = json.dumps([missing, {name: list(map(str, given)) for name, given in commands.items()}])
+    command = [sys.executable, "-c", PROGRAM, asked]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_the_trainers_train_without_packages_that_only_some_need(tmp_path):
+    data = write_corpus(tmp_path / "data.jsonl")
+    electra = {
+        "data_path": write_lines(tmp_path / "lines.jsonl")[0],
+        "vocab_path": write_vocab(tmp_path / "vocab.txt"),
+        "out_dir": tmp_path / "electra",
+    }
+    place = make_place(tmp_path / "place")
+    commands = {
+        "train_pretrain": flags(data_path=data, out_dir=tmp_path / "out", report=1, val_fraction=0.2),
+        "train_electra": electra_flags(**electra, max_steps=3),
+        "train_glue": arguments(place, tmp_path / "glue", epochs=1, do_eval=0, do_predict=1),
+    }
+    ended = run_without(MISSING, commands)
+    assert ended.returncode == 0, ended.stderr
+    for trainer in commands:
+        assert f"ended {trainer} 0" in ended.stdout
+    assert "no report was written: the package matplotlib is not installed (pip install matplotlib)" in ended.stdout
+    assert (tmp_path / "out" / "pretrain_16.pth").is_file()
+
+
+@pytest.mark.parametrize(
+    ("metric", "module", "package"),
+    [("accuracy", "sklearn", "scikit-learn"), ("spearman", "scipy", "scipy")],
+)
+def test_a_metric_whose_package_is_missing_is_told_before_the_training(monkeypatch, metric, module, package):
+    # None in the table of modules is what Python itself takes for "not there".
+    for name in list(sys.modules):
+        if name.partition(".")[0] == module:
+            monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        DataError, match=f"the package {package} is needed for the metric {metric}: pip install {package}"
+    ):
+        scores.metric_of(metric)

@@ -1,0 +1,129 @@
+"""Saves by time. References: a clock that the test moves, and a run that is not saved by time."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.helpers import flags, losses, train, write_corpus
+from trainer import train_pretrain
+from trainer.electra import settings as electra
+from trainer.engine import Engine
+from trainer.glue import settings as glue
+from trainer.pretrain import settings as pretrain
+from trainer.saving import save_clock
+from trainer.saving.save_clock import GPU_MINUTES, SaveClock
+
+EACH_UPDATE_S = 10
+
+
+class Clock:
+    """Seconds that pass only where the test lets them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """Each update takes EACH_UPDATE_S."""
+    clock = Clock()
+    monkeypatch.setattr(save_clock, "time", clock)
+    update = Engine.update
+
+    def slow_update(engine, *arguments):
+        update(engine, *arguments)
+        clock.now += EACH_UPDATE_S
+
+    monkeypatch.setattr(Engine, "update", slow_update)
+    return clock
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_corpus(tmp_path / "data.jsonl", 60)
+
+
+def saved(folder) -> list[int]:
+    return sorted(int(path.stem.removeprefix("update_")) for path in folder.rglob("update_*.pt"))
+
+
+COUNT_ALL = {"keep_checkpoints": 100, "accumulation_steps": 1}
+
+
+def test_a_run_is_saved_by_time(tmp_path, data, clock):
+    """Update 4 begins 30 s after the start or the last save, and asks for a save."""
+    run = train(data_path=data, out_dir=tmp_path, save_minutes=0.5, **COUNT_ALL)
+    last = run.progress.update
+    assert saved(tmp_path) == sorted({*range(4, last, 4), last})
+    assert last > 8
+
+
+def test_both_flags_save_and_a_save_by_micro_batches_restarts_the_clock(tmp_path, data, clock):
+    """Reference: the two rules, counted by hand."""
+    run = train(data_path=data, out_dir=tmp_path, save_minutes=0.5, save_interval=6, **COUNT_ALL)
+    expected, last_save, asked = set(), 0, 0
+    for update in range(1, run.progress.update + 1):
+        is_asked = update - 1 - max(last_save, asked) >= 3
+        if is_asked:
+            asked = update - 1
+        if is_asked or update % 6 == 0 or update == run.progress.update:
+            expected.add(update)
+            last_save = update
+    assert saved(tmp_path) == sorted(expected)
+    assert {4, 6, 10, 12} <= expected
+
+
+def test_saves_by_time_change_nothing_and_a_resume_goes_on_bitwise(tmp_path, data, clock):
+    whole = train(data_path=data, out_dir=tmp_path / "whole", save_interval=10**6, epochs=2)
+    clocked = train(data_path=data, out_dir=tmp_path / "clocked", save_minutes=0.5, epochs=2, keep_checkpoints=100)
+    assert losses(clocked) == losses(whole)
+    # As after a kill: of all checkpoints only one that the clock asked for is left.
+    first, *later = sorted((tmp_path / "clocked").rglob("update_*.pt"))
+    for path in later:
+        path.unlink()
+    resumed = train(data_path=data, out_dir=tmp_path / "clocked", save_minutes=0.5, epochs=2, from_resume=1)
+    for ours, reference in zip(resumed.engine.parameters, whole.engine.parameters, strict=True):
+        assert torch.equal(ours, reference)
+
+
+def test_on_cuda_a_request_is_made_once():
+    """An update's outcome comes with the next one there, so the request of one update is answered in the next."""
+    clock = SaveClock(SimpleNamespace(save_interval=100, save_minutes="1"), "cuda")
+    clock._last -= 61
+    assert clock.asks()
+    assert not clock.asks()
+
+
+@pytest.mark.parametrize(
+    "module, usual", [(pretrain, 100), (electra, 1000), (glue, 500)], ids=["pretrain", "electra", "glue"]
+)
+def test_what_is_not_given_follows_from_what_is(module, usual):
+    """(interval, seconds) on a CPU and on a GPU."""
+    automatic = 60 * GPU_MINUTES
+    expected = {
+        "": [(usual, 0), (0, automatic)],
+        "--save_interval 7": [(7, 0), (7, 0)],
+        f"--save_interval {usual}": [(usual, 0), (usual, 0)],
+        "--save_minutes 3": [(0, 180), (0, 180)],
+        "--save_minutes 0": [(usual, 0), (usual, 0)],
+        "--save_minutes auto": [(usual, 0), (0, automatic)],
+        "--save_minutes 0.5 --save_interval 7": [(7, 30), (7, 30)],
+    }
+    required = ["--task", "cola", "--data_dir", "glue"] if module is glue else []
+    for given, times in expected.items():
+        settings = module.parse_args([*required, *given.split()])
+        found = [SaveClock(settings, device) for device in ("cpu", "cuda")]
+        assert [(clock.interval, clock.seconds) for clock in found] == times, given
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "soon", "1e99", ""])
+def test_a_number_of_minutes_that_is_none_is_refused_in_a_line(tmp_path, capsys, value):
+    with pytest.raises(SystemExit) as ended:
+        train_pretrain.main(flags(out_dir=tmp_path, save_minutes=value))
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and "--save_minutes" in told and told.count("\n") == 1
