@@ -28,6 +28,10 @@ WINDOW = 0.2
 # Fewer updates say little about the speed; the first ones compile.
 FEWEST_TIMED = 6
 UNTIMED = 2
+# Between two updates: so many times as long as an update takes, and at least such a part of the budget. That is no slow
+# machine but one that stood still, as a program that was stopped by Ctrl-Z or a laptop whose disk woke up.
+STALL_TIMES = 20
+STALL_PART = 0.01
 # The proposal comes back with the next update, on CUDA one later. The end must not have passed by then.
 NEAREST_END = 3
 
@@ -97,7 +101,8 @@ class Pace:
         self.paused_s = 0.0
         # Of the last evaluation; None: there was none yet.
         self.last_pause: float | None = None
-        # Of an update when the end was set first.
+        # Of an update, as it was judged last, and when the end was set first.
+        self.speed: float | None = None
         self.first_speed: float | None = None
         self.first_update: int | None = None
 
@@ -118,6 +123,7 @@ class Pace:
         speed = self._seconds_per_update(update)
         if speed is None:
             return None
+        self.speed = speed
         first_look = self.first_speed is None
         if self.first_speed is None:
             self.first_speed = speed
@@ -145,6 +151,7 @@ class Pace:
             self.first_update = update
         if update - self.first_update < UNTIMED:
             return None
+        self._pass_over_stall(now)
         self.ticks.append((update, now - self.paused_s))
         while len(self.ticks) > FEWEST_TIMED + 1 and self.ticks[1][1] < self.ticks[-1][1] - WINDOW * self.seconds:
             self.ticks.popleft()
@@ -154,6 +161,14 @@ class Pace:
         if updates < FEWEST_TIMED or (self.first_speed is None and seconds < FIRST_LOOK * self.seconds):
             return None
         return seconds / updates
+
+    def _pass_over_stall(self, now: float) -> None:
+        """Count the time since the last tick as a pause, if nothing moved in it."""
+        if self.speed is None:
+            return
+        since_last = now - self.paused_s - self.ticks[-1][1]
+        if since_last > max(STALL_TIMES * self.speed, STALL_PART * self.seconds):
+            self.paused_s += since_last - self.speed
 
 
 def moved(course: Course, update: int, possible: int) -> Course:

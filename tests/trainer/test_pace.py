@@ -84,6 +84,22 @@ def test_a_disturbance_shortens_the_run(machine, when, slower):
     assert all(later <= earlier for earlier, later in zip(factors, factors[1:], strict=False))
 
 
+@pytest.mark.parametrize("when", [100, 400, 700])
+@pytest.mark.parametrize("stall", [30.0, 150.0, 250.0])
+def test_a_machine_that_stands_still_for_a_while(machine, when, stall):
+    """Ctrl-Z, or a disk that hangs: what is lost is its time alone, and the rest goes on at the speed of before."""
+
+    def seconds_of_update(passed):
+        return stall if when <= passed < when + 1 else 1.0
+
+    seconds, courses, factors = run(machine, 1000.0, Course(350, 990), seconds_of_update, closing=4.0)
+    assert seconds == pytest.approx(1000.0, rel=0.02)
+    assert len(courses) <= 2 and factors[-1] < 0.02
+    assert len(factors) == pytest.approx(996 - stall, abs=20)
+    # The rate falls to the new end, without a jump.
+    assert all(abs(a - b) < 0.02 for a, b in zip(factors, factors[1:], strict=False))
+
+
 def test_a_disturbance_that_ends_is_made_good(machine):
     def seconds_of_update(passed):
         return 3.0 if 200 < passed < 300 else 1.0
