@@ -50,11 +50,12 @@ def launch(
 
     # --ddp without a launcher ends in `join`, with a line.
     if division.processes == 1 or ddp:
+        limit_threads(division)
         return run_rank(train, settings, join, command, division.notices)
 
     def work(rank: int, meeting_place: socket.socket) -> int:
         # Before the first operation: each process would begin with the threads of all.
-        torch.set_num_threads(division.threads)
+        limit_threads(division)
 
         def join_others() -> tuple[Ranks, torch.device]:
             return join_copies(rank, division.processes, meeting_place), torch.device("cpu")
@@ -62,6 +63,12 @@ def launch(
         return run_rank(train, settings, join_others, command, division.notices)
 
     return side_by_side(division.processes, work)
+
+
+def limit_threads(division: Division) -> None:
+    """Take no more threads than this process is to have: PyTorch does not know of a container's limit."""
+    if division.threads is not None:
+        torch.set_num_threads(min(torch.get_num_threads(), division.threads))
 
 
 def run_rank(

@@ -1,4 +1,6 @@
-"""The limits on memory that Linux sets for a group of processes: containers, systemd units, jobs of a cluster."""
+"""The limits on memory and processors that Linux sets for a group of processes: containers, systemd units, jobs of a
+cluster.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,7 @@ ROOT = Path("/")
 
 
 class Names(NamedTuple):
-    """What the files of a version of cgroups are called. cache: of memory.stat, what the system gives up when asked."""
+    """What the files on memory are called in a version of cgroups. cache: of memory.stat, what the system gives up when asked."""
 
     limit: str
     used: str
@@ -35,21 +37,44 @@ def memory_left(root: Path = ROOT) -> int | None:
     return min(left, default=None)
 
 
+def processor_limit(root: Path = ROOT) -> float | None:
+    """Processors that this process's groups may use at a time, as 1.5; None: no limit. root: of /proc and /sys."""
+    limits = []
+    for folder, version in _folders(root, "cpu"):
+        if version == 2:
+            # As `150000 100000`, microseconds of each period, or `max 100000`.
+            quota, period = (*_words(folder / "cpu.max"), "", "")[:2]
+        else:
+            quota = "".join(_words(folder / "cpu.cfs_quota_us"))
+            period = "".join(_words(folder / "cpu.cfs_period_us"))
+        # Version 1 says -1 where there is no limit.
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
 def _groups(root: Path) -> Iterator[tuple[int, Path, Names]]:
-    """(limit, folder, names of its files) of each group that has a limit: the process's own and those around it."""
-    for top, path, names in _places(root):
+    """(limit, folder, names of its files) of each group that has a limit on memory."""
+    for folder, version in _folders(root, "memory"):
+        names = V2 if version == 2 else V1
+        limit = _number(folder / names.limit)
+        if limit is not None:
+            yield limit, folder, names
+
+
+def _folders(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """(folder, version) of the process's own group and of those around it, as far as a controller has such."""
+    for top, path, version in _places(root, controller):
         # Within a container the path may be the host's, which is not there; then the top is the container's own group.
         folders = {top}
         for depth in range(len(path.parts)):
             folders.add(top.joinpath(*path.parts[: depth + 1]))
         for folder in sorted(folders):
-            limit = _number(folder / names.limit)
-            if limit is not None:
-                yield limit, folder, names
+            yield folder, version
 
 
-def _places(root: Path) -> Iterator[tuple[Path, Path, Names]]:
-    """(folder of the controller, path of this process's group below it, names) of the versions that are in use."""
+def _places(root: Path, controller: str) -> Iterator[tuple[Path, Path, int]]:
+    """(folder of the controller, path of this process's group below it, version) of the versions that are in use."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -61,10 +86,18 @@ def _places(root: Path) -> Iterator[tuple[Path, Path, Names]]:
         below = Path(path.lstrip("/"))
         if ".." in below.parts:
             below = Path()
-        if "memory" in controllers.split(","):
-            yield mounted / "memory", below, V1
+        if controller in controllers.split(","):
+            yield mounted / controller, below, 1
         elif line.startswith("0::"):
-            yield mounted, below, V2
+            yield mounted, below, 2
+
+
+def _words(path: Path) -> list[str]:
+    """Of a file; none where it cannot be read."""
+    try:
+        return path.read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def _number(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""How much memory can still be had. Reference: the files of Linux as its documentation describes them, made by hand here."""
+"""How much memory, and how many processors, can still be had. Reference: the files of Linux as its documentation describes them, made by hand here."""
 
 import sys
 from types import SimpleNamespace
@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainer.machine import measure
-from trainer.machine.cgroups import memory_left, memory_limit
+from trainer.machine import measure, processes
+from trainer.machine.cgroups import memory_left, memory_limit, processor_limit
 from trainer.machine.measure import available_memory, total_memory
 
 CPU = torch.device("cpu")
@@ -112,3 +112,34 @@ def test_the_limit_of_a_container_is_all_that_the_machine_has(monkeypatch):
     assert total_memory(CPU) == 1000
     monkeypatch.setattr(measure, "cgroups", SimpleNamespace(memory_limit=lambda: None))
     assert total_memory(CPU) >= whole
+
+
+@pytest.mark.parametrize(
+    ("text", "processors"), [("150000 100000", 1.5), ("max 100000", None), ("", None), ("x y", None)]
+)
+def test_processors_of_a_group_of_version_2(root, text, processors):
+    write(root, "proc/self/cgroup", "0::/job/step\n")
+    write(root, "sys/fs/cgroup/job/cpu.max", f"{text}\n")
+    assert processor_limit(root) == processors
+    # The tightest of all groups around the process holds.
+    write(root, "sys/fs/cgroup/job/step/cpu.max", "50000 100000\n")
+    assert processor_limit(root) == 0.5
+
+
+def test_processors_of_a_group_of_version_1(root):
+    assert processor_limit(root) is None
+    write(root, "proc/self/cgroup", "9:cpu,cpuacct:/x\n4:memory:/user/job\n0::/\n")
+    write(root, "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "-1\n")
+    write(root, "sys/fs/cgroup/cpu/x/cpu.cfs_period_us", "100000\n")
+    assert processor_limit(root) is None
+    write(root, "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "200000\n")
+    assert processor_limit(root) == 2.0
+
+
+def test_threads_of_a_container(monkeypatch):
+    """`docker run --cpus 2.5` on a large machine."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: set(range(128)), raising=False)
+    for limit, threads in ((None, 64), (2.5, 3), (0.5, 1), (100.0, 64)):
+        monkeypatch.setattr(processes, "processor_limit", lambda limit=limit: limit)
+        assert processes.available_threads() == threads
