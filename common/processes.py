@@ -76,8 +76,10 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-# Where the system does not tell when a process has started.
+# In place of the start of the process, where the system does not tell that, or where the process was something else for
+# longer than this: a shell script that ends with `exec python` hands its process on, with the age of it.
 _IMPORTED = time.monotonic()
+MOST_S_TO_IMPORT = 60.0
 # When the command was called, where that was not the start of the process.
 _called: float | None = None
 
@@ -92,12 +94,14 @@ def seconds_since_start() -> float:
     """How long the command has been running."""
     if _called is not None:
         return time.monotonic() - _called
+    since_import = time.monotonic() - _IMPORTED
     try:
         # The 22nd field of all, counted in ticks since the machine was started.
         started = int(_fields_behind_name("self")[19]) / os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, ValueError, IndexError, AttributeError):
-        return time.monotonic() - _IMPORTED
+        return since_import
+    return age if age - since_import < MOST_S_TO_IMPORT else since_import
 
 
 def is_gone(pid: int) -> bool:

@@ -286,7 +286,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         return plain_advice(self.settings, "a smaller --max_seq_len or model")
 
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
-        """(what a finished run has done, the flag that lets it go on), for a run that is asked to do it again."""
+        """(what a finished run has done, the flag that lets it go on, "": none), for a run that is asked to do it again."""
         if progress.update >= self.max_updates:
             return counted(int(self.max_updates), "update"), "--max_steps"
         return counted(epochs, "epoch"), "--epochs"

@@ -167,7 +167,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     def say_that_all_is_done(self) -> None:
         """For a finished run that is asked to go on. Outputs that were moved away are written again."""
         goal, flag = self.job.goal(self.progress, self.epochs)
-        self.reporter.say(f"this run has already done its {goal}: nothing to do (a higher {flag} goes on)")
+        further = f" (a higher {flag} goes on)" if flag else ""
+        self.reporter.say(f"this run has already done its {goal}: nothing to do{further}")
         if not all(path.exists() for path in self.job.outputs.values()):
             # A later run has moved them away, and this one was brought back by renaming its folder.
             weights = snapshot(self.engine.model.state_dict())

@@ -67,6 +67,13 @@ def test_log_lines_and_exit_code(data, tmp_path):
     assert final_loss(ended.stdout) == f"{here[-1]:.3f}"
 
 
+def test_the_time_left_ends_with_the_updates(data, tmp_path):
+    """Not with the epoch, which --max_updates leaves in its middle."""
+    metrics = records(train(data_path=data, out_dir=tmp_path, max_updates=3, accumulation_steps=1, log_interval=1))
+    assert [record["epoch_Time"] > 0 for record in metrics] == [True, True, False]
+    assert metrics[-1]["update"] == 3 and metrics[-1]["eta"] == 0
+
+
 @pytest.mark.parametrize("generation", ["minimind2", "minimind3"])
 @pytest.mark.parametrize("moe", [0, 1])
 def test_weights_and_config(data, tmp_path, generation, moe):

@@ -91,12 +91,13 @@ def ending_of(work: Callable[[], int]) -> tuple[int, str]:
     except SaidByAnotherRank:
         return NOTHING_TO_SAY, ""
     except Exception as error:
+        # The lost process has the better explanation.
+        if is_of_a_lost_peer(error):
+            return NOTHING_TO_SAY, ""
         ending = line_of(error)
         if ending is not None:
             line, code = ending
             return code, line
-        if is_of_a_lost_peer(error):
-            return NOTHING_TO_SAY, ""
         traceback.print_exc()
     except BaseException as end:
         # Ctrl-C before the handlers are there, or sys.exit.
@@ -143,9 +144,10 @@ class Copies:
             elif isinstance(error, SaidByAnotherRank):
                 self._wait_until(self._has_explanation, GRACE_S)
                 self._explain(error)
+            elif isinstance(error, Exception) and is_of_a_lost_peer(error):
+                self._wait_until(self._has_explanation, NOTICE_S)
+                self._explain(error)
             elif isinstance(error, Exception) and line_of(error) is None:
-                if is_of_a_lost_peer(error):
-                    self._wait_until(self._has_explanation, NOTICE_S)
                 self._explain(error)
         finally:
             self._kill()

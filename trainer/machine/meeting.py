@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from common.errors import ProcessLostError
 from common.processes import is_gone
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
@@ -31,8 +32,8 @@ CHECK_S = 0.5
 ORDERED = ("x86_64", "AMD64")
 
 
-class LostRankError(RuntimeError):
-    """The process of another rank is gone."""
+class LostRankError(ProcessLostError):
+    """The process of another rank is gone, or does nothing any more."""
 
 
 class Meeting(Protocol):
@@ -43,7 +44,7 @@ class Meeting(Protocol):
 
 
 class CountedMeeting:
-    """Counts in shared memory, each with the number of its process beside it. Errors: LostRankError, RuntimeError."""
+    """Counts in shared memory, each with the number of its process beside it. Errors: LostRankError."""
 
     def __init__(self, memory: torch.Tensor, ranks: Ranks, timeout_s: float) -> None:
         """memory: uint8 [bytes_needed(world size)], zeros, shared by all ranks."""
@@ -75,9 +76,11 @@ class CountedMeeting:
                 next_check = now + CHECK_S
                 # It may have come and gone since.
                 if self._is_gone(other) and self._counts[other] < self._waits:
-                    raise LostRankError(f"the process of rank {other} is gone")
+                    raise LostRankError(
+                        f"the process of rank {other} is gone; --from_resume 1 goes on from the last save"
+                    )
             if now > begin + self._timeout_s:
-                raise RuntimeError(f"rank {other} did not come within {self._timeout_s:g} s (--dist_timeout)")
+                raise LostRankError(f"rank {other} did not come within {self._timeout_s:g} s (--dist_timeout)")
 
     def _is_gone(self, rank: int) -> bool:
         pid = int(self._pids[rank])

@@ -31,8 +31,9 @@ def log_record(
     metrics, tokens = trainer.job.metrics(sums)
     tokens_per_second = tokens / trainer.watch.lap()
     step_seconds = trainer.watch.seconds_per_step(step)
-    # Of the whole run; epoch_Time, as in the public trainer, is of this epoch alone.
     steps_left = (trainer.all_updates - progress.update) * accumulation_steps
+    # epoch_Time, as in the public trainer, is of this epoch alone. --max_updates may end the run before.
+    steps_left_of_epoch = min(steps - step - 1, steps_left)
     record = {
         **position(progress),
         "epoch": epoch + 1,
@@ -43,7 +44,7 @@ def log_record(
         "tokens_per_second": tokens_per_second,
         "updates_per_second": 1 / (step_seconds * accumulation_steps),
         "memory": peak_memory(trainer.device),
-        "epoch_Time": step_seconds * (steps - step - 1) / 60,
+        "epoch_Time": step_seconds * steps_left_of_epoch / 60,
         "eta": step_seconds * steps_left / 60,
     }
     # Short runs do not wait for a measurement of the machine.
