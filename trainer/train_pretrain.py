@@ -29,6 +29,7 @@ if __name__ == "__main__":
     parse_args()
 
 from common.processes import count_from_here
+from trainer.budget.kept_plan import keep_plan
 from trainer.budget.planner import plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
@@ -36,7 +37,7 @@ from trainer.loop import Trainer, train_epoch
 from trainer.machine.command_line import run_cli
 from trainer.machine.out_of_memory import plain_advice, told_in_a_line
 from trainer.machine.processes import divide
-from trainer.machine.ranks import init_distributed_mode
+from trainer.machine.ranks import init_distributed_mode, on_main
 from trainer.optim.schedules import get_lr
 from trainer.pretrain.job import PretrainJob, init_model
 from trainer.pretrain.micro_batch import micro_batch_of
@@ -69,6 +70,9 @@ def train(settings: PretrainSettings, surroundings: Surroundings, given: Collect
             return 0
         settings = planned
     job = PretrainJob(settings, surroundings)
+    if settings.has_budget:
+        # Not before the job has claimed the files: another run may be writing them, which needs its own plan.
+        on_main(surroundings.ranks, partial(keep_plan, settings, surroundings.ranks))
     return Trainer(job, surroundings).run()
 
 

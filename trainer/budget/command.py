@@ -8,7 +8,7 @@ from trainer.budget.kept_plan import PLANNED
 from trainer.budget.settings import BUDGETS
 from trainer.pretrain.settings import PretrainSettings
 
-# They ask for a plan, and the flags are the plan.
+# A command with these would plan again.
 LEFT_OUT = (*BUDGETS, "dry_run", "from_resume")
 
 

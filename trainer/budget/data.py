@@ -12,8 +12,8 @@ from trainer.pretrain.flops import mean_context
 from trainer.pretrain.job import open_corpus
 from trainer.pretrain.settings import PretrainSettings
 
-# Held out where the user names no validation data: no more than this part of the documents, and than so many
-# tokens, but some documents in any case. Of fewer documents than FEWEST_DOCUMENTS nothing is held out.
+# Held out where the user names no validation data: no more than this part of the documents, and no more than about so
+# many tokens, but some documents in any case. Of fewer documents than FEWEST_DOCUMENTS nothing is held out.
 HELD_OUT_PART = 0.02
 HELD_OUT_TOKENS = 100_000
 FEWEST_HELD_OUT = 10
@@ -24,9 +24,9 @@ FEWEST_DOCUMENTS = 200
 class Data:
     """The text of a run.
 
-    unique: tokens that one pass trains. T: positions of a row; fill: share of them that hold a token; length: see
-    flops_per_token. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out.
-    text_scale: how hard the text is, relative to that of the law.
+    unique: tokens that one pass trains. T: positions of a row; fill: share of them that hold a token; length: that of the
+    documents in a row, as `mean_context` in trainer/pretrain/flops.py has it. evaluated: positions of one evaluation.
+    val_fraction: of the documents, that is held out. text_scale: how hard the text is, relative to that of the law.
     """
 
     vocab_size: int
@@ -51,8 +51,10 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
     unique = float(plan.row_targets(0, plan.n_rows))
     val_fraction = settings.val_fraction
     n_documents = len(corpus.store)
+    # Of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
+    n_tokens = len(corpus.store.tokens)
     if not {"val_path", "val_fraction"} & set(given) and n_documents >= FEWEST_DOCUMENTS:
-        fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / unique), FEWEST_HELD_OUT / n_documents)
+        fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
         # One digit is enough, and reads well in a command.
         val_fraction = float(f"{fraction:.1g}")
     return Data(
@@ -62,7 +64,7 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         fill=plan.fill,
         length=mean_context(plan),
         bytes_per_token=bytes_per_token,
-        evaluated=evaluated_positions(corpus.validation(), val_fraction * unique, plan.T),
+        evaluated=evaluated_positions(corpus.validation(), val_fraction * n_tokens, plan.T),
         val_fraction=val_fraction,
         text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
     )

@@ -1,5 +1,6 @@
 """The plan of a run on the disk: a resume must know it before it knows how wide the model is."""
 
+import dataclasses
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from common.settings import parse
 from common.settings_files import write_settings
 from trainer.budget.settings import BUDGETS
 from trainer.launch import make_folder
-from trainer.pretrain.settings import DESCRIPTION, PROG, PretrainSettings
+from trainer.machine.ranks import Ranks
+from trainer.pretrain.settings import DESCRIPTION, MODEL_FLAGS, PROG, PretrainSettings
 
 # The settings that a plan may choose.
 PLANNED = (
@@ -43,11 +45,16 @@ def plan_path(settings: PretrainSettings) -> Path:
     return Path(settings.out_dir) / f"{settings.save_weight}.plan.yaml"
 
 
-def keep_plan(settings: PretrainSettings) -> None:
-    """Write the settings that a plan has led to."""
+def keep_plan(settings: PretrainSettings, ranks: Ranks) -> None:
+    """Write the settings that a plan has led to, unless this run goes on with an earlier start's.
+
+    With them, how many processes share a micro-batch: a resume has as many, and so the same sums.
+    """
+    if settings.from_resume and kept_settings(settings) is not None:
+        return
     path = plan_path(settings)
     make_folder(path.parent)
-    write_settings(settings, path)
+    write_settings(dataclasses.replace(settings, cpu_processes=str(ranks.sharing)), path)
 
 
 def kept_settings(settings: PretrainSettings) -> PretrainSettings | None:
@@ -74,6 +81,13 @@ def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str
             raise UserError(
                 f"--{name} is {asked}, and {path} says that this run was planned with {planned}: give the same one, or "
                 "start without --from_resume"
+            )
+    # A later plan in the same folder, for another size, has taken the place of the first one.
+    for name in set(given) & set(MODEL_FLAGS):
+        if getattr(settings, name) != getattr(before, name):
+            raise UserError(
+                f"--{name} is {getattr(settings, name)}, and {path} is the plan of a run with {getattr(before, name)}: drop the "
+                "flag, or take an --out_dir of its own for each size"
             )
     announce(f"the plan of the first start holds: {path}")
     return {name: getattr(before, name) for name in PLANNED if name not in given}

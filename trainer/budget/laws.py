@@ -1,8 +1,8 @@
 """What is known about good runs of small models, as formulas with measured constants.
 
 A run is described by three numbers: N parameters, D tokens that it trains, U tokens of different text. From them follow
-the loss that a well-chosen run reaches, and the batch and the rates that are well chosen. docs/budget.md tells how each
-constant was measured, and how far it holds.
+the loss that a well-chosen run reaches, and the batch and the rates that are well chosen. docs/experiments.md ("Learning
+per token") has the runs that the constants were measured by, and docs/budget.md tells how far they hold.
 
 Sources of the forms. Loss: Hoffmann et al. 2022 (arXiv 2203.15556). Repeated text: Muennighoff et al. 2023 (arXiv
 2305.16264). Batch: Step Law (arXiv 2503.04715).
@@ -38,6 +38,7 @@ LOSS_ERROR_ELSEWHERE = 0.10
 # The tokens that AdamW takes for what Muon learns from one.
 TOKENS_OF_ADAMW = 2.0
 # Where the law was measured; beyond it is a guess.
+MEASURED_VOCABULARY = 6400
 MEASURED_PARAMETERS = (5e5, 3.2e6)
 MEASURED_TOKENS = (1.3e6, 1e7)
 

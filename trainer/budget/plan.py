@@ -22,7 +22,7 @@ STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 64}
 # A run of fewer updates learns nothing that is worth a plan.
 FEWEST_UPDATES = 20
-# The batch depends on the number of tokens, which depends on the batch. They settle at once.
+# The batch depends on the number of tokens, which depends a little on the batch: after two rounds neither changes any more.
 ROUNDS = 4
 
 
@@ -57,6 +57,13 @@ class Demands:
     def at_once(self) -> int:
         """Micro-batches that the ranks compute side by side."""
         return self.world_size // self.sharing
+
+    def tokens_of_update(self, rows: int) -> float:
+        """What an update of so many rows trains in the mean: the last one of each pass over the text has fewer."""
+        rows_of_pass = self.unique / (self.T * self.fill)
+        # Both factors were rounded, and a whole number must stay one.
+        updates_of_pass = max(1, math.ceil(rows_of_pass / rows - 1e-6))
+        return self.unique / updates_of_pass
 
 
 class Cut(NamedTuple):
@@ -101,8 +108,9 @@ class Plan:
     updates: int
     tokens: float
     passes: float
-    # Of the updates, and of everything else.
+    # Of all updates
     seconds: float
+    # Of everything else: compiling, evaluations, files
     other_seconds: float
     flops: float
     memory: float
@@ -160,10 +168,10 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
         tokens = affordable_tokens(config, cut.rows, demands, costs)
         cut = closest_cut(laws.batch_tokens(max(tokens, 1)) / tokens_of_row, choices)
     tokens = affordable_tokens(config, cut.rows, demands, costs)
-    updates = int(tokens / (cut.rows * tokens_of_row))
+    updates = int(tokens / demands.tokens_of_update(cut.rows))
     if updates < FEWEST_UPDATES:
         return None
-    tokens = updates * cut.rows * tokens_of_row
+    tokens = updates * demands.tokens_of_update(cut.rows)
     parameters = parameter_count(config)
     return Plan(
         config=config,
@@ -224,14 +232,13 @@ def free_cuts(world_size: int, sharing: int, device_type: str) -> list[Cut]:
 
 def affordable_tokens(config: MiniMindConfig, rows: int, demands: Demands, costs: Costs) -> float:
     """What the budget buys with updates of so many rows."""
-    tokens_of_update = rows * demands.T * demands.fill
     if demands.tokens is not None:
         return demands.tokens
     if demands.flops is not None:
         return demands.flops / costs.token_flops(config)
     assert demands.seconds is not None
     seconds = max(demands.seconds - costs.other_seconds(config, rows), 0.0)
-    return seconds / costs.update_seconds(config, rows) * tokens_of_update
+    return seconds / costs.update_seconds(config, rows) * demands.tokens_of_update(rows)
 
 
 def closest_cut(rows: float, choices: Sequence[Cut]) -> Cut:

@@ -1,7 +1,8 @@
 """How long an update takes: estimated from what the machine multiplies, and measured for one model.
 
 The estimate is the work of an update divided by the rate of large matrix products, times the share of that rate that
-training reaches. The shares were measured (docs/budget.md). A machine that behaves otherwise is found out by `measured_seconds`.
+training reaches. The shares were measured on two cores with AVX512-BF16, by runs of 64 to 384 wide models. A machine that
+behaves otherwise is found out by `measured_seconds`.
 """
 
 import math
@@ -23,6 +24,7 @@ from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.loss import n_sums, pretrain_loss
+from trainer.pretrain.memory import matrix_shapes
 
 # Of the rate of large products, what a compiled micro-batch of width 128 reaches on a CPU, and what each doubling of the
 # width adds.
@@ -41,7 +43,7 @@ EVALUATION_SHARE = 0.75
 # Seconds behind the last update, for files and report; of a sample, for each layer.
 FILES_S = 4.0
 SAMPLE_S_OF_LAYER = 0.25
-# Micro-batches that a measurement times. The middle one counts: a run meets all of them, and not one outlier.
+# Updates that a measurement times. The middle one counts: a run meets all of them, and not one outlier.
 TIMED = 7
 
 
@@ -65,15 +67,11 @@ def share_of_product_rate(device_type: str, width: int) -> float:
 
 def muon_flops(config: MiniMindConfig) -> float:
     """Of the orthogonalisation of all matrices in the blocks: 2 m^2 n + 2 m^3 + 2 m^2 n in each step, m the short side."""
-    width = config.hidden_size
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    shapes = [(width, queries)] * 2 + [(width, keys)] * 2 + [(width, config.intermediate_size)] * 3
     flops = 0.0
-    for shape in shapes:
+    for shape, count in matrix_shapes(config).items():
         m, n = sorted(shape)
-        flops += NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3)
-    return config.num_hidden_layers * flops
+        flops += count * NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3)
+    return flops
 
 
 def estimated_seconds(
@@ -85,8 +83,9 @@ def estimated_seconds(
     if not compiled:
         work *= EAGER_TIMES
     if muon:
-        # Ranks on one machine share it; elsewhere every rank does all of it.
-        times = 1 if machine.ranks.on_one_machine else machine.ranks.world_size
+        # Processes on the CPU of one machine share it; elsewhere every rank does all of it.
+        is_shared = machine.ranks.on_one_machine and machine.device.type == "cpu"
+        times = 1 if is_shared else machine.ranks.world_size
         work += muon_flops(config) / MUON_SHARE * times
     return work / machine.product_rate
 
@@ -101,7 +100,10 @@ def measured_seconds(
     compiled: bool,
     gradient_checkpointing: bool,
 ) -> tuple[float, float]:
-    """(seconds of a micro-batch of `rows` rows on this rank, of the optimiser's part of an update), on random tokens."""
+    """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
+
+    The rest is the exchange of gradients and the optimiser. All ranks must call it: they wait for each other, as in the run.
+    """
     # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
     torch.compiler.reset()
     generator = torch.Generator().manual_seed(0)
@@ -115,12 +117,11 @@ def measured_seconds(
         recompute_layers(model)
     engine = Engine(
         model,
-        build_optimizer(model, 1e-6, kind=optimizer, muon_lr=1e-6),
+        build_optimizer(model, 1e-6, kind=optimizer, muon_lr=1e-6, ranks=machine.ranks),
         partial(pretrain_loss, model),
         device=machine.device,
         dtype=machine.dtype,
-        # Each rank measures for itself: the exchange of gradients is left out.
-        ranks=Ranks(),
+        ranks=machine.ranks,
         n_sums=n_sums(config),
     )
     if compiled:
@@ -136,12 +137,12 @@ def measured_seconds(
     # The first ones compile.
     micro_batch()
     update()
-    of_micro_batch = median(seconds(micro_batch, machine.device) for _ in range(TIMED))
-    of_update = seconds(update, machine.device)
-    if machine.ranks.on_one_machine:
-        # There they share Muon's work.
-        of_update /= machine.ranks.world_size
-    return of_micro_batch, of_update
+    of_micro_batch = []
+    of_update = []
+    for _ in range(TIMED):
+        of_micro_batch.append(seconds(micro_batch, machine.device))
+        of_update.append(seconds(update, machine.device))
+    return median(of_micro_batch), median(of_update)
 
 
 def closing_seconds(layers: int, samples: int) -> float:

@@ -8,6 +8,8 @@ from common.wording import counted
 from trainer.budget import laws
 from trainer.budget.plan import Plan
 
+DAY_S = 24 * 3600
+
 
 def quantity(value: float) -> str:
     """Three digits and K, M or G, as in 7.28 M."""
@@ -62,7 +64,8 @@ def plan_table(
     """The lines of the table.
 
     others: {"half the budget": its plan}, None: it cannot be planned. rates: the learning rates as text. error: relative
-    range of the loss, None: nothing is known of it. total_seconds: of the whole command; until: when it ends, in seconds since 1970, None: no clock ends it.
+    range of the loss, None: nothing is known of it. total_seconds: of the whole command; until: when it ends, in seconds
+    since 1970, None: no clock ends it.
     """
     passes = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
     rows = [
@@ -80,7 +83,8 @@ def plan_table(
         ("time", f"{clock(total_seconds)} in all, {clock(plan.seconds)} of it training"),
     ]
     if until is not None:
-        rows.append(("ends at", time.strftime("%H:%M:%S", time.localtime(until))))
+        pattern = "%H:%M:%S" if total_seconds < DAY_S else "%Y-%m-%d %H:%M:%S"
+        rows.append(("ends at", time.strftime(pattern, time.localtime(until))))
     for name, other in others.items():
         if other is not None:
             loss = f": loss {other.loss:.3f}" if error else ""

@@ -19,7 +19,7 @@ def text_scale(store: HasTokens, tokenizer: Any, bytes_per_token: float) -> floa
     """How many nats a token of this text takes, relative to the text of laws.WIKI.
 
     xz sees how much of a text repeats. What it makes of a byte goes along with what a model makes of it, over texts as
-    different as novels and program code (docs/budget.md). A token is worth more where it stands for more bytes.
+    different as novels and program code, to about a tenth. A token is worth more where it stands for more bytes.
     """
     tokens = store.tokens
     n = len(tokens)

@@ -22,6 +22,8 @@ COMPILE_SECONDS = 40
 LONGEST_REASON = 200
 # Of matrix products, in FLOP/s: a thread with AVX512-BF16, a GPU.
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
+# Others never compile by themselves.
+COMPILED_DEVICES = tuple(PRODUCT_RATE)
 
 
 class Compilable(Protocol):

@@ -9,6 +9,7 @@ What they share are the rows of a micro-batch, so the flags and everything that 
 are those that torchrun would start (machine/ranks.py); machine/children.py starts them.
 """
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import torch
 
 from common.errors import UserError
 from common.wording import counted
+from trainer.machine.cgroups import processor_limit
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import total_memory
 from trainer.machine.ranks import ranks_of_launcher
@@ -43,7 +45,7 @@ class MicroBatch:
     """What there is to divide. rows: --batch_size. positions: of a row. parameters: of the model, about.
 
     whole: why its loss cannot be computed in parts, "" where it can. is_planned: a plan will choose the rows, and `rows` is
-    what it can choose.
+    what it can choose. processes: that a run has had which is gone on with; None: it has no say.
     """
 
     rows: int
@@ -51,14 +53,15 @@ class MicroBatch:
     parameters: int
     whole: str = ""
     is_planned: bool = False
+    processes: int | None = None
 
 
 @dataclass(frozen=True)
 class Division:
-    """The processes of a command, the threads of each, and lines for the user on them."""
+    """The processes of a command, the threads of each (None: those that PyTorch takes), and lines for the user on them."""
 
     processes: int = 1
-    threads: int = 1
+    threads: int | None = None
     notices: Sequence[str] = ()
 
 
@@ -90,7 +93,9 @@ def divide(settings: CpuSettings, micro_batch_of: Callable[[], MicroBatch | None
     micro_batch = micro_batch_of()
     if micro_batch is None:
         return Division(1, n_threads)
-    if asked == "auto":
+    if asked == "auto" and micro_batch.processes is not None and micro_batch.processes <= n_threads:
+        n = micro_batch.processes
+    elif asked == "auto":
         n = choose(n_threads, micro_batch, total_memory(torch.device("cpu")))
     else:
         n = int(asked)
@@ -123,10 +128,15 @@ def obstacle_here(device: str | None) -> str:
 
 
 def available_threads() -> int:
-    """The threads that PyTorch takes here (OMP_NUM_THREADS limits them), on the cores that this process may use."""
+    """The threads that PyTorch takes here (OMP_NUM_THREADS limits them), on the processors that this process may use."""
     n_threads = torch.get_num_threads()
     if hasattr(os, "sched_getaffinity"):
         n_threads = min(n_threads, len(os.sched_getaffinity(0)))
+    limit = processor_limit()
+    if limit is not None:
+        # A container may have two processors of a machine with a hundred. More threads than these would be stopped
+        # together for a part of each tenth of a second.
+        n_threads = min(n_threads, max(1, math.ceil(limit)))
     return n_threads
 
 
@@ -172,7 +182,8 @@ def check(n: int, micro_batch: MicroBatch) -> None:
         return
     if micro_batch.whole:
         raise UserError(f"--cpu_processes {n}: {micro_batch.whole}; drop the flag")
-    if micro_batch.rows % n:
+    # A plan takes rows that any number of processes can share.
+    if not micro_batch.is_planned and micro_batch.rows % n:
         raise UserError(
             f"--cpu_processes {n}: --batch_size {micro_batch.rows} cannot be divided by it; take a number that divides "
             "the batch, or auto"

@@ -406,6 +406,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return math.ceil(settings.max_updates / UpdateSchedule(*rows).n_updates)
 
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
+        if self.settings.budget:
+            # The clock has set the end, and a plan is for one budget.
+            return f"{counted(progress.update, 'update')} of --budget {self.settings.budget}", ""
         if self.settings.max_updates:
             return counted(self.settings.max_updates, "update"), "--max_updates"
         return super().goal(progress, epochs)

@@ -29,11 +29,13 @@ def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> M
     whole = ""
     if config.use_moe and not config.seq_aux:
         whole = "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
+    is_free = settings.has_budget and "batch_size" not in given
+    before = kept_settings(settings) if is_free and settings.from_resume else None
+    if before is not None:
+        # A run that goes on: its first start has chosen the batch, and the processes that share it.
+        shape = (before.batch_size, before.max_seq_len)
+        processes = int(before.cpu_processes) if before.cpu_processes.isdecimal() else None
+        return MicroBatch(*shape, parameter_count(config), whole, processes=processes)
     # The plan will take a batch that the processes can share.
-    is_planned = settings.has_budget and "batch_size" not in given
-    rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_planned else settings.batch_size
-    if is_planned and settings.from_resume:
-        # ... and has taken one, where this is no first start.
-        before = kept_settings(settings)
-        rows = rows if before is None else before.batch_size
-    return MicroBatch(rows, settings.max_seq_len, parameter_count(config), whole, is_planned)
+    rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_free else settings.batch_size
+    return MicroBatch(rows, settings.max_seq_len, parameter_count(config), whole, is_planned=is_free)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from dataset.loader import UpdateSchedule
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget import laws
 from trainer.budget.plan import (
@@ -47,6 +48,15 @@ def demands(**changes):
 ALL = sizes({"vocab_size": 6400})
 
 
+@pytest.mark.parametrize(("rows_of_pass", "rows"), [(50, 16), (10, 16), (64, 16), (100_000, 16), (3, 1)])
+def test_the_last_update_of_a_pass_has_what_is_left(rows_of_pass, rows):
+    """Reference: the schedule that deals out rows."""
+    wanted = demands(unique=rows_of_pass * 512 * 0.9, fill=0.9)
+    schedule = UpdateSchedule(rows_of_pass, rows, 1, 1)
+    of_pass = schedule.n_updates * wanted.tokens_of_update(rows)
+    assert of_pass == pytest.approx(wanted.unique)
+
+
 @pytest.mark.parametrize("seconds", [60, 600, 3600, 36000])
 @pytest.mark.parametrize("rate", [2e10, 2e11, 2e13])
 def test_the_best_of_all_sizes_is_taken(seconds, rate):
@@ -83,7 +93,8 @@ def test_a_plan_fills_its_time():
     machine = SimulatedMachine()
     plan = best_plan(ALL, demands(seconds=900.0), machine)
     assert plan.seconds + plan.other_seconds == pytest.approx(900, rel=0.02)
-    assert plan.tokens == plan.updates * plan.rows * 512
+    # But for the last update of each pass, which is a smaller one.
+    assert plan.tokens == pytest.approx(plan.updates * plan.rows * 512, rel=0.01)
     assert plan.seconds == pytest.approx(plan.updates * machine.update_seconds(plan.config, plan.rows))
 
 

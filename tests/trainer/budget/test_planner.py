@@ -104,6 +104,10 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path):
     assert set(PLANNED) <= set(kept) and kept["budget_tokens"] == 3000
     with pytest.raises(UserError, match="was planned with"):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
+    with pytest.raises(
+        UserError, match=r"--num_hidden_layers is 7, and .*pretrain.plan.yaml is the plan of a run with"
+    ):
+        planned(tmp_path, text, num_hidden_layers=7, from_resume=1)
 
 
 @pytest.mark.parametrize("flag", ["epochs", "max_updates"])
@@ -215,17 +219,17 @@ def test_the_flags_of_a_plan_are_settings():
 @pytest.mark.parametrize("factor", [0.4, 0.5, 0.6, 0.7, 0.8, 1.25, 1.5, 2.0])
 def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, monkeypatch, capfd, factor):
     """A size that was measured keeps its micro-batches, although by its true speed others would suit a little better."""
-    from trainer.budget import planner
+    from trainer.budget import costs, planner
 
     measured = []
 
     def another_speed(config, machine, *, rows, T, **_):
         """`factor` times what was estimated."""
         measured.append((config.hidden_size, rows))
-        update = planner.estimated_seconds(config, machine, rows=rows, T=T, length=T / 4, muon=False, compiled=True)
+        update = costs.estimated_seconds(config, machine, rows=rows, T=T, length=T / 4, muon=False, compiled=True)
         return factor * update, 0.0
 
-    monkeypatch.setattr(planner, "measured_seconds", another_speed)
+    monkeypatch.setattr(costs, "measured_seconds", another_speed)
     monkeypatch.setattr(planner, "product_rate", lambda *args, **kwargs: 4e11)
     arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128"]
     arguments += ["--budget", "5m", "--hidden_size", "128", "--cpu_processes", "1", "--use_compile", "1"]

@@ -118,6 +118,12 @@ def test_a_number_that_does_not_fit_is_one_line(two_threads):
         divide(cpu("3"), wide, by_itself=True)
     with pytest.raises(UserError, match="--cpu_processes 2: because; drop the flag"):
         divide(cpu("2"), lambda: MicroBatch(32, 512, M26, whole="because"), by_itself=True)
+    # A run that goes on keeps its processes, as long as the machine has threads for them.
+    for had, got in ((1, 1), (2, 2), (3, 2)):
+        batch = MicroBatch(32, 512, M26, processes=had)
+        assert divide(cpu("auto"), lambda batch=batch: batch, by_itself=True).processes == got
+    # A plan will choose rows that three processes can share.
+    assert divide(cpu("3"), lambda: MicroBatch(16, 512, M26, is_planned=True), by_itself=True).processes == 3
     for wrong in ("0", "65", "some", "-1"):
         with pytest.raises(SystemExit):
             parse_args(["--cpu_processes", wrong])

@@ -1,0 +1,144 @@
+"""What a planned run takes, for each size of a model: seconds, memory, floating-point operations.
+
+Seconds are estimated from the machine's rate of matrix products, and corrected by what was measured of some sizes.
+"""
+
+import dataclasses
+import math
+
+from model.config import MiniMindConfig
+from trainer.budget.data import Data
+from trainer.budget.plan import Plan
+from trainer.budget.settings import seconds_of
+from trainer.budget.speed import (
+    EVALUATION_SHARE,
+    FILES_S,
+    SAMPLE_S_OF_LAYER,
+    Machine,
+    estimated_seconds,
+    measured_seconds,
+)
+from trainer.evaluation import read_prompts
+from trainer.machine.compiling import COMPILED_DEVICES, compiler_missing
+from trainer.machine.ranks import on_main
+from trainer.pretrain.flops import flops_per_token
+from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
+from trainer.pretrain.settings import PretrainSettings
+
+# Seconds that compiling takes: the first time, and once the compiler has kept its results.
+COMPILE_S = 35.0
+WARM_COMPILE_S = 6.0
+# A run is compiled where its time is so many times as long as compiling.
+WORTH_COMPILING = 2.5
+# No machine is further away from the estimate than this.
+MOST_CORRECTION = 4.0
+# Evaluations before the last one may take this part of the run, and are no more than this.
+EVALUATION_PART = 0.02
+MOST_EVALUATIONS = 10
+
+
+class RunCosts:
+    """The Costs of a run with these settings, on this data and machine.
+
+    optimizer: of the run. seconds: of a time budget, None: it is one of tokens or FLOPs. compiled: whether the run will be.
+    """
+
+    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine, optimizer: str) -> None:
+        """A collective: all ranks must call it."""
+        self.settings = settings
+        self.data = data
+        self.machine = machine
+        self.optimizer = optimizer
+        self.seconds = seconds_of(settings.budget) if settings.budget else None
+        self.prompts = len(read_prompts(settings.sample_prompts))
+        # Rank 0 decides: the machines of several nodes may differ in having a compiler.
+        self.compiled = on_main(machine.ranks, self._is_compiled)
+        as_planned = dataclasses.replace(settings, optimizer=optimizer, use_compile="1" if self.compiled else "0")
+        self.memory_plan = MemoryPlan(as_planned, machine.dtype, machine.device, machine.ranks)
+        # {width: how long an update took, relative to the estimate}, of the sizes that were measured
+        self.corrections: dict[int, float] = {}
+
+    def _is_compiled(self) -> bool:
+        """Whether the run will be compiled: decided here, so that the run does what was planned."""
+        choice = self.settings.use_compile
+        if choice != "auto":
+            return choice == "1"
+        device = self.machine.device
+        if device.type not in COMPILED_DEVICES or compiler_missing(device) is not None:
+            return False
+        return self.seconds is None or self.seconds >= WORTH_COMPILING * COMPILE_S
+
+    def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
+        """Of an update of so many rows."""
+        estimate = estimated_seconds(
+            config,
+            self.machine,
+            rows=rows,
+            T=self.data.T,
+            length=self.data.length,
+            muon=self.optimizer == "muon",
+            compiled=self.compiled,
+        )
+        return estimate * self._correction(config.hidden_size)
+
+    def _correction(self, width: int) -> float:
+        """Of the nearest width that was measured."""
+        if not self.corrections:
+            return 1.0
+        nearest = min(self.corrections, key=lambda measured: abs(math.log(measured / width)))
+        return self.corrections[nearest]
+
+    def other_seconds(self, config: MiniMindConfig, rows: int) -> float:
+        """Of what is no training: compiling, evaluations, files."""
+        seconds = FILES_S
+        if self.compiled:
+            # To measure a size, it was compiled.
+            seconds += WARM_COMPILE_S if config.hidden_size in self.corrections else COMPILE_S
+        evaluation = self.evaluation_seconds(config, rows)
+        of_run = math.inf if self.seconds is None else self.seconds
+        return seconds + evaluation * (1 + self.evaluations(evaluation, of_run))
+
+    def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
+        """Of one evaluation, in a run whose updates have so many rows."""
+        of_position = self.update_seconds(config, rows) / (rows * self.data.T)
+        samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.prompts
+        return EVALUATION_SHARE * of_position * self.data.evaluated + samples
+
+    def evaluations(self, seconds: float, of_run: float) -> int:
+        """How many come before the last one, if each takes so many seconds of so many."""
+        if not self.data.evaluated:
+            return 0
+        return int(min(EVALUATION_PART * of_run / seconds, MOST_EVALUATIONS))
+
+    def memory(self, config: MiniMindConfig, batch_size: int) -> float:
+        """Bytes at the peak, with micro-batches of so many rows."""
+        batch = MicroBatch(config, batch_size, self.data.T, self.settings.gradient_checkpointing)
+        return self.memory_plan.needed(batch)
+
+    def token_flops(self, config: MiniMindConfig) -> float:
+        """Floating-point operations for each token."""
+        return flops_per_token(config, self.data.length)
+
+    def is_measured(self, config: MiniMindConfig) -> bool:
+        """Whether `measure` was called for this size."""
+        return config.hidden_size in self.corrections
+
+    def measure(self, plan: Plan) -> None:
+        """Time some updates of a plan, and correct the estimates by that. A collective: all ranks must call it."""
+        config = plan.config
+        micro_batch, update = measured_seconds(
+            config,
+            self.machine,
+            rows=self.machine.ranks.rows_of(plan.cut.batch_size),
+            T=self.data.T,
+            optimizer=self.optimizer,
+            compiled=self.compiled,
+            gradient_checkpointing=self.settings.gradient_checkpointing,
+        )
+        measured = micro_batch * plan.cut.accumulation_steps + update
+        # All ranks must plan with the same numbers.
+        measured = on_main(self.machine.ranks, lambda: measured)
+        self.corrections[config.hidden_size] = 1.0
+        factor = measured / self.update_seconds(config, plan.rows)
+        # Another program may have disturbed the measurement. The clock of the run mends the rest.
+        self.corrections[config.hidden_size] = min(max(factor, 1 / MOST_CORRECTION), MOST_CORRECTION)

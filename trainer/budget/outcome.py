@@ -1,0 +1,102 @@
+"""What a plan leads to: the settings of the run, and the lines that tell a person of it."""
+
+import math
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from common.processes import seconds_since_start
+from trainer.budget import laws
+from trainer.budget.command import explicit_command
+from trainer.budget.costs import RunCosts
+from trainer.budget.plan import Plan
+from trainer.budget.table import plan_table
+from trainer.pretrain.settings import PretrainSettings
+
+# A text_scale so near to 1 is that of the text which was measured.
+LIKE_THE_MEASURED_TEXT = 0.05
+LOG_LINES = 200
+# Of a run; where so few would be further apart than the seconds below, there are more.
+SAVES = 10
+MOST_SECONDS_BETWEEN_SAVES = 600.0
+
+
+def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict[str, Any]:
+    """What the plan says of the settings that the user has left open. given: names of the others."""
+    config = plan.config
+    steps = plan.cut.accumulation_steps
+    micro_batches = plan.updates * steps
+    updates_between_saves = min(plan.updates / SAVES, MOST_SECONDS_BETWEEN_SAVES / plan.update_seconds)
+    chosen: dict[str, Any] = {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "init_scheme": "zero_out",
+        "optimizer": costs.optimizer,
+        "learning_rate": laws.SIDE_RATE,
+        "weight_decay": laws.MUON_WEIGHT_DECAY,
+        "lr_schedule": "wsd",
+        "decay_share": laws.DECAY_SHARE,
+        "warmup_iters": min(laws.WARMUP_UPDATES, plan.updates // 10) * steps,
+        "batch_size": plan.cut.batch_size,
+        "accumulation_steps": steps,
+        "max_seq_len": costs.settings.max_seq_len,
+        "max_updates": plan.updates,
+        "val_fraction": costs.data.val_fraction,
+        "log_interval": max(1, micro_batches // LOG_LINES),
+        "save_interval": max(1, int(updates_between_saves * steps)),
+    }
+    if costs.data.evaluated:
+        evaluation = costs.evaluation_seconds(config, plan.rows)
+        evaluations = costs.evaluations(evaluation, costs.seconds or plan.seconds)
+        chosen["eval_interval"] = math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0
+    if costs.seconds is not None:
+        # Without a clock the run decides, which compiles where that pays.
+        chosen["use_compile"] = "1" if costs.compiled else "0"
+    if costs.optimizer == "muon":
+        chosen["muon_lr"] = laws.MUON_RATE
+    else:
+        chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
+    return {name: value for name, value in chosen.items() if name not in given}
+
+
+def told(
+    plan: Plan, others: Mapping[str, Plan | None], costs: RunCosts, chosen: PretrainSettings, given: Collection[str]
+) -> list[str]:
+    """The plan for a person, and the command that repeats it.
+
+    others: {"half of it": the plan for that}. chosen: the settings with the plan. given: names of those that the user has
+    said.
+    """
+    rates = f"{chosen.learning_rate:g} (AdamW)"
+    if chosen.optimizer == "muon":
+        rates = f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {chosen.learning_rate:g} (AdamW, the rest)"
+    asked = chosen.budget or f"{chosen.budget_tokens or chosen.budget_flops:g}"
+    left = plan.other_seconds + plan.seconds
+    table = plan_table(
+        plan,
+        others,
+        rates,
+        error=loss_error(costs, chosen),
+        bytes_per_token=costs.data.bytes_per_token,
+        total_seconds=seconds_since_start() + left,
+        # Nothing ends a run on time whose budget is no time.
+        until=time.time() + left if costs.seconds is not None else None,
+        T=costs.data.T,
+    )
+    return [
+        f"plan for {asked}:",
+        *table,
+        "the same by flags:",
+        f"  {explicit_command(chosen, given, costs.machine.ranks.micro_batches_at_once)}",
+    ]
+
+
+def loss_error(costs: RunCosts, chosen: PretrainSettings) -> float | None:
+    """The relative range of the expected loss; None: nothing is known of it."""
+    if chosen.from_weight != "none" or chosen.use_moe:
+        return None
+    is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
+    is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
+    return laws.LOSS_ERROR if is_such_text and is_such_vocabulary else laws.LOSS_ERROR_ELSEWHERE
