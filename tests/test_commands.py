@@ -39,6 +39,7 @@ PARSERS = {
     "benchmarks/data.py": benchmark_arguments.data_parser,
     "benchmarks/evaluate.py": benchmark_arguments.evaluate_parser,
     "benchmarks/generate.py": benchmark_arguments.generate_parser,
+    "benchmarks/gpu.py": benchmark_arguments.gpu_parser,
     "benchmarks/guards.py": benchmark_arguments.guards_parser,
     "benchmarks/optimizers.py": benchmark_arguments.optimizers_parser,
     "benchmarks/plain_loop.py": benchmark_arguments.plain_loop_parser,

@@ -61,7 +61,23 @@ def compile_blocks(
     if missing:
         say(f"{missing}: training without torch.compile, which takes longer")
         return
+    if device.type == "cuda":
+        choose_kernels_by_rule()
     model.compile_training(shape)
+
+
+def choose_kernels_by_rule() -> None:
+    """Let the compiler choose among kernels without timing them.
+
+    They add up in different orders, and a start with an empty cache may time them differently from the start before it. A
+    resume could then end with other bits. TORCHINDUCTOR_DETERMINISTIC=0 in the environment leaves the choice to timing.
+    """
+    # It loads the compiler, which not every run needs.
+    from torch._inductor import config
+
+    # Earlier versions of torch have no such choice.
+    if hasattr(config, "deterministic") and "TORCHINDUCTOR_DETERMINISTIC" not in os.environ:
+        config.deterministic = True
 
 
 def keep_freed_memory() -> None:

@@ -31,10 +31,11 @@ class Event:
 
 
 class OnTheCpu(TorchFunctionMode):
-    """Rewrites "cuda" devices to the CPU in every torch call, and counts how often one was asked for."""
+    """Rewrites devices of a kind, such as "cuda", to the CPU in every torch call, and counts how often one was asked for."""
 
-    def __init__(self):
+    def __init__(self, kind: str = "cuda"):
         super().__init__()
+        self.kind = kind
         self.asked = 0
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -49,8 +50,8 @@ class OnTheCpu(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _moved(self, value: Any) -> Any:
-        is_device = isinstance(value, torch.device) and value.type == "cuda"
-        is_name = isinstance(value, str) and value.split(":")[0] == "cuda"
+        is_device = isinstance(value, torch.device) and value.type == self.kind
+        is_name = isinstance(value, str) and value.split(":")[0] == self.kind
         if is_device or is_name:
             self.asked += 1
             return torch.device("cpu")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -182,6 +183,28 @@ def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeyp
         torch.set_float32_matmul_precision("highest")
     line = "torch.compile does not work here (a.cpp:1: fatal error: 'omp.h' not found): training without torch.compile"
     assert len(said) == 2 and all(text.startswith(line) for text in said)
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "by_rule"),
+    [("cuda", None, True), ("cuda", "0", False), ("cpu", None, False)],
+)
+def test_kernels_of_a_gpu_are_chosen_by_rule(monkeypatch, device, variable, by_rule):
+    """Reference: the compiler's own setting, which that variable sets when torch is imported."""
+    from torch._inductor import config
+
+    monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
+    monkeypatch.setattr(compiling, "failure_to_compile", lambda device: None)
+    monkeypatch.delenv("TORCHINDUCTOR_DETERMINISTIC", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TORCHINDUCTOR_DETERMINISTIC", variable)
+    shapes = []
+    model = SimpleNamespace(compile_training=shapes.append)
+    with config.patch(deterministic=False):
+        compile_blocks(model, "1", torch.device(device), print, (2, 8))
+        assert config.deterministic == by_rule
+    torch.set_float32_matmul_precision("highest")
+    assert shapes == [(2, 8)]
 
 
 @pytest.mark.slow
