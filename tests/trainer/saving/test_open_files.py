@@ -1,0 +1,96 @@
+"""Windows renames neither a file that is open or mapped nor a folder that holds one, and puts nothing in the place of one.
+Reference: what Linux says this process has open, at every rename of runs that save, resume and begin anew."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.helpers import train, write_corpus
+from tests.trainer.glue.glue_helpers import fine_tune, make_place
+from tests.trainer.test_train_electra import train as train_electra
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+
+
+def open_files() -> list[Path]:
+    """The files that this process has open or mapped."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(Path(os.readlink(descriptor)))
+        except FileNotFoundError:
+            # That of the listing itself.
+            continue
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) == 6:
+            found.append(Path(words[5]))
+    # Windows has no open folders, such as those that are made durable here.
+    return [path for path in found if not path.is_dir()]
+
+
+@pytest.fixture
+def renames(monkeypatch):
+    """[(source, target, open files that are in the way)] of every rename."""
+    seen = []
+
+    def watched(rename):
+        def checked(source, target, **options):
+            places = [Path(source).absolute(), Path(target).absolute()]
+            in_the_way = []
+            for path in open_files():
+                if any(path.is_relative_to(place) for place in places):
+                    in_the_way.append(path)
+            seen.append((source, target, in_the_way))
+            rename(source, target, **options)
+
+        return checked
+
+    monkeypatch.setattr(os, "replace", watched(os.replace))
+    monkeypatch.setattr(os, "rename", watched(os.rename))
+    return seen
+
+
+def check(renames, wanted):
+    """wanted: parts of the names of what must have been renamed."""
+    for source, target, in_the_way in renames:
+        assert not in_the_way, f"{source} -> {target}"
+    names = [str(target) for _, target, _ in renames]
+    for part in wanted:
+        assert any(part in name for name in names), (part, names)
+
+
+def test_the_fixture_sees_what_is_open(tmp_path, renames):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with open(folder / "file", "w"):
+        folder.rename(tmp_path / "other")
+    ((_, _, in_the_way),) = renames
+    assert in_the_way == [folder / "file"]
+
+
+def test_pretraining_renames_nothing_that_is_open(tmp_path, renames):
+    data = write_corpus(tmp_path / "data.jsonl", 40)
+    options = {"data_path": data, "out_dir": tmp_path, "save_interval": 4, "num_workers": 1}
+    first = train(**options)
+    train(**options)
+    # The first run is brought back, and gone on with.
+    resumed = first.checkpoints.folder
+    shutil.rmtree(resumed)
+    resumed.with_name(f"{resumed.name}_old1").rename(resumed)
+    train(**options, from_resume=1, epochs=2)
+    check(renames, ["update_", ".pth", ".json", "_old1", "metrics.jsonl", "settings.yaml", ".token_store"])
+
+
+def test_electra_and_glue_rename_nothing_that_is_open(tmp_path, renames):
+    data, vocabulary = write_lines(tmp_path / "data.jsonl")[0], write_vocab(tmp_path / "vocab.txt")
+    for _ in range(2):
+        train_electra(data_path=data, vocab_path=vocabulary, out_dir=tmp_path / "electra", max_steps=2)
+    place = make_place(tmp_path / "place")
+    for _ in range(2):
+        fine_tune(place, tmp_path / "glue", epochs=1, overwrite_output_dir=1)
+    check(renames, ["discriminator", "generator", "eval_results.json", "model"])
