@@ -300,7 +300,7 @@ def _work(connection: Connection, assembler: MakesBatches[RecipeT, BatchT], pare
 
 def _ignore_stop_signals() -> None:
     """Signals to the process group are for the main process: it saves first and ends its workers later."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 

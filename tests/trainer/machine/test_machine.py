@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from common.errors import UserError, user_errors
+from dataset import loader_workers
 from dataset.reading.documents import DataError
 from tests.helpers import ROOT, command_line, flags, train, write_corpus
 from trainer.machine import compiling, devices
@@ -242,7 +243,10 @@ def test_the_compilers_of_each_system(monkeypatch, system, variable, there, lack
 
 
 def test_windows_says_stop_by_another_signal(monkeypatch):
-    """Ctrl-Break, or a console window that is closed. Here another signal plays SIGBREAK, and two are missing."""
+    """Ctrl-Break, or a console window that is closed. Here another signal plays SIGBREAK, and two are missing.
+
+    It goes to the loader's processes too, which leave it to the main process.
+    """
     monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR2, raising=False)
     monkeypatch.delattr(signal, "SIGHUP")
     monkeypatch.delattr(signal, "SIGUSR1")
@@ -252,6 +256,10 @@ def test_windows_says_stop_by_another_signal(monkeypatch):
         os.kill(os.getpid(), signal.SIGUSR2)
         assert signals.signum == signal.SIGUSR2
     assert signal.getsignal(signal.SIGUSR2) == before
+    set_to = {}
+    monkeypatch.setattr(signal, "signal", set_to.__setitem__)
+    loader_workers._ignore_stop_signals()
+    assert set_to == dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), signal.SIG_IGN)
 
 
 @pytest.mark.parametrize(
