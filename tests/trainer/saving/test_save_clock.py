@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.helpers import flags, losses, train, write_corpus
+from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
 from trainer.electra import settings as electra
 from trainer.engine import Engine
@@ -88,6 +89,17 @@ def test_saves_by_time_change_nothing_and_a_resume_goes_on_bitwise(tmp_path, dat
     resumed = train(data_path=data, out_dir=tmp_path / "clocked", save_minutes=0.5, epochs=2, from_resume=1)
     for ours, reference in zip(resumed.engine.parameters, whole.engine.parameters, strict=True):
         assert torch.equal(ours, reference)
+
+
+def test_on_cuda_a_run_is_saved_one_update_later(tmp_path, data, clock):
+    """Asked for before update 4, known and saved after update 5, 50 s after the start; without a flag it is 2 minutes."""
+    with simulated_cuda():
+        run = train(data_path=data, out_dir=tmp_path / "half", device="cuda", save_minutes=0.5, **COUNT_ALL)
+        train(data_path=data, out_dir=tmp_path / "usual", device="cuda", **COUNT_ALL)
+    last = run.progress.update
+    assert saved(tmp_path / "half") == sorted({*range(5, last, 5), last})
+    first = round(60 * GPU_MINUTES / EACH_UPDATE_S) + 2
+    assert saved(tmp_path / "usual")[0] == first < last
 
 
 def test_on_cuda_a_request_is_made_once():
