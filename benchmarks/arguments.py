@@ -171,6 +171,17 @@ def step_parser() -> Parser:
     return p
 
 
+def host_work_parser() -> Parser:
+    """The flags of host_work.py."""
+    p = new_parser("host_work.py", "What the host does for each micro-batch on a GPU, counted and timed without one.")
+    p.add_argument("--size", choices=STEP_SIZES, default="26m", help="of the model")
+    p.add_argument("--rows", type=positive(int), default=32, help="of a small micro-batch")
+    p.add_argument("--merged", type=positive(int), default=256, help="rows of a large micro-batch")
+    p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row")
+    p.add_argument("--times", type=positive(int), default=2, help="to time each; the best counts")
+    return p
+
+
 def processes_parser() -> Parser:
     """The flags of processes.py."""
     p = new_parser("processes.py", "One process with all threads against several with few, on a CPU.")

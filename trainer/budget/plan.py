@@ -18,8 +18,9 @@ from trainer.budget import laws
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # Micro-batches of an update that are tried where the user has said how many rows one has
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# Rows that one rank computes at once. More of them make the products of a CPU no faster, and take memory.
-MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 64}
+# Rows that one rank computes at once. More of them make the products of a CPU no faster, and take memory. A GPU has then as
+# much to do as it takes the host to launch the next operations; fewer are taken where they do not fit.
+MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 256}
 # A run of fewer updates learns nothing that is worth a plan.
 FEWEST_UPDATES = 20
 # The batch depends on the number of tokens, which depends a little on the batch: after two rounds neither changes any more.

@@ -54,6 +54,17 @@ def on_main(ranks: "Ranks", work: Callable[[], ResultT]) -> ResultT:
     return result
 
 
+def least_of_ranks(ranks: "Ranks", number: float, device: torch.device) -> float:
+    """The smallest of the ranks' numbers, on all of them. A collective. device: the rank's own."""
+    if ranks.world_size == 1:
+        return number
+    # NCCL sends what lies on a GPU alone, Gloo what lies in main memory.
+    place = device if dist.get_backend() == "nccl" else torch.device("cpu")
+    least = torch.tensor(number, dtype=torch.float64, device=place)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return least.item()
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Where this process stands among those of the run."""

@@ -45,10 +45,11 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
+from trainer.pretrain.division import note_on_small, settle
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory_plan import MemoryPlan
-from trainer.pretrain.notices import SizeOfRun, notices
+from trainer.pretrain.notices import WORTH_A_NOTICE, SizeOfRun, notices
 from trainer.pretrain.public_weights import (
     PublicModel,
     checked_folder,
@@ -57,6 +58,7 @@ from trainer.pretrain.public_weights import (
     tokenizer_notices,
 )
 from trainer.pretrain.settings import (
+    AUTO,
     DEFAULT_TOKENIZER,
     MODEL_FLAGS,
     PretrainSettings,
@@ -126,7 +128,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
             self.corpus = open_corpus(settings, self.encoder, self.ranks)
             self._check_tokens()
+            self._settle_batch()
             self._check_memory()
+        # The model's folder and --batch_size auto have decided on some of them.
+        settings = self.settings
         if settings.gradient_checkpointing:
             recompute_layers(self.model)
         self.model.train()
@@ -250,6 +255,18 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 f"{self.config.vocab_size}: use the tokenizer that the weights were trained with"
             )
 
+    def _settle_batch(self) -> None:
+        """Put numbers in the place of --batch_size auto."""
+        self.batch_notice: str | None = None
+        if self.settings.batch_size != AUTO:
+            return
+        plan = self.plan(0)
+        self.settings, self.batch_notice = settle(
+            self.settings, self.stem, self.config, plan.n_rows, plan.T, self.memory
+        )
+        # Its advice begins with the flags of the run.
+        self.memory.settings = self.settings
+
     def _check_memory(self) -> None:
         """Errors: UserError where a micro-batch, which never has more rows than an epoch has for a rank, cannot fit."""
         plan = self.plan(0)
@@ -368,9 +385,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             own_notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
         if self.precision_notice:
             own_notices.append(self.precision_notice)
-        tight = self.memory.warning()
-        if tight:
-            own_notices.append(tight)
+        if run.tokens >= WORTH_A_NOTICE and not self.batch_notice:
+            self.batch_notice = note_on_small(settings, config, first.n_rows, first.T, self.memory)
+        for line in (self.batch_notice, self.memory.warning()):
+            if line:
+                own_notices.append(line)
         return Outlook(
             rows=rows,
             lines=lines,

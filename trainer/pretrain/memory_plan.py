@@ -1,6 +1,8 @@
 """Whether a run of train_pretrain.py fits the memory of its device, and which flags would fit."""
 
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +12,7 @@ from model.config import MiniMindConfig, parameter_count
 from trainer.machine.measure import available_memory, total_memory
 from trainer.machine.out_of_memory import gigabytes, same_update
 from trainer.machine.processes import bytes_in_shared_memory
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, least_of_ranks
 from trainer.pretrain.memory import training_memory
 from trainer.pretrain.settings import PretrainSettings
 
@@ -58,24 +60,44 @@ class MemoryPlan:
 
         Whether `--use_compile auto` compiles is not known yet, so the smaller figure holds.
         """
+        choices = {"0": [False], "1": [True]}.get(self.settings.use_compile, [False, True])
+        return min(self._needed(batch, compiled) for compiled in choices)
+
+    def needed_at_most(self, batch: MicroBatch) -> int:
+        """As `needed`, be it compiled or not: the last rows of an epoch never are, and plain code takes more."""
+        return max(self._needed(batch, compiled) for compiled in (False, True))
+
+    def _needed(self, batch: MicroBatch, compiled: bool) -> int:
         sharing = self.ranks.sharing
         rows_of_process = -(-batch.rows // sharing)
-        in_shared_memory = bytes_in_shared_memory(sharing, parameter_count(batch.config))
-        choices = {"0": [False], "1": [True]}.get(self.settings.use_compile, [False, True])
-        totals = []
-        for compiled in choices:
-            estimate = training_memory(
-                batch.config,
-                rows_of_process,
-                batch.T,
-                self.settings.optimizer,
-                compiled=compiled,
-                gradient_checkpointing=batch.gradient_checkpointing,
-                device=self.device.type,
-                half=self.half,
-            )
-            totals.append(sharing * estimate.total + in_shared_memory)
-        return min(totals)
+        estimate = training_memory(
+            batch.config,
+            rows_of_process,
+            batch.T,
+            self.settings.optimizer,
+            compiled=compiled,
+            gradient_checkpointing=batch.gradient_checkpointing,
+            device=self.device.type,
+            half=self.half,
+        )
+        return sharing * estimate.total + bytes_in_shared_memory(sharing, parameter_count(batch.config))
+
+    def free_on_all_ranks(self) -> float | None:
+        """Bytes that the rank with the least had free when the run began; None: not known. A collective."""
+        own = math.inf if self.available is None else float(self.available)
+        least = least_of_ranks(self.ranks, own, self.device)
+        return None if math.isinf(least) else least
+
+    def fits(self, batch: MicroBatch, free: float | None) -> bool:
+        """Whether a micro-batch is safe to take where so much is free."""
+        return free is None or self.needed_at_most(batch) <= SAFE_SHARE * free
+
+    def first_that_fits(self, config: MiniMindConfig, choices: Sequence[int], T: int, free: float | None) -> int:
+        """The first of the numbers of rows that fits; the last one where none does: `check` and `warning` tell that."""
+        for rows in choices:
+            if self.fits(MicroBatch(config, rows, T, self.settings.gradient_checkpointing), free):
+                return rows
+        return choices[-1]
 
     def check(self, config: MiniMindConfig, rows: int, T: int) -> None:
         """Note what will be trained. Errors: UserError where the device surely has too little for it."""

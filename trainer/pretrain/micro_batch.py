@@ -7,7 +7,8 @@ from model.hf_folder import read_config
 from trainer.budget.kept_plan import kept_settings
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.processes import MicroBatch
-from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
+from trainer.pretrain.division import why_whole
+from trainer.pretrain.settings import AUTO, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 
 # Of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
 LARGE_VOCABULARY = 64_000
@@ -26,16 +27,15 @@ def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> M
                 config.vocab_size = LARGE_VOCABULARY
     except (ValueError, OSError):
         return None
-    whole = ""
-    if config.use_moe and not config.seq_aux:
-        whole = "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
-    is_free = settings.has_budget and "batch_size" not in given
-    before = kept_settings(settings) if is_free and settings.from_resume else None
+    whole = why_whole(config)
+    is_planned = settings.has_budget and "batch_size" not in given
+    before = kept_settings(settings) if is_planned and settings.from_resume else None
     if before is not None:
         # A run that goes on: its first start has chosen the batch, and the processes that share it.
         shape = (before.batch_size, before.max_seq_len)
         processes = int(before.cpu_processes) if before.cpu_processes.isdecimal() else None
         return MicroBatch(*shape, parameter_count(config), whole, processes=processes)
-    # The plan will take a batch that the processes can share.
+    # The plan, or the job, will take a batch that the processes can share.
+    is_free = is_planned or settings.batch_size == AUTO
     rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_free else settings.batch_size
     return MicroBatch(rows, settings.max_seq_len, parameter_count(config), whole, is_planned=is_free)

@@ -7,6 +7,7 @@ from dataset.corpus import Corpus
 from trainer.budget import laws
 from trainer.budget.plan import closest_cut, free_cuts
 from trainer.machine.ranks import Ranks
+from trainer.pretrain.division import USUAL_ROWS
 from trainer.pretrain.settings import PretrainSettings
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
@@ -62,9 +63,14 @@ def unsuitable_batch(run: SizeOfRun) -> list[str]:
         # The largest or smallest that there is.
         return []
     updates = max(1, round(run.tokens / now))
+    flags = f"--batch_size {cut.batch_size} --accumulation_steps {cut.accumulation_steps}"
+    rows_of_rank = cut.batch_size * cut.accumulation_steps
+    if run.device_type == "cuda" and rows_of_rank % USUAL_ROWS == 0:
+        # How many of them the memory holds at once is not looked up here.
+        flags = f"--batch_size auto --accumulation_steps {rows_of_rank // USUAL_ROWS}"
     return [
         f"note: this run has {counted(updates, 'update')} of {now:,.0f} tokens. Runs of {run.tokens:,.0f} tokens learn most "
-        f"with updates of about {good:,.0f}: --batch_size {cut.batch_size} --accumulation_steps {cut.accumulation_steps}; --budget 10m chooses "
+        f"with updates of about {good:,.0f}: {flags}; --budget 10m chooses "
         "everything for the time that you have"
     ]
 

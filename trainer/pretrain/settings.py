@@ -17,6 +17,8 @@ from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.reporting.settings import OutputSettings
 
 MOST_LAYERS = 1000
+# What --batch_size auto is in the settings until the job knows how many rows fit: no number of rows is 0.
+AUTO = 0
 DEFAULT_TOKENIZER = str(ROOT / "model")
 DEFAULT_GENERATION = "minimind2"
 DEFAULT_WIDTH = 512
@@ -52,6 +54,15 @@ def row_length(text: str) -> int:
     if value < 2:
         raise argparse.ArgumentTypeError(f"{text} must be at least 2 to hold an input and a target")
     return value
+
+
+def rows_or_auto(text: str) -> int:
+    """A number of rows, or AUTO."""
+    return AUTO if text == "auto" else positive(int)(text)
+
+
+# What argparse calls it in its message.
+rows_or_auto.__name__ = "positive int or auto"
 
 
 def layers(text: str) -> int:
@@ -173,6 +184,12 @@ class DataSettings(TextSettings):
 class TrainingSettings(OptimizerSettings, UpdateSettings):
     """training"""
 
+    batch_size: int = setting(
+        32,
+        check=rows_or_auto,
+        help="rows per micro-batch and rank; auto: as many as fit the device, with the updates, warm-up and intervals of 32",
+        first=True,
+    )
     epochs: int = setting(1, check=positive(int), help="passes over the data", first=True)
     max_updates: int = setting(
         0, check=not_negative(int), help="end after so many updates, in as many passes as they take; 0: after --epochs"

@@ -1,0 +1,283 @@
+"""`--batch_size auto`. References: runs with the flags that it comes to, all divisions by brute force, and the memory plan."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from model.config import MiniMindConfig
+from tests.helpers import losses, new_port, records, run_ranks, train, write_corpus
+from tests.trainer.machine.simulated_cuda import simulated_cuda
+from trainer import train_pretrain
+from trainer.machine.processes import MicroBatch as Divisible
+from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.pretrain import memory_plan
+from trainer.pretrain.division import USUAL_ROWS, converted, note_on_small, row_choices, settle, with_rows
+from trainer.pretrain.memory_plan import SAFE_SHARE, MemoryPlan, MicroBatch
+from trainer.pretrain.micro_batch import micro_batch_of
+from trainer.pretrain.settings import parse_args
+
+CUDA = torch.device("cuda", 0)
+GB = 10**9
+SIZE = MiniMindConfig()
+MANY_ROWS = 100_000
+T = 512
+
+
+def settings_of(*argv):
+    return parse_args(["--batch_size", "auto", *argv])
+
+
+def plan_with(monkeypatch, settings, free, device=CUDA, ranks=None):
+    """The MemoryPlan of a machine that has `free` bytes."""
+    monkeypatch.setattr(memory_plan, "total_memory", lambda device: free)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda device: free)
+    return MemoryPlan(settings, torch.bfloat16, device, ranks or Ranks())
+
+
+def settled(monkeypatch, tmp_path, free, *argv, rows_of_epoch=MANY_ROWS, config=SIZE, device=CUDA, ranks=None):
+    settings = settings_of(*argv)
+    memory = plan_with(monkeypatch, settings, free, device, ranks)
+    return settle(settings, tmp_path / "run", config, rows_of_epoch, T, memory)
+
+
+# ------------------------------------------------------------------------------------------ which rows are taken
+
+
+@given(
+    steps=st.integers(1, 40),
+    most=st.integers(1, 400),
+    sharing=st.sampled_from([1, 2, 4, 8]),
+    warmup=st.sampled_from([0, 1, 10, 37, 100]),
+)
+def test_choices_divide_the_update_and_the_warm_up(steps, most, sharing, warmup):
+    """Reference: every number of rows, asked one by one."""
+    rows_of_update = USUAL_ROWS * steps
+    wanted = []
+    for rows in range(1, most + 1):
+        whole = (rows_of_update / rows).is_integer() and (USUAL_ROWS * warmup / rows).is_integer()
+        if whole and rows % sharing == 0:
+            wanted.append(rows)
+    assert row_choices(rows_of_update, most, sharing, warmup) == wanted[::-1]
+
+
+@pytest.mark.parametrize(
+    ("free", "wanted"), [(80 * GB, (256, 1)), (24 * GB, (128, 2)), (6 * GB, (16, 16)), (3 * GB, (8, 32))]
+)
+def test_the_largest_micro_batch_that_fits_is_taken(monkeypatch, tmp_path, free, wanted):
+    """Reference: the memory plan of what was chosen, and of the next larger one."""
+    settings, line = settled(monkeypatch, tmp_path, free)
+    assert (settings.batch_size, settings.accumulation_steps) == wanted
+    memory = plan_with(monkeypatch, settings, free)
+    assert memory.needed_at_most(MicroBatch(SIZE, settings.batch_size, T, False)) <= SAFE_SHARE * free
+    if settings.accumulation_steps > 1:
+        assert memory.needed_at_most(MicroBatch(SIZE, 2 * settings.batch_size, T, False)) > SAFE_SHARE * free
+    assert line.startswith("--batch_size auto: an update is ") and "are free on cuda:0" in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "rows_of_epoch", "wanted"),
+    [
+        # 224 and 352 rows an update: odd numbers of rows divide them.
+        (("--accumulation_steps", "7"), MANY_ROWS, (224, 1)),
+        (("--accumulation_steps", "11"), MANY_ROWS, (176, 2)),
+        # Beyond 256 rows nothing is won.
+        (("--accumulation_steps", "64"), MANY_ROWS, (256, 8)),
+        # An epoch of 100 rows never fills more.
+        ((), 100, (64, 4)),
+        ((), 1, (1, 256)),
+        # 100 micro-batches of 32 are 25 of 128, but no number of 256.
+        (("--warmup_iters", "100"), MANY_ROWS, (128, 2)),
+    ],
+)
+def test_the_update_keeps_its_rows(monkeypatch, tmp_path, argv, rows_of_epoch, wanted):
+    settings, _ = settled(monkeypatch, tmp_path, 1000 * GB, *argv, rows_of_epoch=rows_of_epoch)
+    assert (settings.batch_size, settings.accumulation_steps) == wanted
+    assert math.prod(wanted) == USUAL_ROWS * settings_of(*argv).accumulation_steps
+    assert settings.warmup_iters * wanted[0] == USUAL_ROWS * settings_of(*argv).warmup_iters
+
+
+def test_a_cpu_takes_no_more_than_it_is_fast_with_and_no_memory_is_no_limit(monkeypatch, tmp_path):
+    for free in (1000 * GB, None):
+        settings, line = settled(monkeypatch, tmp_path, free, device=torch.device("cpu"))
+        assert (settings.batch_size, settings.accumulation_steps) == (16, 16)
+    assert "free" not in line
+    # Where not even one row fits, the run's own check says what would.
+    settings, _ = settled(monkeypatch, tmp_path, 1, device=torch.device("cpu"))
+    assert settings.batch_size == 1
+
+
+def test_processes_that_share_a_micro_batch_get_equal_parts(monkeypatch, tmp_path):
+    ranks = Ranks(0, 0, 4, sharing=4)
+    monkeypatch.setattr("trainer.machine.ranks.dist.broadcast_object_list", lambda answer, src: None)
+    monkeypatch.setattr("trainer.pretrain.memory_plan.least_of_ranks", lambda ranks, number, device: number)
+    settings, _ = settled(monkeypatch, tmp_path, 10, "--device", "cpu", device=torch.device("cpu"), ranks=ranks)
+    assert settings.batch_size == 4
+    with pytest.raises(UserError, match="--cpu_processes 3 --batch_size auto: updates of 256 rows cannot be divided"):
+        settled(monkeypatch, tmp_path, 10, device=torch.device("cpu"), ranks=Ranks(0, 0, 3, sharing=3))
+    assert micro_batch_of(settings_of("--device", "cpu")) == Divisible(16, T, 25_829_888, "", True)
+
+
+def test_a_loss_that_is_defined_over_a_micro_batch_keeps_it(monkeypatch, tmp_path):
+    experts = MiniMindConfig(generation="minimind3", use_moe=True)
+    for device in (CUDA, torch.device("cpu")):
+        settings, _ = settled(monkeypatch, tmp_path, 1000 * GB, config=experts, device=device)
+        assert (settings.batch_size, settings.accumulation_steps) == (32, 8)
+
+
+def test_what_counts_micro_batches_counts_as_many_rows():
+    settings = with_rows(
+        settings_of("--eval_interval", "0", "--log_interval", "1", "--save_interval", "1000000000"), 16
+    )
+    assert (settings.eval_interval, settings.log_interval, settings.save_interval) == (0, 2, 10**9)
+    settings = with_rows(settings_of("--warmup_iters", "16"), 256)
+    assert (settings.log_interval, settings.save_interval, settings.eval_interval) == (12, 12, 62)
+    assert settings.warmup_iters == 2 and converted(1, 256) == 1
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "AUTO", "auto ", "1.5", "automatic", ""])
+def test_anything_else_is_refused_in_one_line(bad, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_args(["--batch_size", bad])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.count("\n") == 1 and "argument --batch_size" in said
+
+
+# ------------------------------------------------------------------------------------------------ the least of ranks
+
+
+def rows_of_rank(folder):
+    """On a rank that has 24 GB, where the others have 80."""
+    new_port("division")
+    ranks, device = init_distributed_mode("cpu")
+    settings = settings_of()
+    memory = MemoryPlan(settings, torch.bfloat16, device, ranks)
+    memory.device = CUDA
+    memory.available = (24 if ranks.rank == 1 else 80) * GB
+    found, line = settle(settings, Path(folder) / "run", SIZE, MANY_ROWS, T, memory)
+    torch.distributed.destroy_process_group()
+    return [found.batch_size, found.accumulation_steps, line]
+
+
+def test_ranks_agree_on_what_fits_all_of_them(tmp_path):
+    first, second = run_ranks(rows_of_rank, str(tmp_path))
+    assert first == second
+    assert first[:2] == [128, 2] and "24.0 GB that are free" in first[2]
+
+
+# --------------------------------------------------------------------------------------------------------- whole runs
+
+
+AUTO_RUN = {
+    "batch_size": "auto",
+    "accumulation_steps": 2,
+    "log_interval": 2,
+    "eval_interval": 2,
+    "warmup_iters": 4,
+    "val_fraction": 0.1,
+}
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_corpus(tmp_path / "corpus.jsonl", 400)
+
+
+def test_a_run_is_that_of_the_flags_which_it_comes_to(tmp_path, data):
+    """References: the same flags given, bit for bit; and micro-batches of 32, to rounding."""
+    with simulated_cuda():
+        auto = train(data_path=data, out_dir=tmp_path / "auto", device=None, **AUTO_RUN)
+        counts = {"log_interval": 1, "eval_interval": 1, "warmup_iters": 2}
+        given = {**AUTO_RUN, "batch_size": 64, "accumulation_steps": 1, **counts}
+        explicit = train(data_path=data, out_dir=tmp_path / "explicit", device=None, **given)
+        usual = train(data_path=data, out_dir=tmp_path / "usual", device=None, **{**AUTO_RUN, "batch_size": 32})
+    assert (auto.settings.batch_size, auto.settings.accumulation_steps) == (64, 1)
+    assert auto.progress.update == usual.progress.update > 2
+    assert losses(auto) == losses(explicit)
+    for name in ("val_loss", "lr"):
+        curves = [[record[name] for record in records(run, name)] for run in (auto, usual)]
+        # The log of the usual run has one more line: of the last micro-batch, whose update has a line already.
+        assert len(curves[0]) == auto.progress.update
+        assert curves[0] == pytest.approx(curves[1][: len(curves[0])], rel=1e-6)
+    for name, weight in usual.engine.model.state_dict().items():
+        torch.testing.assert_close(auto.engine.model.state_dict()[name], weight, rtol=1e-4, atol=1e-6)
+
+
+def test_a_resume_keeps_the_division_bit_for_bit(tmp_path, data, monkeypatch):
+    """Reference: the run that was not stopped. In between other programs take the memory of the GPU."""
+    changes = {"data_path": data, "device": None, **AUTO_RUN, "lr_schedule": "constant"}
+    with simulated_cuda():
+        whole = train(out_dir=tmp_path / "whole", **changes, epochs=2)
+        train(out_dir=tmp_path / "parts", **changes, epochs=1)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1 << 20, 24 << 30))
+        resumed = train(out_dir=tmp_path / "parts", **changes, epochs=2, from_resume=1)
+    assert resumed.settings.batch_size == whole.settings.batch_size == 64
+    assert resumed.settings.warmup_iters == whole.settings.warmup_iters == 2
+    kept = Path(tmp_path / "parts/pretrain_16.settings.yaml").read_text()
+    assert "batch_size: 64\n" in kept and "accumulation_steps: 1\n" in kept
+    assert resumed.progress.update == whole.progress.update
+    for name, weight in whole.engine.model.state_dict().items():
+        assert torch.equal(resumed.engine.model.state_dict()[name], weight)
+
+
+def test_a_resume_that_asks_for_another_update_gets_it(tmp_path, data, capsys):
+    shape = {"data_path": data, "out_dir": tmp_path, "device": "cpu"}
+    train(**shape, **AUTO_RUN)
+    resumed = train(**shape, **{**AUTO_RUN, "accumulation_steps": 1}, from_resume=1, epochs=2)
+    assert (resumed.settings.batch_size, resumed.settings.accumulation_steps) == (16, 2)
+    assert "an update now covers 32 rows, before the resume it covered 64" in capsys.readouterr().out
+
+
+def test_a_settings_file_that_is_none_ends_in_one_line(tmp_path, data, capsys):
+    (tmp_path / "pretrain_16.settings.yaml").write_text("batch_size: [1, 2]\n")
+    with pytest.raises(SystemExit) as ended:
+        train(data_path=data, out_dir=tmp_path, **AUTO_RUN, from_resume=1)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1 and "pretrain_16.settings.yaml" in said
+
+
+# ------------------------------------------------------------------------------------- what is said of small ones
+
+
+def test_small_micro_batches_on_a_gpu_get_a_line(monkeypatch):
+    settings = parse_args([])
+    memory = plan_with(monkeypatch, settings, 80 * GB)
+    line = note_on_small(settings, SIZE, MANY_ROWS, T, memory)
+    assert line.startswith("note: ") and "--batch_size auto" in line and "256 rows" in line
+    settings = parse_args(["--batch_size", "12", "--accumulation_steps", "10"])
+    assert "--batch_size 120 --accumulation_steps 1" in note_on_small(settings, SIZE, MANY_ROWS, T, memory)
+
+
+@pytest.mark.parametrize(
+    ("argv", "free", "device"),
+    [
+        ((), 80 * GB, torch.device("cpu")),
+        ((), 4 * GB, CUDA),
+        (("--batch_size", "64"), 80 * GB, CUDA),
+        (("--accumulation_steps", "1"), 80 * GB, CUDA),
+        (("--from_resume", "1"), 80 * GB, CUDA),
+        (("--budget", "10m"), 80 * GB, CUDA),
+    ],
+)
+def test_others_get_none(monkeypatch, argv, free, device):
+    settings = parse_args(list(argv))
+    assert note_on_small(settings, SIZE, MANY_ROWS, T, plan_with(monkeypatch, settings, free, device)) is None
+
+
+def test_a_budget_leaves_the_batch_to_its_plan(monkeypatch, data):
+    """`auto` beside it is as if nothing had been said."""
+    asked = []
+
+    def plan_run(settings, given, surroundings):
+        asked.append(given)
+
+    monkeypatch.setattr(train_pretrain, "plan_run", plan_run)
+    argv = ["--device", "cpu", "--data_path", str(data), "--budget_tokens", "3e5", "--seed", "1"]
+    for batch_size, expected in (("auto", set()), ("16", {"batch_size"})):
+        assert train_pretrain.main([*argv, "--batch_size", batch_size]) == 0
+        assert asked.pop() == {"device", "data_path", "budget_tokens", "seed", *expected}

@@ -1,0 +1,152 @@
+"""How `--batch_size auto` divides an update into micro-batches: into as few as the memory allows.
+
+A GPU computes a large micro-batch about as fast as the host can launch a small one. An update keeps the rows that it has
+without the flag, those of --accumulation_steps micro-batches of USUAL_ROWS. Its loss does not depend on how it is divided
+(docs/design.md), but for the last bits. What the flags count in micro-batches, as --log_interval does, they count in those
+of USUAL_ROWS with "auto" too, and it is converted here: so the flags mean the same on each machine.
+
+It is settled once, before the first update, and from then on stands in the settings of the run like any other number.
+A resume goes on with it, since other micro-batches would change the last bits.
+"""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+from common.errors import UserError
+from common.flags import LARGEST
+from common.settings import default_of, parse
+from common.wording import counted
+from model.config import MiniMindConfig
+from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
+from trainer.machine.out_of_memory import gigabytes
+from trainer.machine.ranks import on_main
+from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
+from trainer.pretrain.settings import AUTO, DESCRIPTION, PROG, PretrainSettings
+
+USUAL_ROWS: int = default_of(PretrainSettings, "batch_size")
+# Positions of a micro-batch that keep a GPU busy while the host launches the next operations.
+ENOUGH_POSITIONS = 32_768
+
+
+def why_whole(config: MiniMindConfig) -> str:
+    """Why the loss of a micro-batch is not the sum of its parts' losses; "" where it is."""
+    if config.use_moe and not config.seq_aux:
+        return "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
+    return ""
+
+
+def settle(
+    settings: PretrainSettings, stem: Path, config: MiniMindConfig, rows_of_epoch: int, T: int, memory: MemoryPlan
+) -> tuple[PretrainSettings, str]:
+    """The settings with a number of rows in the place of AUTO, and a line that tells it. A collective.
+
+    stem: path of the run's files without their endings. rows_of_epoch: of all ranks; T: positions of a row.
+    Errors: UserError for a settings file of the run that is none, and for a number of processes that do not divide the update.
+    """
+    ranks = memory.ranks
+    recorded = on_main(ranks, partial(recorded_rows, settings, stem))
+    # Another machine may divide itself into another number of processes.
+    if recorded is not None and recorded % ranks.sharing == 0:
+        return with_rows(settings, recorded), f"--batch_size auto: {division(settings, recorded)}, as before the resume"
+    most = MOST_ROWS_OF_MICRO_BATCH[memory.device.type]
+    # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
+    most = max(min(most, -(-rows_of_epoch // ranks.micro_batches_at_once)), ranks.sharing)
+    choices = row_choices(USUAL_ROWS * settings.accumulation_steps, most, ranks.sharing, settings.warmup_iters)
+    if why_whole(config):
+        # Other micro-batches would be another loss.
+        choices = [USUAL_ROWS]
+    if not choices:
+        raise UserError(
+            f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {USUAL_ROWS * settings.accumulation_steps:,} rows "
+            "cannot be divided so that all processes have the same; take another number, or auto"
+        )
+    free = memory.free_on_all_ranks()
+    rows = memory.first_that_fits(config, choices, T, free)
+    needed = memory.needed_at_most(MicroBatch(config, rows, T, settings.gradient_checkpointing))
+    line = f"--batch_size auto: {division(settings, rows)}, for which {gigabytes(needed)} are enough"
+    if free is not None:
+        line += f" of the {gigabytes(free)} that are free on {memory.device}"
+    return with_rows(settings, rows), line
+
+
+def division(settings: PretrainSettings, rows: int) -> str:
+    """What an update of the settings is divided into, if a micro-batch has so many rows."""
+    steps = USUAL_ROWS * settings.accumulation_steps // rows
+    return f"an update is {counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
+
+
+def row_choices(rows_of_update: int, most: int, sharing: int = 1, warmup_iters: int = 0) -> list[int]:
+    """The numbers of rows that a micro-batch may have, the largest first.
+
+    They divide the update and, so that each learning rate stays what it is, the rows of the warm-up. The ranks that share a
+    micro-batch get equal parts of it. most: not more than these.
+    """
+    found = []
+    for rows in range(min(most, rows_of_update), 0, -1):
+        divides = rows_of_update % rows == 0 and USUAL_ROWS * warmup_iters % rows == 0
+        if divides and rows % sharing == 0:
+            found.append(rows)
+    return found
+
+
+def with_rows(settings: PretrainSettings, rows: int) -> PretrainSettings:
+    """The settings with micro-batches of so many rows in the place of AUTO, and the same updates."""
+    return dataclasses.replace(
+        settings,
+        batch_size=rows,
+        accumulation_steps=USUAL_ROWS * settings.accumulation_steps // rows,
+        warmup_iters=converted(settings.warmup_iters, rows),
+        log_interval=converted(settings.log_interval, rows),
+        save_interval=converted(settings.save_interval, rows),
+        eval_interval=converted(settings.eval_interval, rows),
+    )
+
+
+def converted(count: int, rows: int) -> int:
+    """So many micro-batches of USUAL_ROWS, counted in micro-batches of `rows`. 0 means never, and stays.
+
+    It is rounded, but for a warm-up, which `row_choices` has looked at: it decides on learning rates.
+    """
+    if count == 0:
+        return 0
+    return min(max(1, round(count * USUAL_ROWS / rows)), LARGEST)
+
+
+def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
+    """The rows of a micro-batch of the run that a resume goes on with; None: there is none, or its updates are others."""
+    path = Path(f"{stem}.settings.yaml")
+    if not settings.from_resume or not path.is_file():
+        return None
+    before = parse(PretrainSettings, PROG, DESCRIPTION, ["--config", str(path)])
+    rows_of_update = before.batch_size * before.accumulation_steps
+    if before.batch_size == AUTO or rows_of_update != USUAL_ROWS * settings.accumulation_steps:
+        return None
+    return before.batch_size
+
+
+def note_on_small(
+    settings: PretrainSettings, config: MiniMindConfig, rows_of_epoch: int, T: int, memory: MemoryPlan
+) -> str | None:
+    """A line for a run on a GPU whose micro-batches could be much larger; None for others. A collective."""
+    batch_size = settings.batch_size
+    steps = settings.accumulation_steps
+    is_small = memory.device.type == "cuda" and steps > 1 and batch_size * T < ENOUGH_POSITIONS
+    # A budget has been planned with its micro-batches, and a resume keeps those that it has.
+    if not is_small or settings.has_budget or settings.from_resume or why_whole(config):
+        return None
+    most = min(MOST_ROWS_OF_MICRO_BATCH["cuda"], -(-rows_of_epoch // memory.ranks.micro_batches_at_once))
+    choices = [rows for rows in row_choices(batch_size * steps, most) if rows >= 2 * batch_size]
+    free = memory.free_on_all_ranks()
+    if not choices:
+        return None
+    rows = memory.first_that_fits(config, choices, T, free)
+    if not memory.fits(MicroBatch(config, rows, T, settings.gradient_checkpointing), free):
+        return None
+    flags = f"--batch_size {rows} --accumulation_steps {batch_size * steps // rows}"
+    if batch_size == USUAL_ROWS:
+        flags = "--batch_size auto"
+    return (
+        f"note: between micro-batches as small as {batch_size} x {T} positions a GPU waits for the host; {flags} trains the "
+        f"same updates in micro-batches of {rows} rows, which fit, in less time"
+    )
