@@ -3,7 +3,8 @@
 A forward pass takes one backend, for all layers. The layers find it in their `Layout`, beside what else they share.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from model.model_minimind import Block
 
+ResultT = TypeVar("ResultT")
 # What a mask is depends on the backend that made it: a tensor, None for plain causal, or FlexAttention's BlockMask.
 Mask = Any
 
@@ -38,6 +40,10 @@ class Backend:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What the block makes of x [B, T, H]. A hook: a compiled backend puts a compiled `Block.compute` here."""
         return block.compute(x, layout, past_key_values)
+
+    def small(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """function(*arguments): some cheap operations in a row, before or behind the blocks. A hook, as `block` is."""
+        return function(*arguments)
 
     def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """hidden [B*T, H], weight of the head [V, H], targets [B*T] (-100: none) -> sum over the targets, 0-d fp32."""

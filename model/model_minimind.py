@@ -198,14 +198,14 @@ class MiniMindModel(nn.Module):
         None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`.
         """
         x = self.dropout(x)
-        cos, sin = rope_tables(self.config, position_ids)
+        cos, sin = backend.small(rope_tables, self.config, position_ids)
         layout = Layout(cos, sin, mask, *segments, backend)
         aux_loss = torch.zeros((), device=x.device)
         for layer in self.layers:
             x, layer_aux_loss = layer(x, layout, past_key_values=past_key_values)
             if layer_aux_loss is not None:
                 aux_loss = aux_loss + layer_aux_loss
-        return self.norm(x), aux_loss
+        return backend.small(self.norm, x), aux_loss
 
 
 @dataclass

@@ -4,12 +4,13 @@ Everything else stays with the plain code: micro-batches of another shape (the l
 longer than the batch), evaluation, generation. The results agree to rounding.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from model.attention import document_mask
-from model.backend import Backend, Layout, Mask
+from model.backend import Backend, Layout, Mask, ResultT
 from model.config import MiniMindConfig
 from model.fast.block_attention import additive_mask, block_attention
 from model.fast.flex_attention import flex_attend, flex_mask, flex_works
@@ -25,14 +26,19 @@ if TYPE_CHECKING:
 class CompiledBackend(Backend):
     """Compiled blocks and a compiled loss; attention is PyTorch's, as in the plain backend.
 
-    shape: (rows, positions) of the micro-batches to serve; None: of the first one that comes.
+    shape: (rows, positions) of the micro-batches to serve; None: of the first one that comes. on_gpu: whether small
+    functions are compiled too: a GPU is launched once in the place of ten times. On a CPU nothing would be won.
     """
 
-    def __init__(self, block_class: "type[Block]", shape: tuple[int, int] | None = None) -> None:
+    def __init__(self, block_class: "type[Block]", shape: tuple[int, int] | None = None, on_gpu: bool = False) -> None:
         # One compilation serves all blocks: they differ in their weights only.
         self._compiled_block = torch.compile(block_class.compute, dynamic=False)
         self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
         self.shape = shape
+        self.on_gpu = on_gpu
+        # {function: its compiled form}. The embedding is none of them: compiled, its backward pass would add up with atomic
+        # operations, each time in another order, and a resume would not be bitwise.
+        self._compiled_small: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def serves(self, x: torch.Tensor) -> bool:
         """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for.
@@ -58,6 +64,14 @@ class CompiledBackend(Backend):
         self, block: "Block", x: torch.Tensor, layout: Layout, past_key_values: "Cache | None"
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self._compiled_block(block, x, layout, past_key_values)
+
+    def small(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        if not self.on_gpu:
+            return function(*arguments)
+        if function not in self._compiled_small:
+            self._compiled_small[function] = torch.compile(function, dynamic=False)
+        result: ResultT = self._compiled_small[function](*arguments)
+        return result
 
     def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return chunked_cross_entropy(hidden, weight, targets, self._compiled_gradients)
@@ -90,5 +104,5 @@ def compiled_backend(
     if device.type == "cpu" and not config.dropout:
         return CompiledCPUBackend(block_class, shape)
     if device.type == "cuda" and not config.dropout and flex_works(config, device):
-        return CompiledFlexBackend(block_class, shape)
-    return CompiledBackend(block_class, shape)
+        return CompiledFlexBackend(block_class, shape, on_gpu=True)
+    return CompiledBackend(block_class, shape, on_gpu=device.type == "cuda")

@@ -14,6 +14,7 @@ from model.checkpointing import recompute_layers
 from model.fast.block_attention import additive_mask, block_attention
 from model.fast.flex_attention import flex_attend, flex_mask
 from model.loss import loss_and_gradient
+from model.model_minimind import rope_tables
 from model.products import projections
 from tests.model.test_training_losses import KINDS, batches, every_kind, gradients, tiny
 from trainer.machine import compiling
@@ -133,6 +134,34 @@ def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, quick_compile)
     assert list(model.state_dict()) == keys
 
 
+def compare_as_on_a_gpu(kind):
+    """A compiled micro-batch with the small functions compiled too, against the plain one; returns those functions."""
+    batch = batches()[0]
+    model = tiny(kind)
+    keys = list(model.state_dict())
+    plain = model.training_losses(*batch)
+    sum(plain).backward()
+    plain_gradients = gradients(model)
+    model.compile_training(tuple(batch[0].shape))
+    backend = model.compiled_backend
+    assert not backend.on_gpu and not backend._compiled_small
+    backend.on_gpu = True
+    for _ in range(2):
+        fast = model.training_losses(*batch)
+        sum(fast).backward()
+        torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(gradients(model), plain_gradients, atol=1e-5, rtol=1e-5)
+    assert list(model.state_dict()) == keys
+    return list(backend._compiled_small), model
+
+
+@pytest.mark.parametrize("kind", ["minimind2", "minimind3"])
+def test_on_a_gpu_position_tables_and_last_norm_are_compiled_too(kind, quick_compile):
+    """fp32 at 1e-5. On a CPU they stay as they are, to the bit."""
+    compiled, model = compare_as_on_a_gpu(kind)
+    assert compiled == [rope_tables, model.model.norm]
+
+
 @pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
 @pytest.mark.parametrize("kind", ["minimind2", "minimind3_moe"])
 def test_gradient_checkpointing_with_the_fast_path(kind, quick_compile):
@@ -243,6 +272,13 @@ def train(compiled, updates, dtype=torch.bfloat16, kind="minimind2"):
         optimizer.zero_grad()
         losses.append(loss.item() / 48)
     return torch.tensor(losses), model.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["minimind2", "minimind3"])
+def test_position_tables_and_last_norm_in_real_code(kind):
+    torch._dynamo.reset()
+    compare_as_on_a_gpu(kind)
 
 
 @pytest.mark.slow
