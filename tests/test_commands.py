@@ -37,6 +37,7 @@ PARSERS = {
     "scripts/report.py": script_arguments.report_parser,
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
+    "benchmarks/host_work.py": benchmark_arguments.host_work_parser,
     "benchmarks/evaluate.py": benchmark_arguments.evaluate_parser,
     "benchmarks/generate.py": benchmark_arguments.generate_parser,
     "benchmarks/gpu.py": benchmark_arguments.gpu_parser,
