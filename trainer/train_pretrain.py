@@ -30,12 +30,12 @@ if __name__ == "__main__":
 
 from common.processes import count_from_here
 from trainer.budget.kept_plan import keep_plan
-from trainer.budget.planner import plan_run
+from trainer.budget.planner import advice_on_planning, plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer, train_epoch
 from trainer.machine.command_line import run_cli
-from trainer.machine.out_of_memory import plain_advice, told_in_a_line
+from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.processes import divide
 from trainer.machine.ranks import init_distributed_mode, on_main
 from trainer.optim.schedules import get_lr
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(settings: PretrainSettings, surroundings: Surroundings, given: Collection[str] = ()) -> int:
     """Set everything up, train, and show what came out. given: the settings that the user has said."""
     if settings.has_budget:
-        with told_in_a_line(surroundings.device, partial(plain_advice, settings, "a smaller --hidden_size")):
+        with told_in_a_line(surroundings.device, advice_on_planning):
             planned = plan_run(settings, given, surroundings)
         if planned is None:
             return 0

@@ -78,11 +78,21 @@ def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: S
     return None if settings.dry_run else chosen
 
 
+def advice_on_planning() -> str:
+    """What helps where the measurement of a plan finds no memory. The plan has looked at what was free before."""
+    return (
+        "a program beside this one may have taken it since the plan was made; try the same again, or limit the plan by "
+        "--hidden_size or --batch_size"
+    )
+
+
 def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) -> None:
     """Errors: UserError for a flag that a budget cannot keep to."""
     for name in ("epochs", "max_updates"):
         if name in given:
-            raise UserError(f"--{name} and a budget both say when the run ends: drop one of them")
+            raise UserError(
+                f"--{name} and a budget both say when the run ends: drop one of them (what a --config file says counts too)"
+            )
     if settings.budget and "lr_schedule" in given and settings.lr_schedule != "wsd":
         raise UserError(
             f"--lr_schedule {settings.lr_schedule}: only wsd can be ended by a clock; drop the flag, or plan by "

@@ -2,7 +2,7 @@
 
 A process with several threads meets at a barrier after each operation, a thousand times in an update. Whatever takes one
 of its cores for a moment, another program or the system itself, holds up all its threads until the next barrier. Several
-processes of fewer threads that share the rows of each micro-batch wait for each other once in an update. Measured on two
+processes of fewer threads that share the rows of each micro-batch wait for each other a few times in an update. Measured on two
 cores with 26 M parameters: docs/performance.md, "One process or several".
 
 What they share are the rows of a micro-batch, so the flags and everything that is counted keep their meaning. The ranks
@@ -106,8 +106,8 @@ def divide(settings: CpuSettings, micro_batch_of: Callable[[], MicroBatch | None
     is_told = micro_batch.rows != n and not micro_batch.is_planned
     of_all = f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)" if is_told else ""
     line = (
-        f"{n} processes of {counted(threads, 'thread')} share each micro-batch{of_all}: they wait for each other once an "
-        "update, threads at every operation; --cpu_processes 1 trains in one process"
+        f"{n} processes of {counted(threads, 'thread')} share each micro-batch{of_all}: they wait for each other a few "
+        "times an update, threads at every operation; --cpu_processes 1 trains in one process"
     )
     return Division(n, threads, [line])
 

@@ -67,7 +67,15 @@ def least_of_ranks(ranks: "Ranks", number: float, device: torch.device) -> float
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands among those of the run."""
+    """Where this process stands among those of the run.
+
+    With --batch_size 32 and --accumulation_steps 2, eight ranks are one of two things:
+
+                                sharing   rows that a rank computes at once   micro-batches at once   rows of an update
+        torchrun                   1                     32                             8                   512
+        a command that has         8                      4                             1                    64
+        divided itself
+    """
 
     rank: int = 0
     local_rank: int = 0
