@@ -4,6 +4,7 @@
 # make test       set up and run the quick tests
 # make test-all   ... and the slow ones (compiles llama.cpp for some minutes, the first time)
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
+# make lint       format, style and types; make clean: remove the environment, caches and the embedded corpus, not out/
 # make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-quick: in three
 
 PYTHON ?= python3
@@ -54,12 +55,15 @@ test-all: $(VENV)/.installed-dev $(VENV)/.installed-llama
 bench: $(VENV)/.installed-dev
 	$(RUN) benchmarks/bench.py $(ARGS)
 
-# Nothing is installed: they run with the PyTorch that the machine's own Python has, as images for GPUs do.
+# Nothing is installed: without an environment of `make pretrain` they run with the PyTorch that the machine's own Python has,
+# as images for GPUs do.
+HAS_TORCH = $(if $(wildcard $(RUN)),$(RUN),$(PYTHON))
+
 gpu:
-	$(PYTHON) benchmarks/gpu.py $(ARGS)
+	$(HAS_TORCH) benchmarks/gpu.py $(ARGS)
 
 gpu-quick:
-	$(PYTHON) benchmarks/gpu.py --sections 0 1 2 $(ARGS)
+	$(HAS_TORCH) benchmarks/gpu.py --sections 0 1 2 $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
