@@ -78,7 +78,8 @@ class Pace:
 
     seconds: the budget, of which `spent` have passed when this is made. planned: the Course without surprises.
     closing: seconds that are wanted behind the last update, for files. evaluation: how many updates take as long as an
-    evaluation; there is one after every `evaluation_every` updates (0: none) and one at the end.
+    evaluation; there is one after every `evaluation_every` updates (0: none) and one at the end. samples: seconds that are
+    sampled with each of them.
     """
 
     def __init__(
@@ -89,17 +90,19 @@ class Pace:
         closing: float = 0.0,
         evaluation: float = 0.0,
         evaluation_every: int = 0,
+        samples: float = 0.0,
     ) -> None:
         self.seconds = seconds
         self.planned = planned
         self.closing = closing
         self.evaluation = evaluation
         self.evaluation_every = evaluation_every
+        self.samples = samples
         self.started = time.monotonic() - spent
         # (update, training seconds until then) of the last ones.
         self.ticks: deque[tuple[int, float]] = deque()
         self.paused_s = 0.0
-        # Of the last evaluation; None: there was none yet.
+        # Of the last evaluation with its samples; None: there was none yet.
         self.last_pause: float | None = None
         # Of an update, as it was judged last, and when the end was set first.
         self.speed: float | None = None
@@ -135,7 +138,9 @@ class Pace:
             # Too near to be moved: a run that is out of time would never end.
             return None
         evaluations = left // self.evaluation_every if self.evaluation_every else 0
-        of_evaluation = self.evaluation * speed if self.last_pause is None else self.last_pause
+        of_evaluation = self.last_pause
+        if of_evaluation is None:
+            of_evaluation = self.evaluation * speed + self.samples
         closing = self.closing * slower + (evaluations + 1) * of_evaluation
         time_left = self.seconds - self.spent() - closing
         missed_by = abs(left * speed - time_left)

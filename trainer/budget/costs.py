@@ -13,10 +13,10 @@ from trainer.budget.settings import seconds_of
 from trainer.budget.speed import (
     EVALUATION_SHARE,
     FILES_S,
-    SAMPLE_S_OF_LAYER,
     Machine,
     estimated_seconds,
     measured_seconds,
+    sample_seconds,
 )
 from trainer.evaluation import read_prompts
 from trainer.machine.compiling import COMPILED_DEVICES, compiler_missing
@@ -101,7 +101,7 @@ class RunCosts:
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of one evaluation, in a run whose updates have so many rows."""
         of_position = self.update_seconds(config, rows) / (rows * self.data.T)
-        samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.prompts
+        samples = sample_seconds(config.num_hidden_layers, self.prompts)
         return EVALUATION_SHARE * of_position * self.data.evaluated + samples
 
     def evaluations(self, seconds: float, of_run: float) -> int:

@@ -145,6 +145,6 @@ def measured_seconds(
     return median(of_micro_batch), median(of_update)
 
 
-def closing_seconds(layers: int, samples: int) -> float:
-    """Of what comes behind the last update, but for the evaluation."""
-    return FILES_S + SAMPLE_S_OF_LAYER * layers * samples
+def sample_seconds(layers: int, prompts: int) -> float:
+    """Of one sample for each prompt."""
+    return SAMPLE_S_OF_LAYER * layers * prompts

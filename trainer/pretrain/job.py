@@ -30,7 +30,7 @@ from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from trainer.budget.forecast import Alarm, Forecast
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import EVALUATION_SHARE, closing_seconds
+from trainer.budget.speed import EVALUATION_SHARE, FILES_S, sample_seconds
 from trainer.budget.text import text_scale
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
@@ -313,7 +313,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             seconds_of(settings.budget),
             seconds_since_start(),
             planned,
-            closing=closing_seconds(self.config.num_hidden_layers, len(self.prompts)),
+            closing=FILES_S,
+            samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
             evaluation=EVALUATION_SHARE * evaluated / rows_of_update,
             evaluation_every=max(1, settings.eval_interval // steps) if settings.eval_interval else 0,
         )
