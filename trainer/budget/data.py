@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from dataset.corpus import EVAL_ROWS, ValidationBatches
+from dataset.sources import split_by_hash
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from trainer.budget.text import text_scale
 from trainer.machine.ranks import Ranks
@@ -57,6 +58,10 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
         # One digit is enough, and reads well in a command.
         val_fraction = float(f"{fraction:.1g}")
+        # Copies of a text are held out together, so of few different texts it may be none or all.
+        _, held_out = split_by_hash(corpus.store, val_fraction)
+        if not 0 < len(held_out) < n_documents:
+            val_fraction = 0.0
     return Data(
         vocab_size=encoder.vocab_size,
         unique=unique,
