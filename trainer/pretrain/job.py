@@ -45,7 +45,7 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
-from trainer.pretrain.division import note_on_small, settle
+from trainer.pretrain.division import USUAL_ROWS, note_on_small, settle
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory_plan import MemoryPlan
@@ -258,6 +258,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _settle_batch(self) -> None:
         """Put numbers in the place of --batch_size auto."""
         self.batch_notice: str | None = None
+        # What is said of flags is said of these.
+        self.asked = self.settings
         if self.settings.batch_size != AUTO:
             return
         plan = self.plan(0)
@@ -356,8 +358,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # As if each row were one document, which is the most that it can cost: this decides on compiling.
         per_token = flops_per_token(config, first.T)
         flops = per_token * rows_of_run * first.T / self.ranks.world_size
-        # Rounded up: the last micro-batch may have fewer rows.
-        micro_batches = math.ceil(rows_of_run / rows_per_step)
+        # As the flags count them, rounded up: the last micro-batch may have fewer rows.
+        rows_of_flags = USUAL_ROWS if self.asked.batch_size == AUTO else self.asked.batch_size
+        micro_batches = math.ceil(rows_of_run / (rows_of_flags * self.ranks.micro_batches_at_once))
         rows = self.corpus.plan(progress.epoch)
         self.forecast = self._forecast(first, flops)
         parameters = sum(p.numel() for p in self.model.parameters())
@@ -394,7 +397,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return Outlook(
             rows=rows,
             lines=lines,
-            notices=[*own_notices, *notices(settings, self.ranks, self.corpus, micro_batches, run)],
+            notices=[*own_notices, *notices(self.asked, self.ranks, self.corpus, micro_batches, run)],
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
             data_fields=self._data_fields(progress),

@@ -20,7 +20,7 @@ FAR_OFF = 4.0
 def notices(
     settings: PretrainSettings, ranks: Ranks, corpus: Corpus, micro_batches: int, run: "SizeOfRun"
 ) -> list[str]:
-    """micro_batches: of a rank in the whole run."""
+    """settings: as the user has said them. micro_batches: of a rank in the whole run, as these count them."""
     from_file = settings.from_weight != "none"
     has_no_validation = not corpus.val_store
     other_rank = settings.local_rank not in (-1, ranks.local_rank)

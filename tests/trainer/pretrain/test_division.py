@@ -233,6 +233,15 @@ def test_a_resume_that_asks_for_another_update_gets_it(tmp_path, data, capsys):
     assert "an update now covers 32 rows, before the resume it covered 64" in capsys.readouterr().out
 
 
+def test_what_is_said_of_flags_is_said_of_those_that_were_given(tmp_path, data, capsys):
+    """The run has 12 micro-batches of 32 rows, and twice as many of 16."""
+    changes = {"val_fraction": 0, "eval_interval": None, "warmup_iters": 12}
+    train(data_path=data, out_dir=tmp_path, **{**AUTO_RUN, **changes})
+    said = capsys.readouterr().out
+    assert "--eval_interval" not in said
+    assert "warning: --warmup_iters 12: the run has 12 micro-batches, so its rate only rises" in said
+
+
 def test_a_settings_file_that_is_none_ends_in_one_line(tmp_path, data, capsys):
     (tmp_path / "pretrain_16.settings.yaml").write_text("batch_size: [1, 2]\n")
     with pytest.raises(SystemExit) as ended:
