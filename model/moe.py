@@ -1,15 +1,19 @@
 """Feed-forward layers: the dense SwiGLU and the mixture of such experts of both MiniMind generations.
 
-A mixture is computed in one of two ways. `looped_experts` is the reference: every expert sees every token, which is E/K
-times the work. `grouped_experts` sorts the chosen slots by expert and computes each expert's rows once, in two matrix
-products that know where one expert's rows end and the next one's begin. The tests compare the two.
+A mixture is computed in one of three ways, which the tests compare.
+
+- `looped_experts` is the reference: every expert sees every token, which is E/K times the work.
+- `grouped_experts` sorts the chosen slots by expert and computes each expert's rows once, in two matrix products that
+  know where one expert's rows end and the next one's begin.
+- `blocked_experts` is for GPUs on which those products make the host wait. It sorts the slots too, and cuts them into
+  blocks of one expert each. A batched product takes all blocks of a size at once.
 
 Shape letters: B rows, T positions, N = B*T tokens, H hidden, I intermediate, E routed experts, K experts per token,
-M rows of the grouped products.
+M rows of the sorted slots with those that fill up.
 """
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +28,16 @@ FEW_TOKENS = 16
 # Rows. On the CPU each new number of rows has a kernel made for it, which takes longer than its product. So every expert
 # gets a multiple of these.
 ALIGNMENT = 64
+
+# Rows of the blocks of `blocked_experts`, from large to small. A batched product needs a copy of the expert's weights for
+# each block, so few blocks are wanted. But each expert's last block is filled up with rows that count for nothing, so the
+# smallest ones should be small. An estimate for 32,768 slots and 4 experts: of 256 rows alone there would be 131 blocks,
+# whose copies take half as long as the products; of 1,024 alone the rows that fill up are an eighth. Of these three sizes
+# there are 29 blocks and a fortieth of the rows fills up.
+BLOCK_ROWS = (4096, 1024, 256)
+
+# (experts, tokens [N, H], weights and chosen [N, K]) -> [N, H].
+Mix = Callable[[Sequence["FeedForward"], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class FeedForward(nn.Module):
@@ -70,8 +84,7 @@ class MoEFeedForward(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])  # [N, H]
         scores, weights, chosen = self.route(tokens)
         experts = cast(Sequence[FeedForward], self.experts)
-        mix = grouped_experts if can_group(experts, tokens) else looped_experts
-        out = mix(experts, tokens, weights, chosen)
+        out = mixing(experts, tokens)(experts, tokens, weights, chosen)
         for expert in self.shared_experts:
             out = out + expert(tokens)
         if self.training and segments is not None:
@@ -139,11 +152,27 @@ def balance_loss(scores: torch.Tensor, chosen: torch.Tensor, segments: torch.Ten
     # Padding goes to a last segment, which is dropped below: an index_add takes all tokens or none.
     index = torch.where(segments < 0, num_segments, segments)
     used = (chosen.unsqueeze(-1) == torch.arange(E, device=chosen.device)).sum(dim=1).to(scores.dtype)  # [N, E]
+    # A GPU adds in random order. These two are whole numbers, so they are the same in every order.
     length = scores.new_zeros(num_segments + 1).index_add(0, index, scores.new_ones(N))[:-1]
     load = scores.new_zeros(num_segments + 1, E).index_add(0, index, used)[:-1]
-    importance = scores.new_zeros(num_segments + 1, E).index_add(0, index, scores)[:-1]
+    sum_over_segments = _by_segments if scores.device.type == "cpu" else _by_tokens
+    return sum_over_segments(scores, index, load, length) / (length > 0).sum().clamp(min=1)
+
+
+def _by_segments(scores: torch.Tensor, index: torch.Tensor, load: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """The sum over segments of `balance_loss`: index [N], load [segments, E], length [segments]."""
+    E = scores.shape[1]
+    importance = scores.new_zeros(len(length) + 1, E).index_add(0, index, scores)[:-1]
     per_segment = E * (load * importance).sum(dim=-1) / length.clamp(min=1) ** 2
-    return per_segment.sum() / (length > 0).sum().clamp(min=1)
+    return per_segment.sum()
+
+
+def _by_tokens(scores: torch.Tensor, index: torch.Tensor, load: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """`_by_segments` with each score multiplied where it is, not added up first: the same in every run on a GPU too."""
+    E = scores.shape[1]
+    factor = E * load / length.clamp(min=1).unsqueeze(1) ** 2
+    # A row of zeros for padding.
+    return (scores * F.pad(factor, (0, 0, 0, 1))[index]).sum()
 
 
 def looped_experts(
@@ -168,12 +197,18 @@ def grouped_experts(
     dtype = compute_dtype(tokens)
     alignment = ALIGNMENT if tokens.device.type == "cpu" else 1
     place, slot, ends = dispatch_plan(chosen, len(experts), alignment)
-    gate_up = torch.stack([torch.cat((e.gate_proj.weight, e.up_proj.weight)) for e in experts]).to(dtype)  # [E, 2I, H]
-    down = torch.stack([e.down_proj.weight for e in experts]).to(dtype)  # [E, H, I]
+    gate_up, down = stacked_weights(experts, dtype)
     rows = _Dispatch.apply(tokens.to(dtype), place, slot)  # [M, H]
     gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
     routed = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
     return _Combine.apply(experts[0].dropout(routed), weights, place, slot).type_as(tokens)
+
+
+def stacked_weights(experts: Sequence[FeedForward], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of all experts: those of gate and up joined [E, 2I, H], and those of down [E, H, I]."""
+    gate_up = torch.stack([torch.cat((e.gate_proj.weight, e.up_proj.weight)) for e in experts]).to(dtype)
+    down = torch.stack([e.down_proj.weight for e in experts]).to(dtype)
+    return gate_up, down
 
 
 def dispatch_plan(
@@ -206,6 +241,112 @@ def dispatch_plan(
     # The last expert takes the rows that are left; they are no slot's, and nobody reads what becomes of them.
     ends = torch.cat((ends[:-1], torch.full_like(ends[-1:], M)))
     return place.view(chosen.shape), slot, ends.to(torch.int32)
+
+
+class BlockPlan(NamedTuple):
+    """Where each slot's row lies among M rows in blocks, and back: `place` and `slot` as in `dispatch_plan`."""
+
+    place: torch.Tensor
+    slot: torch.Tensor
+    # The blocks follow each other in this order: of each size the rows of a block, and the expert of each block.
+    blocks: list[tuple[int, torch.Tensor]]
+
+
+def blocked_experts(
+    experts: Sequence[FeedForward],
+    tokens: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    sizes: Sequence[int] = BLOCK_ROWS,
+) -> torch.Tensor:
+    """`looped_experts` with the tokens sorted by expert, in blocks of `sizes` rows of one expert each."""
+    # The functions below do not follow autocast.
+    dtype = compute_dtype(tokens)
+    place, slot, blocks = block_plan(chosen, len(experts), sizes)
+    gate_up, down = stacked_weights(experts, dtype)
+    rows = _Dispatch.apply(tokens.to(dtype), place, slot)  # [M, H]
+    # Zeros in the rows that fill up. In float16 another expert could make an infinity of a token that is not its own, and
+    # 0 times infinity is NaN in the weights' gradients.
+    rows = rows.masked_fill((slot == chosen.numel()).unsqueeze(1), 0.0)
+    routed = []
+    parts = rows.split([size * len(owner) for size, owner in blocks])
+    for (size, owner), part in zip(blocks, parts, strict=True):
+        of_size = part.unflatten(0, (len(owner), size))  # [blocks, size, H]
+        gate, up = _BlockProduct.apply(of_size, gate_up, owner).chunk(2, dim=-1)
+        routed.append(_BlockProduct.apply(F.silu(gate) * up, down, owner).flatten(0, 1))
+    return _Combine.apply(experts[0].dropout(torch.cat(routed)), weights, place, slot).type_as(tokens)
+
+
+def block_plan(chosen: torch.Tensor, num_experts: int, sizes: Sequence[int]) -> BlockPlan:
+    """chosen [N, K] -> the BlockPlan of blocks of `sizes` rows, from large to small.
+
+    No size may depend on the routing, since reading one would make the host wait. So the number of blocks of each size is
+    that which every routing can do with:
+
+    - Of a size that is not the last, as many as every routing fills. An expert has at most size - 1 rows that fill none.
+      Whose blocks these are is found on the device: the first experts take theirs until there are no more.
+    - Of the last size, as many as any routing needs for the rows that are left, where each expert fills up its last one.
+    """
+    expert_of_slot = chosen.reshape(-1)
+    device = chosen.device
+    n = len(expert_of_slot)
+    # Which slots are whose, and the how-many-th of its expert each one is, from 0.
+    is_mine = expert_of_slot == torch.arange(num_experts, device=device).unsqueeze(1)  # [E, N*K]
+    counted = is_mine.cumsum(dim=1)
+    rank = (is_mine * (counted - 1)).sum(dim=0)
+
+    left = counted[:, -1]  # [E]: rows of each expert that are in no block yet
+    taken = torch.zeros_like(left)
+    place = torch.zeros_like(rank)
+    n_left = n
+    M = 0
+    blocks = []
+    for size in sizes:
+        if size == sizes[-1]:
+            n_blocks = (n_left + num_experts * (size - 1)) // size
+            wanted = _rounded_up(left, size) // size
+        else:
+            n_blocks = max(0, _rounded_up(n_left - num_experts * (size - 1), size) // size)
+            wanted = left // size
+        if not n_blocks:
+            continue
+        ends = wanted.cumsum(dim=0).clamp(max=n_blocks)  # [E]: the blocks of each expert end before this one
+        starts = F.pad(ends[:-1], (1, 0))
+        owner = (torch.arange(n_blocks, device=device) >= ends.unsqueeze(1)).sum(dim=0)
+        # A block that nobody needs is the last expert's, with rows that fill up.
+        blocks.append((size, owner.clamp(max=num_experts - 1)))
+        # Rows that are in earlier blocks keep their place.
+        first_row = M + starts * size - taken
+        place = torch.where(rank >= taken[expert_of_slot], rank + first_row[expert_of_slot], place)
+        rows_taken = (ends - starts) * size
+        taken = taken + rows_taken
+        left = left - rows_taken
+        n_left -= n_blocks * size
+        M += n_blocks * size
+    slot = torch.full((M,), n, device=device).scatter(0, place, torch.arange(n, device=device))
+    return BlockPlan(place.view(chosen.shape), slot, blocks)
+
+
+class _BlockProduct(torch.autograd.Function):
+    """Each block's rows with the weight of its expert: rows [blocks, size, I], weight [E, O, I] -> [blocks, size, O].
+
+    The weights that are copied for the blocks are not kept for the backward pass, which makes them anew.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+        """owner [blocks]: the expert of each."""
+        ctx.save_for_backward(rows, weight, owner)
+        return rows @ weight[owner].transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        rows, weight, owner = ctx.saved_tensors
+        of_blocks = grad.transpose(1, 2) @ rows  # [blocks, O, I]
+        # The sum over each expert's blocks, as a product with zeros and ones: an index_add would add in random order.
+        is_mine = owner == torch.arange(len(weight), device=owner.device).unsqueeze(1)  # [E, blocks]
+        d_weight = is_mine.to(of_blocks.dtype) @ of_blocks.flatten(1)
+        return grad @ weight[owner], d_weight.view_as(weight), None
 
 
 def _rounded_up(n: Any, alignment: int) -> Any:
@@ -250,18 +391,43 @@ class _Combine(torch.autograd.Function):
         return d_routed.to(routed.dtype), d_weights, None, None
 
 
-def can_group(experts: Sequence[FeedForward], tokens: torch.Tensor) -> bool:
-    """Whether grouped_mm serves: bf16 on CPU and CUDA with rows of whole 16 bytes, fp32 on the CPU unless compiled."""
-    dtype = compute_dtype(tokens)
-    device = tokens.device.type
-    if not hasattr(F, "grouped_mm"):
-        return False
+def mixing(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
+    """The fastest of the ways above that serves tokens [N, H] in this precision and on this device."""
     if len(tokens) <= FEW_TOKENS and not torch.is_grad_enabled():
         # Decoding: gathering all experts' weights costs more than E products with a few rows.
+        return looped_experts
+    if can_group(experts, tokens):
+        return grouped_experts
+    return blocked_experts if tokens.device.type == "cuda" else looped_experts
+
+
+def can_group(experts: Sequence[FeedForward], tokens: torch.Tensor) -> bool:
+    """Whether grouped_mm serves, without a wait of the host.
+
+    That is bf16 on the CPU, and on some GPUs, with rows of whole 16 bytes; and fp32 on the CPU unless compiled.
+    """
+    dtype = compute_dtype(tokens)
+    device = tokens.device
+    if not hasattr(F, "grouped_mm"):
         return False
     if dtype == torch.float32:
         # The compiler's shape check of grouped_mm knows bf16 alone.
-        return device == "cpu" and not torch.compiler.is_compiling()
+        return device.type == "cpu" and not torch.compiler.is_compiling()
     # 8 numbers of bf16 are 16 bytes.
     aligned = all(size % 8 == 0 for size in experts[0].gate_proj.weight.shape)
-    return dtype == torch.bfloat16 and device in ("cpu", "cuda", "meta") and aligned
+    if dtype != torch.bfloat16 or not aligned:
+        return False
+    return device.type in ("cpu", "meta") or (device.type == "cuda" and has_grouped_kernel(device.index or 0))
+
+
+# The compiler cannot trace a question to the driver. It asks once, and takes the answer for granted.
+@torch.compiler.assume_constant_result
+def has_grouped_kernel(device_index: int) -> bool:
+    """Whether a GPU computes grouped_mm in one kernel: H100, H200, B200 and their like.
+
+    On the others, and on AMD's, torch reads the experts' rows back to the host and computes a product for each.
+    """
+    if torch.version.hip:
+        return False
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return (major, minor) == (9, 0) or major == 10

@@ -1,11 +1,17 @@
 """The mixture of experts against its plain loop and against the formulas of the two public generations."""
 
+from unittest import mock
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model import moe
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+
+# Rows of blocks for tests with few tokens.
+SMALL_BLOCKS = (8, 4, 2)
 
 
 def layer(**fields):
@@ -16,15 +22,21 @@ def layer(**fields):
     return net
 
 
-def run(net, x, grouped, monkeypatch):
-    if not grouped:
-        monkeypatch.setattr(moe, "can_group", lambda experts, tokens: False)
+def in_small_blocks(experts, tokens, weights, chosen):
+    return moe.blocked_experts(experts, tokens, weights, chosen, SMALL_BLOCKS)
+
+
+WAYS = {"looped": moe.looped_experts, "grouped": moe.grouped_experts, "blocked": in_small_blocks}
+
+
+def run(net, x, way):
+    """(output, gradients) of the layer with its experts computed in one of WAYS."""
     x = x.clone().requires_grad_()
-    out, aux_loss = net(x, torch.zeros(x.shape[0] * x.shape[1], dtype=torch.long), 1)
+    with mock.patch.object(moe, "mixing", lambda experts, tokens: WAYS[way]):
+        out, aux_loss = net(x, torch.zeros(x.shape[0] * x.shape[1], dtype=torch.long), 1)
     (out.sin().sum() + aux_loss).backward()
     grads = {name: p.grad for name, p in net.named_parameters()} | {"x": x.grad}
     net.zero_grad(set_to_none=True)
-    monkeypatch.undo()
     return out, grads
 
 
@@ -37,24 +49,155 @@ def run(net, x, grouped, monkeypatch):
         {"norm_topk_prob": False},
     ],
 )
-def test_grouped_products_equal_the_loop(fields, monkeypatch):
-    """Values and gradients, fp32 at 1e-5."""
+def test_grouped_and_blocked_products_equal_the_loop(fields):
+    """Values and gradients, fp32 at 5e-5."""
     net, x = layer(**fields), torch.randn(3, 11, 32)
-    assert moe.can_group(net.experts, x)
-    grouped, looped = run(net, x, True, monkeypatch), run(net, x, False, monkeypatch)
-    torch.testing.assert_close(grouped, looped, atol=1e-5, rtol=1e-5)
+    looped = run(net, x, "looped")
+    for way in ("grouped", "blocked"):
+        torch.testing.assert_close(run(net, x, way), looped, atol=5e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-def test_experts_without_tokens_get_a_zero_gradient(grouped, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("K", [1, 2])
+def test_blocked_products_in_half_precision(dtype, K):
+    """Under autocast; reference: the loop in fp32. The products round at the 9th or 12th bit."""
+    net, x = layer(num_experts_per_tok=K), torch.randn(2, 40, 32)
+    out, grads = run(net, x, "looped")
+    with torch.autocast("cpu", dtype):
+        ours, our_grads = run(net, x, "blocked")
+    for found, reference in [(ours, out), *((our_grads[name], grads[name]) for name in grads)]:
+        assert found.dtype == torch.float32
+        assert (found - reference).norm() < (0.03 if dtype is torch.bfloat16 else 0.005) * reference.norm()
+
+
+@pytest.mark.parametrize("expert", [0, 3])
+def test_all_tokens_may_go_to_one_expert(expert):
+    net, x = layer(num_experts_per_tok=1), torch.randn(2, 19, 32).abs()
+    with torch.no_grad():
+        net.gate.weight.fill_(-1)
+        net.gate.weight[expert] = 1
+    looped, blocked = run(net, x, "looped"), run(net, x, "blocked")
+    torch.testing.assert_close(blocked, looped, atol=5e-5, rtol=1e-5)
+    for e in range(4):
+        assert bool(blocked[1][f"experts.{e}.down_proj.weight"].any()) == (e == expert)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_experts_without_tokens_get_a_zero_gradient(way):
     net, x = layer(num_experts=6, num_experts_per_tok=1), torch.randn(1, 3, 32)  # 3 tokens reach at most 3 experts
     chosen = set(net.route(x[0])[2].flatten().tolist())
-    out, grads = run(net, x, grouped, monkeypatch)
+    out, grads = run(net, x, way)
     assert out.isfinite().all()
     for e in range(6):
         for name in ("gate_proj", "up_proj", "down_proj"):
             grad = grads[f"experts.{e}.{name}.weight"]
             assert grad is not None and grad.isfinite().all() and bool(grad.abs().sum() > 0) == (e in chosen)
+
+
+def routings(N, K, E):
+    """Routings of N tokens [N, K]: random ones, and some that leave experts out, down to a single one."""
+    generator = torch.Generator().manual_seed(N)
+    for experts in (E, E, max(E - 1, K), K):
+        offset = int(torch.randint(E, (), generator=generator))
+        tokens = [torch.randperm(experts, generator=generator)[:K] for _ in range(N)]
+        yield (torch.stack(tokens) + offset) % E
+
+
+@pytest.mark.parametrize("sizes", [SMALL_BLOCKS, (4,), (16, 1)])
+@pytest.mark.parametrize("N, K, E", [(13, 2, 5), (64, 1, 4), (3, 1, 4), (40, 2, 2)])
+def test_block_plan_gives_each_block_one_expert(sizes, N, K, E):
+    """Brute force over the rows. The number of blocks is the same for all routings, so nobody has to look at them."""
+    shapes = set()
+    for chosen in routings(N, K, E):
+        place, slot, blocks = moe.block_plan(chosen, E, sizes)
+        expert_of_row = [int(e) for size, owner in blocks for e in owner for _ in range(size)]
+        assert len(expert_of_row) == len(slot)
+        rows = [row for row in range(len(slot)) if slot[row] < N * K]
+        assert sorted(slot[rows].tolist()) == list(range(N * K))
+        assert [expert_of_row[row] for row in rows] == chosen.flatten()[slot[rows]].tolist()
+        assert torch.equal(slot[place.flatten()], torch.arange(N * K))
+        for size, owner in blocks[:-1]:  # only the smallest blocks have rows that fill up
+            assert size in sizes[:-1] and len(owner)
+        full = sum(size * len(owner) for size, owner in blocks if size != sizes[-1])
+        assert (slot[:full] < N * K).all()
+        shapes.add(tuple((size, len(owner)) for size, owner in blocks))
+    assert len(shapes) == 1
+
+
+def test_the_estimate_beside_the_sizes_of_blocks():
+    chosen = torch.zeros(16384, 2, dtype=torch.long, device="meta")
+    found = {}
+    for sizes in ((256,), (1024,), moe.BLOCK_ROWS):
+        _, slot, blocks = moe.block_plan(chosen, 4, sizes)
+        found[sizes] = sum(len(owner) for _, owner in blocks), len(slot) / 32768
+    assert found == {(256,): (131, 1.0234375), (1024,): (35, 1.09375), moe.BLOCK_ROWS: (29, 1.0234375)}
+
+
+def test_blocked_products_read_nothing_on_the_host():
+    """On the meta device tensors have no values."""
+    net = layer().to("meta")
+    tokens = torch.empty(50, 32, device="meta", requires_grad=True)
+    chosen = torch.empty(50, 2, dtype=torch.long, device="meta")
+    out = moe.blocked_experts(net.experts, tokens, torch.empty(50, 2, device="meta"), chosen)
+    out.sum().backward()
+    assert out.shape == tokens.grad.shape == (50, 32)
+    assert net.experts[3].up_proj.weight.grad.shape == net.experts[3].up_proj.weight.shape
+
+
+def test_blocked_products_compile_to_one_graph():
+    """Values and gradients of the layer as it is."""
+    torch._dynamo.reset()
+    net, x = layer(), torch.randn(2, 15, 32)
+    reference = run(net, x, "blocked")
+    with mock.patch.object(moe, "mixing", lambda experts, tokens: in_small_blocks):
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+        x = x.clone().requires_grad_()
+        out, aux_loss = compiled(x, torch.zeros(30, dtype=torch.long), 1)
+    (out.sin().sum() + aux_loss).backward()
+    grads = {name: p.grad for name, p in net.named_parameters()} | {"x": x.grad}
+    torch.testing.assert_close((out, grads), reference, atol=1e-6, rtol=1e-6)
+
+
+# The first number is that of the architecture: 7.5 T4, 8.0 A100, 8.6 RTX 3090, 8.9 RTX 4090, 12.0 RTX 5090.
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (9, 0), (10, 0), (10, 3)])
+def test_the_way_follows_from_the_gpu_and_the_precision(capability):
+    net = layer()
+    has_kernel = capability[0] in (9, 10)
+    with FakeTensorMode(), mock.patch.object(torch.cuda, "get_device_capability", lambda index: capability):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            tokens = torch.empty(20, 32, device="cuda", dtype=dtype)
+            grouped = has_kernel and dtype is torch.bfloat16 and hasattr(F, "grouped_mm")
+            assert moe.mixing(net.experts, tokens) is (moe.grouped_experts if grouped else moe.blocked_experts)
+        with torch.no_grad():
+            few = torch.empty(moe.FEW_TOKENS, 32, device="cuda")
+            assert moe.mixing(net.experts, few) is moe.looped_experts
+
+
+def test_the_way_on_a_cpu_and_on_an_amd_gpu():
+    net, tokens = layer(), torch.randn(20, 32)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert moe.mixing(net.experts, tokens.to(dtype)) is moe.grouped_experts
+    assert moe.mixing(net.experts, tokens.half()) is moe.looped_experts
+    with mock.patch.object(torch.version, "hip", "7.0"):
+        assert not moe.has_grouped_kernel(0)
+
+
+def test_compiled_code_asks_for_the_gpu_once():
+    """The driver cannot be asked in a graph."""
+    torch._dynamo.reset()
+    asked = []
+
+    def capability(index):
+        asked.append(index)
+        return (9, 0)
+
+    def scaled(x):
+        return x * (2 if moe.has_grouped_kernel(0) else 3)
+
+    compiled = torch.compile(scaled, backend="eager", fullgraph=True)
+    with mock.patch.object(torch.cuda, "get_device_capability", capability):
+        assert compiled(torch.ones(2)).tolist() == [2, 2] and compiled(torch.ones(2)).tolist() == [2, 2]
+    assert asked == [0]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +283,22 @@ def test_auxiliary_losses_are_the_public_formulas_without_padding(kind):
     torch.testing.assert_close(aux_loss, naive_aux(net, x, documents), atol=1e-6, rtol=1e-5)
     _, aux_loss = net(x, *model.segments(2, 10, None, x.device))
     torch.testing.assert_close(aux_loss, naive_aux(net, x, list(x)), atol=1e-6, rtol=1e-5)
+
+
+def test_the_auxiliary_loss_of_a_gpu_is_that_of_a_cpu():
+    """A GPU multiplies score by score, since it would add up a segment's scores in random order; value and gradient."""
+    torch.manual_seed(0)
+    N, E, n_segments = 60, 4, 7
+    scores = torch.randn(N, E).softmax(dim=-1).requires_grad_()
+    chosen = scores.topk(2).indices
+    segments = torch.randint(-1, 5, (N,))  # with padding, and two segments without tokens
+    found = []
+    for way in (moe._by_segments, moe._by_tokens):
+        with mock.patch.object(moe, "_by_segments", way):
+            loss = moe.balance_loss(scores, chosen, segments, n_segments)
+        found.append((loss, *torch.autograd.grad(loss, scores)))
+    torch.testing.assert_close(*found, atol=1e-7, rtol=1e-6)
+    assert not found[1][1][segments < 0].any()
 
 
 def test_forward_in_train_mode_counts_no_left_padding_in_the_auxiliary_loss():
