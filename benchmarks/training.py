@@ -50,16 +50,17 @@ class Training:
         self.batch = batch.to(device)
         self.totals = Totals(batch.n_targets, batch.n_documents)
         self.tokens = rows * T
+        products = pick_dtype(dtype, device)[0]
         self.engine: Engine[Batch, Totals] = Engine(
             self.model,
             build_optimizer(self.model, LEARNING_RATE, kind=optimizer),
             partial(pretrain_loss, self.model),
             device=device,
-            dtype=pick_dtype(dtype, device)[0],
+            dtype=products,
             ranks=Ranks(),
             n_sums=n_sums(config),
         )
-        compile_blocks(self.model, "1" if compiled else "0", device, print, (rows, T))
+        compile_blocks(self.model, "1" if compiled else "0", device, print, (rows, T), dtype=products)
 
     def step(self) -> None:
         """An update of one micro-batch. On a GPU it is only begun when this returns."""

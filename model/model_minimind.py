@@ -291,12 +291,14 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         loss = backend.cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets.reshape(-1))
         return loss, aux_loss
 
-    def compile_training(self, shape: tuple[int, int] | None = None) -> None:
+    def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile, at its first use, what training_losses computes in train mode; state-dict keys stay as they are.
 
         shape: (rows, positions) of a full micro-batch, None: of the first one that comes. Other shapes stay eager.
+        dtype: of the matrix products. Returns a line on the choice of attention, "" where there is none to be made.
         """
-        self.compiled_backend = compiled_backend(Block, self.config, self.lm_head.weight.device, shape)
+        self.compiled_backend = compiled_backend(Block, self.config, self.lm_head.weight.device, shape, dtype)
+        return self.compiled_backend.notice
 
     def _backend(self, x: torch.Tensor) -> Backend:
         """The backend for a micro-batch with embeddings x [B, T, H]: the compiled one only for what it was made for."""

@@ -234,12 +234,16 @@ class ElectraPretrainer(torch.nn.Module):
         for network in (self.generator, self.discriminator):
             recompute_layers(network)
 
-    def compile_training(self, shape: tuple[int, int] | None = None) -> None:
+    def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile the layers, one graph for all of a network. shape: (rows, positions) of the batches that use it; others,
-        as an epoch's last, are computed without. None: all use it, each shape with a graph of its own."""
+        as an epoch's last, are computed without. None: all use it, each shape with a graph of its own.
+
+        Nothing depends on dtype here, and nothing is to be said.
+        """
         self.compiled_shape = shape
         for network in (self.generator, self.discriminator):
             compile_layers(network)
+        return ""
 
 
 def flops_per_token(

@@ -13,7 +13,7 @@ from model.attention import document_mask
 from model.backend import Backend, Layout, Mask, ResultT
 from model.config import MiniMindConfig
 from model.fast.block_attention import additive_mask, block_attention
-from model.fast.flex_attention import flex_attend, flex_mask, flex_works
+from model.fast.flex_attention import flex_attend, flex_mask, try_flex
 from model.loss import chunked_cross_entropy, loss_and_gradient
 from model.products import compute_dtype
 
@@ -22,13 +22,19 @@ if TYPE_CHECKING:
 
     from model.model_minimind import Block
 
+# Of the row on which FlexAttention is tried where the shape of the micro-batches is not known yet.
+TRIAL_POSITIONS = 512
+
 
 class CompiledBackend(Backend):
     """Compiled blocks and a compiled loss; attention is PyTorch's, as in the plain backend.
 
     shape: (rows, positions) of the micro-batches to serve; None: of the first one that comes. on_gpu: whether small
     functions are compiled too: a GPU is launched once in the place of ten times. On a CPU nothing would be won.
+    notice: what a user should know about the choice of this backend; "": nothing.
     """
+
+    notice = ""
 
     def __init__(self, block_class: "type[Block]", shape: tuple[int, int] | None = None, on_gpu: bool = False) -> None:
         # One compilation serves all blocks: they differ in their weights only.
@@ -88,21 +94,56 @@ class CompiledCPUBackend(CompiledBackend):
 
 
 class CompiledFlexBackend(CompiledBackend):
-    """With FlexAttention, which has no dropout."""
+    """With FlexAttention, which has no dropout. tile: see `flex_attend`."""
+
+    tile: int | None = None
 
     def document_mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
         return flex_mask(document_ids)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
-        return flex_attend(q, k, v, mask)
+        return flex_attend(q, k, v, mask, self.tile)
 
 
 def compiled_backend(
-    block_class: "type[Block]", config: MiniMindConfig, device: torch.device, shape: tuple[int, int] | None
+    block_class: "type[Block]",
+    config: MiniMindConfig,
+    device: torch.device,
+    shape: tuple[int, int] | None,
+    dtype: torch.dtype,
 ) -> CompiledBackend:
-    """The fastest compiled backend that serves this model on this device."""
+    """The fastest compiled backend that serves this model on this device. dtype: of the matrix products."""
     if device.type == "cpu" and not config.dropout:
         return CompiledCPUBackend(block_class, shape)
-    if device.type == "cuda" and not config.dropout and flex_works(config, device):
-        return CompiledFlexBackend(block_class, shape, on_gpu=True)
-    return CompiledBackend(block_class, shape, on_gpu=device.type == "cuda")
+    if device.type == "cuda":
+        return _backend_for_cuda(block_class, config, device, shape, dtype)
+    return CompiledBackend(block_class, shape)
+
+
+def _backend_for_cuda(
+    block_class: "type[Block]",
+    config: MiniMindConfig,
+    device: torch.device,
+    shape: tuple[int, int] | None,
+    dtype: torch.dtype,
+) -> CompiledBackend:
+    """FlexAttention where it works, with a notice that says which attention runs, and why."""
+    plain = CompiledBackend(block_class, shape, on_gpu=True)
+    if config.dropout:
+        plain.notice = "attention: PyTorch's own with a mask, since FlexAttention has no dropout"
+        return plain
+    trial = try_flex(config, device, dtype, T=shape[1] if shape else TRIAL_POSITIONS)
+    if not trial.works:
+        plain.notice = (
+            "attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here "
+            f"({trial.reason})"
+        )
+        return plain
+    flex = CompiledFlexBackend(block_class, shape, on_gpu=True)
+    flex.tile = trial.tile
+    flex.notice = "attention: FlexAttention, which skips the blocks of other documents"
+    if trial.tile is not None:
+        flex.notice = (
+            f"attention: FlexAttention in tiles of {trial.tile} positions; its own do not work here ({trial.reason})"
+        )
+    return flex

@@ -5,7 +5,7 @@ PyTorch's module is imported only where it is used: it loads the compiler, which
 Shape letters: B rows, T positions, D head dimension, N query heads, G key/value heads.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 # Positions of a block: FlexAttention's own default.
 BLOCK = 128
+
+# Positions of the tiles that its kernels work on, in the order in which they are tried; None: torch's own choice for the
+# card. That choice can want more shared memory than there is: with heads of 96, which are padded to 128, three stages of
+# tiles of 64 positions are 112 KB, and an RTX 3090 or 4090 has 99. Newer versions of torch then take one stage by
+# themselves.
+TILES = (None, 64, 32)
+# Of an error, in characters.
+LONGEST_REASON = 200
 
 
 def flex_mask(document_ids: torch.Tensor) -> "BlockMask":
@@ -85,24 +93,63 @@ def visible_blocks(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (sees_some & ~full) | on_diagonal, full
 
 
-def flex_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "BlockMask") -> torch.Tensor:
-    """q [B, N, T, D], k and v [B, G, T, D] -> [B, N, T, D]. To be called from compiled code: by itself it is slow."""
+def flex_attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "BlockMask", tile: int | None = None
+) -> torch.Tensor:
+    """q [B, N, T, D], k and v [B, G, T, D] -> [B, N, T, D]. To be called from compiled code: by itself it is slow.
+
+    tile: one of TILES.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+    if tile is None:
+        return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+    # Queries (M) and keys (N) of a tile: of the forward pass, and of the two halves of the backward pass.
+    options = {"fwd_BLOCK_M": tile, "fwd_BLOCK_N": tile, "num_stages": 1}
+    for half in ("1", "2"):
+        options[f"bwd_BLOCK_M{half}"] = tile
+        options[f"bwd_BLOCK_N{half}"] = tile
+    return flex_attention(q, k, v, block_mask=mask, enable_gqa=True, kernel_options=options)
 
 
-def flex_works(config: MiniMindConfig, device: torch.device) -> bool:
-    """Whether FlexAttention compiles and differentiates here, tried on one small row with the model's heads."""
+class Trial(NamedTuple):
+    """Whether FlexAttention works here, and with which of TILES."""
+
+    works: bool
+    tile: int | None
+    # Why torch's own choice of tiles failed, in one line; "" where it did not.
+    reason: str
+
+
+def try_flex(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T: int) -> Trial:
+    """Try FlexAttention on one row of T positions with the model's heads, in the precision of the run."""
+    reason = ""
+    for tile in TILES:
+        try:
+            _attend_once(config, device, dtype, T, tile)
+            return Trial(True, tile, reason)
+        except Exception as error:
+            # Whatever the compiler raises for a GPU or a head size that it does not know: training goes on without.
+            reason = reason or _in_a_line(error)
+    return Trial(False, None, reason)
+
+
+def _attend_once(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T: int, tile: int | None) -> None:
+    """Compile attention, compute it and its gradients. Errors: whatever goes wrong."""
     kv_heads = config.num_key_value_heads
-    try:
-        q, k, v = (
-            torch.randn(1, heads, 256, config.head_dim, device=device, dtype=torch.bfloat16, requires_grad=True)
-            for heads in (config.num_attention_heads, kv_heads, kv_heads)
-        )
-        mask = flex_mask(torch.zeros(1, 256, dtype=torch.long, device=device))
-        torch.compile(flex_attend, dynamic=False)(q, k, v, mask).sum().backward()
-        return q.grad is not None and bool(q.grad.isfinite().all())
-    except Exception:
-        # Whatever the compiler raises for a GPU or a head size that it does not know: training goes on without.
-        return False
+    q, k, v = (
+        torch.randn(1, heads, T, config.head_dim, device=device, dtype=dtype, requires_grad=True)
+        for heads in (config.num_attention_heads, kv_heads, kv_heads)
+    )
+    mask = flex_mask(torch.zeros(1, T, dtype=torch.long, device=device))
+    torch.compile(flex_attend, dynamic=False)(q, k, v, mask, tile).sum().backward()
+    for tensor in (q, k, v):
+        if tensor.grad is None or not bool(tensor.grad.isfinite().all()):
+            raise ArithmeticError("its gradients are not finite")
+
+
+def _in_a_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says. torch's compiler wraps the error that it met."""
+    error = getattr(error, "inner_exception", error)
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:LONGEST_REASON]

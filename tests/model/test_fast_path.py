@@ -11,12 +11,15 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from model import moe
 from model.attention import document_mask
 from model.checkpointing import recompute_layers
+from model.fast import flex_attention
 from model.fast.block_attention import additive_mask, block_attention
+from model.fast.compiled_backend import CompiledBackend, CompiledFlexBackend, compiled_backend
 from model.fast.flex_attention import flex_attend, flex_mask
 from model.loss import loss_and_gradient
-from model.model_minimind import rope_tables
+from model.model_minimind import Block, rope_tables
 from model.products import projections
 from tests.model.test_training_losses import KINDS, batches, every_kind, gradients, tiny
+from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.machine import compiling
 
 
@@ -75,15 +78,130 @@ def test_flex_mask_is_torchs_block_mask():
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_sdpa():
+@pytest.mark.parametrize("T, D, tile", [(200, 16, None), (511, 96, None), (511, 96, 64), (200, 16, 32)])
+def test_flex_attention_is_sdpa(T, D, tile):
     """Values against F.scaled_dot_product_attention with a bool mask: on a CPU FlexAttention has no gradients."""
     torch.manual_seed(0)
-    document_ids = (torch.rand(2, 200) < 0.02).long().cumsum(1)
+    document_ids = (torch.rand(2, T) < 0.02).long().cumsum(1)
     document_ids[1, -30:] = -1
-    q, k, v = (torch.randn(2, n, 200, 16) for n in (4, 2, 2))
-    ours = flex_attend(q, k, v, flex_mask(document_ids))
+    q, k, v = (torch.randn(2, n, T, D) for n in (4, 2, 2))
+    ours = flex_attend(q, k, v, flex_mask(document_ids), tile)
     theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(document_ids), enable_gqa=True)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+class OutOfResources(Exception):
+    """Triton's."""
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A simulated GPU on which FlexAttention works with the tiles that are added to the set that this gives.
+
+    The calls that reach it are kept in its attribute `tried`: (dtype, shape of the queries, tile).
+    """
+
+    class Card(set):
+        tried = []
+
+    card = Card()
+
+    def attend(q, k, v, mask, tile=None):
+        card.tried.append((q.dtype, tuple(q.shape), tile))
+        if tile not in card:
+            raise OutOfResources("out of resource: shared memory, Required: 131072\nReducing block sizes may help")
+        ids = torch.zeros(1, q.shape[2], dtype=torch.long)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(ids), enable_gqa=True)
+
+    card.tried = []
+    monkeypatch.setattr(flex_attention, "flex_attend", attend)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
+    with simulated_cuda():
+        yield card
+
+
+GPU = torch.device("cuda", 0)
+
+
+def lines_of(model, dtype=torch.bfloat16, shape=(4, 511)):
+    """The backend that compile_blocks gives the model on a GPU, and what it says."""
+    said = []
+
+    class OnAGpu:
+        def compile_training(self, shape, dtype):
+            backend = compiled_backend(Block, model.config, GPU, shape, dtype)
+            model.compiled_backend = backend
+            return backend.notice
+
+    compiling.compile_blocks(OnAGpu(), "1", GPU, said.append, shape, dtype=dtype)
+    return model.compiled_backend, said
+
+
+def test_attention_takes_the_tiles_that_work(card):
+    """And says so in one line. It is tried with the model's heads, the run's precision and its number of positions."""
+    model = tiny(hidden_size=192, num_attention_heads=2, num_key_value_heads=1)
+    card.update({None, 64, 32})
+    backend, said = lines_of(model)
+    assert type(backend) is CompiledFlexBackend and backend.tile is None
+    assert said == ["attention: FlexAttention, which skips the blocks of other documents"]
+    assert card.tried == [(torch.bfloat16, (1, 2, 511, 96), None)]
+
+    card.remove(None)
+    backend, said = lines_of(model, torch.float16)
+    assert type(backend) is CompiledFlexBackend and backend.tile == 64
+    assert said == [
+        "attention: FlexAttention in tiles of 64 positions; its own do not work here (OutOfResources: out of resource: "
+        "shared memory, Required: 131072)"
+    ]
+    assert card.tried[1:] == [(torch.float16, (1, 2, 511, 96), tile) for tile in (None, 64)]
+
+    card.remove(64)
+    assert lines_of(model)[0].tile == 32
+
+
+def test_attention_without_tiles_that_work_is_pytorchs(card):
+    model = tiny()
+    backend, said = lines_of(model, shape=None)
+    assert type(backend) is CompiledBackend
+    assert len(said) == 1 and said[0].startswith("attention: PyTorch's own with a mask, which takes longer")
+    assert "does not work here (OutOfResources: out of resource: shared memory" in said[0] and "\n" not in said[0]
+    assert [tile for _, _, tile in card.tried] == list(flex_attention.TILES)
+
+    backend, said = lines_of(tiny(dropout=0.1))
+    assert type(backend) is CompiledBackend
+    assert said == ["attention: PyTorch's own with a mask, since FlexAttention has no dropout"]
+
+
+def test_gradients_that_are_not_finite_count_as_a_failure(card, monkeypatch):
+    monkeypatch.setattr(flex_attention, "flex_attend", lambda q, k, v, mask, tile: (q + k + v) * float("inf"))
+    trial = flex_attention.try_flex(tiny(num_key_value_heads=4).config, GPU, torch.float32, 64)
+    assert trial == (False, None, "ArithmeticError: its gradients are not finite")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("tile", [None, 32])
+def test_the_flex_backend_gives_the_plain_losses(tile, monkeypatch):
+    """Losses at 1e-5, without gradients: FlexAttention has none on a CPU."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    model, batch = tiny(), batches()[0]
+    backend = CompiledFlexBackend(Block)
+    backend.tile = tile
+    with torch.no_grad():
+        plain = model.training_losses(*batch)
+        monkeypatch.setattr(model, "_backend", lambda x: backend)
+        torch.testing.assert_close(model.training_losses(*batch), plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "dtype, precision", [(torch.float32, "high"), (torch.bfloat16, "highest"), (torch.float16, "highest")]
+)
+def test_a_gpu_takes_tf32_only_where_fp32_was_asked_for(dtype, precision):
+    """In half precision the router's products alone are in fp32, and they stay exact."""
+    with simulated_cuda():
+        torch.set_float32_matmul_precision("medium")
+        compiling.compile_blocks(tiny("minimind2_moe"), "0", GPU, print, dtype=dtype)
+        assert torch.get_float32_matmul_precision() == precision
 
 
 def test_document_mask_is_the_rule():

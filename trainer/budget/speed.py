@@ -125,7 +125,7 @@ def measured_seconds(
         n_sums=n_sums(config),
     )
     if compiled:
-        compile_blocks(model, "1", machine.device, lambda _: None, (rows, T))
+        compile_blocks(model, "1", machine.device, lambda _: None, (rows, T), dtype=machine.dtype)
     totals = Totals(rows * T, rows)
 
     def micro_batch() -> None:

@@ -255,7 +255,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
         shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
-        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops)
+        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype)
         return said
 
 

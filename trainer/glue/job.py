@@ -250,7 +250,8 @@ class GlueJob(Job[Ints, Batch, Totals]):
         can_compile = is_known(self.model) and not settings.gradient_checkpointing
         choice = settings.use_compile if can_compile else "0"
         said: list[str] = []
-        compile_blocks(Layers(self.model), choice, self.device, said.append, (settings.batch_size, full.width), saved)
+        shape = (settings.batch_size, full.width)
+        compile_blocks(Layers(self.model), choice, self.device, said.append, shape, saved, self.dtype)
         if compiled_shape(self.model):
             self.assembler = full
         return said

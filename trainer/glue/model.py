@@ -237,12 +237,16 @@ class Layers(NamedTuple):
 
     model: Any
 
-    def compile_training(self, shape: tuple[int, int] | None = None) -> None:
+    def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile for training batches of `shape` (rows, positions): one graph. All else is computed without, so that
-        no number depends on which shapes came before; nor does it on an earlier run's graphs."""
+        no number depends on which shapes came before; nor does it on an earlier run's graphs.
+
+        Nothing depends on dtype here, and nothing is to be said.
+        """
         torch.compiler.reset()
         self.model.compiled_shape = shape
         compile_layers(self.model)
+        return ""
 
 
 def compiled_shape(model: Any) -> tuple[int, int] | None:

@@ -29,8 +29,11 @@ COMPILED_DEVICES = tuple(PRODUCT_RATE)
 class Compilable(Protocol):
     """A model that can be trained compiled."""
 
-    def compile_training(self, shape: tuple[int, int] | None) -> None:
-        """shape: (rows, positions) of the micro-batches to compile for; None: of the first one that comes."""
+    def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype) -> str:
+        """shape: (rows, positions) of the micro-batches to compile for; None: of the first one that comes.
+
+        dtype: of the matrix products. Returns a line to say, or "".
+        """
 
 
 def compile_blocks(
@@ -40,18 +43,21 @@ def compile_blocks(
     say: Callable[[str], object],
     shape: tuple[int, int] | None = None,
     flops: float = 0.0,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Make training fast: compile it (names of parameters stay as they are) and, on the CPU, keep freed memory at hand.
 
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
     shape: (rows, positions) of a full micro-batch, None: of the first one that comes; other shapes stay eager.
     flops: of this rank in the whole run, also where a resume has only a part of it left: it decides as the first start did.
+    dtype: of the matrix products.
     """
     if device.type == "cpu":
         keep_freed_memory()
     if device.type == "cuda":
-        # TF32 for the products that stay in fp32, all with --dtype float32.
-        torch.set_float32_matmul_precision("high")
+        # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
+        # close scores decide the routing.
+        torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
     n_threads = torch.get_num_threads() if device.type == "cpu" else 1
     # A device without a known rate never compiles by itself.
     rate = PRODUCT_RATE.get(device.type, float("inf")) * n_threads
@@ -63,7 +69,9 @@ def compile_blocks(
         return
     if device.type == "cuda":
         choose_kernels_by_rule()
-    model.compile_training(shape)
+    notice = model.compile_training(shape, dtype)
+    if notice:
+        say(notice)
 
 
 def choose_kernels_by_rule() -> None:

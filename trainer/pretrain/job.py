@@ -465,7 +465,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def make_fast(self, outlook: Outlook) -> list[str]:
         said: list[str] = []
         shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
-        compile_blocks(self.model, self.settings.use_compile, self.device, said.append, shape, outlook.flops)
+        compile_blocks(
+            self.model, self.settings.use_compile, self.device, said.append, shape, outlook.flops, self.dtype
+        )
         return said
 
 
