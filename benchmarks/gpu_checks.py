@@ -243,11 +243,12 @@ def resumes_bitwise(device: torch.device, *flags: str) -> str:
 class NoHostWait(TorchDispatchMode):
     """Raises where an operator reads a number of a tensor, or has a result whose size depends on one."""
 
-    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero")
+    WAITING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "bincount")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.split(".")[0]
-        assert name not in self.WAITING, f"{func} makes the host wait for the device"
+        by_mask = name == "index" and any(index is not None and index.dtype is torch.bool for index in args[1])
+        assert name not in self.WAITING and not by_mask, f"{func} makes the host wait for the device"
         return func(*args, **(kwargs or {}))
 
 

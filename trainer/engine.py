@@ -191,7 +191,9 @@ class Engine(Generic[BatchT, TotalsT]):
 
         Returns the sums of the requests and, behind them, of the bad losses.
         """
-        on_device = torch.tensor(requests).to(self.device, non_blocking=True)
+        # From other memory than pinned one a copy may wait until the device has done all that was asked of it before.
+        on_host = torch.tensor(requests, pin_memory=self.device.type == "cuda")
+        on_device = on_host.to(self.device, non_blocking=True)
         message = torch.cat((on_device, self.bad_losses))
         if self.reducer is not None:
             return self.reducer.finish(message)

@@ -9,6 +9,7 @@ from model import loss as loss_module
 from model.chunks import chunk_rows
 from model.loss import chunked_cross_entropy
 from tests.helpers import tiny_model
+from tests.operators import Operators
 
 KINDS = {
     "minimind2": {},
@@ -166,25 +167,13 @@ def test_the_loss_asks_for_the_chunks_of_its_device_and_vocabulary(monkeypatch):
 
 def test_no_whole_block_of_fp32_logits(monkeypatch):
     """The largest tensor that training_losses allocates has `chunk_rows` rows of the vocabulary, not B*T."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 16)
-
-    class Largest(TorchDispatchMode):
-        numel = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            for tensor in out if isinstance(out, (tuple, list)) else (out,):
-                if isinstance(tensor, torch.Tensor):
-                    self.numel = max(self.numel, tensor.numel())
-            return out
-
     net = tiny(vocab_size=1009)
     ids = torch.randint(0, 1009, (8, 64))
-    with Largest() as largest:
+    with Operators() as operators:
         sum(net.training_losses(ids, ids)).backward()
-    assert largest.numel < 8 * 64 * 1009 / 4
+    largest = max(shape.numel() for call in operators.calls for shape in call.results)
+    assert largest < 8 * 64 * 1009 / 4
 
 
 @every_kind
@@ -333,18 +322,10 @@ def test_without_gradients_the_head_is_one_product():
 
 def test_an_evaluation_computes_the_head_once():
     """FLOPs of the head's shape in `training_losses` under no_grad: one product of all positions with the vocabulary."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    model, products = tiny_model().eval(), []
+    model = tiny_model().eval()
     V, H = model.lm_head.weight.shape
-
-    class Products(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.aten.mm.default and V in (*args[0].shape, *args[1].shape):
-                products.append((args[0].shape, args[1].shape))
-            return func(*args, **(kwargs or {}))
-
     ids = torch.randint(3, V, (2, 9))
-    with torch.no_grad(), Products():
+    with torch.no_grad(), Operators() as operators:
         model.training_losses(ids, ids)
-    assert products == [((18, H), (H, V))]
+    products = [call.arguments for call in operators.named("mm")]
+    assert [shapes for shapes in products if V in (*shapes[0], *shapes[1])] == [[(18, H), (H, V)]]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BertTokenizer,
     DistilBertConfig,
@@ -24,6 +23,7 @@ from transformers import (
 from dataset.glue.glue_dataset import Batch, Features, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS, encoder
+from tests.operators import Operators
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
@@ -226,16 +226,6 @@ def test_a_model_that_does_not_load_leaves_earlier_results(place, tmp_path, caps
 # ------------------------------------------------------------------------------------------ a step, compiling
 
 
-class Recorder(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.add(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
 def random_batch(R, T, labels=2):
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, len(WORDS), (R, T), generator=generator)
@@ -246,11 +236,11 @@ def random_batch(R, T, labels=2):
 def test_an_objective_waits_for_nothing(place):
     """Neither a number from the host (lift_fresh is torch.tensor's) nor one to it: either stops a GPU's queue."""
     model = init_model(flags(place), TASKS["cola"], place / "tiny", len(WORDS))[0].train()
-    with Recorder() as recorder:
+    with Operators() as operators:
         loss, sums = glue_loss(TASKS["cola"], model, random_batch(4, 8), Totals(32, 4))
     assert sums.tolist()[1] == 4 and sums[3] == 32 and loss.requires_grad
     waiting = {"lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
-    assert "_log_softmax" in recorder.names and not recorder.names & waiting
+    assert "_log_softmax" in operators.names and not operators.names & waiting
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

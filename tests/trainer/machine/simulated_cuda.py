@@ -2,7 +2,8 @@
 
 `torch.cuda` answers as it does where GPUs are: `set_device` keeps the rule of the real one, that a device has a number.
 Tensors that should go to a GPU stay on the CPU: a mode of torch rewrites the device in every call. So a start is walked
-from the flags to the updates through all code that asks for the kind of the device.
+from the flags to the updates through all code that asks for the kind of the device. What would make the host wait on a
+GPU is kept in a list, as far as it can be seen: tensors that are read, and copies that are not under way on their own.
 """
 
 import contextlib
@@ -15,6 +16,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 REAL_SET_DEVICE = torch.cuda.set_device
+
+# These read a tensor. Of one on a GPU the host would wait for the device.
+READS = {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"}
 
 
 class Event:
@@ -31,23 +35,46 @@ class Event:
 
 
 class OnTheCpu(TorchFunctionMode):
-    """Rewrites devices of a kind, such as "cuda", to the CPU in every torch call, and counts how often one was asked for."""
+    """Rewrites devices of a kind, such as "cuda", to the CPU in every torch call, and counts how often one was asked for.
+
+    reads: names of the calls that read a tensor which is not in pinned memory. Whether it would be on the GPU is not
+    known here. copies: those to the GPU for which the host would wait.
+    """
 
     def __init__(self, kind: str = "cuda"):
         super().__init__()
         self.kind = kind
         self.asked = 0
+        self.reads = []
+        self.copies = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if function is torch.device:  # the trainer's own idea of where it runs stays
             return function(*args, **kwargs)
         if function is torch.Tensor.pin_memory:
+            args[0].is_pinned_here = True
             return args[0]
-        kwargs.pop("pin_memory", None)
-        args = tuple(self._moved(value) for value in args)
-        kwargs = {name: self._moved(value) for name, value in kwargs.items()}
-        return function(*args, **kwargs)
+        is_pinned = kwargs.pop("pin_memory", False)
+        asked_before = self.asked
+        moved_args = tuple(self._moved(value) for value in args)
+        moved_kwargs = {name: self._moved(value) for name, value in kwargs.items()}
+        self._note_waits(function, args, kwargs, goes_to_gpu=self.asked > asked_before)
+        result = function(*moved_args, **moved_kwargs)
+        if is_pinned:
+            result.is_pinned_here = True
+        return result
+
+    def _note_waits(self, function, args, kwargs, goes_to_gpu: bool) -> None:
+        name = getattr(function, "__name__", "")
+        from_pinned = bool(args) and getattr(args[0], "is_pinned_here", False)
+        if name in READS and not from_pinned:
+            self.reads.append(name)
+        if not goes_to_gpu:
+            return
+        is_copy = function in (torch.Tensor.to, torch.Tensor.cuda) and not (from_pinned and kwargs.get("non_blocking"))
+        if is_copy or name in ("tensor", "as_tensor", "from_numpy"):
+            self.copies.append(f"{name} {tuple(getattr(args[0], 'shape', ()))}")
 
     def _moved(self, value: Any) -> Any:
         is_device = isinstance(value, torch.device) and value.type == self.kind
@@ -84,6 +111,7 @@ def simulated_cuda(gpus: int = 1) -> Iterator[SimpleNamespace]:
         "mem_get_info": lambda device=None: (20 << 30, properties.total_memory),
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device=None: None,
         "manual_seed_all": lambda seed: None,

@@ -1,0 +1,107 @@
+"""No host wait in a steady update on a GPU, as far as a machine without one can tell.
+
+Whole runs of the trainer go with CUDA simulated. From their third update on, the engine may call no operator that reads
+a tensor or whose result has a size that depends on one, and read no tensor itself; and no batch or number may be copied
+to the device in a way that makes the host wait. What compiled code does is not seen; `make gpu` asks torch itself.
+"""
+
+import contextlib
+import functools
+from unittest import mock
+
+import pytest
+import torch
+
+from benchmarks.gpu_checks import NoHostWait
+from model import moe
+from tests.helpers import train, write_corpus
+from tests.trainer.machine.simulated_cuda import simulated_cuda
+from trainer.engine import Engine
+
+FIRST_STEADY = 3
+
+
+class Watch:
+    """Watches the engine of a run: `reads` and `copies` of the steady updates, see OnTheCpu."""
+
+    def __init__(self, mode):
+        self.mode = mode
+        self.updates = 0
+        self.reads = []
+        # How many copies there had been before each update.
+        self.copies_before = []
+
+    def call(self, method, engine, *args, **kwargs):
+        is_update = method.__name__ == "update"
+        if is_update:
+            self.updates += 1
+            self.copies_before.append(len(self.mode.copies))
+        steady = self.updates >= FIRST_STEADY
+        reads_before = len(self.mode.reads)
+        with NoHostWait() if steady else contextlib.nullcontext():
+            result = method(engine, *args, **kwargs)
+        if steady:
+            self.reads += self.mode.reads[reads_before:]
+        return result
+
+    @property
+    def copies(self):
+        """From the first steady update to the last one."""
+        return self.mode.copies[self.copies_before[FIRST_STEADY - 1] : self.copies_before[-1]]
+
+
+def watched_run(tmp_path, **flags):
+    """(Watch, Trainer) of a run on a simulated GPU."""
+    data = write_corpus(tmp_path / "corpus.jsonl", 60)
+    with simulated_cuda() as cuda, contextlib.ExitStack() as patches:
+        watch = Watch(cuda.mode)
+        for name in ("micro_batch", "update", "poll"):
+            method = getattr(Engine, name)
+
+            def watched(engine, *args, method=method, **kwargs):
+                return watch.call(method, engine, *args, **kwargs)
+
+            patches.enter_context(mock.patch.object(Engine, name, watched))
+        run = train(data_path=data, out_dir=tmp_path / "out", device=None, max_updates=8, log_interval=1000, **flags)
+    return watch, run
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("model", ["dense", "experts in blocks"])
+def test_a_steady_update_waits_for_nothing(model, dtype, optimizer, tmp_path, monkeypatch):
+    blocked = []
+    if model != "dense":
+
+        def in_blocks(*args):
+            blocked.append(None)
+            return moe.blocked_experts(*args, sizes=(32, 8))
+
+        monkeypatch.setattr(moe, "mixing", lambda experts, tokens: in_blocks)
+    watch, run = watched_run(tmp_path, dtype=dtype, optimizer=optimizer, use_moe=int(model != "dense"))
+    assert watch.updates == 8 and run.engine.device.type == "cuda"
+    assert run.engine.fused, "the host would read whether each update is good"
+    assert run.engine.scaler.is_enabled() == (dtype == "float16")
+    assert bool(blocked) == (model != "dense")
+    assert watch.reads == [] and watch.copies == []
+
+
+def test_what_waits_is_seen(tmp_path, monkeypatch):
+    """An engine that reads, a batch that is not pinned, and an operator whose size depends on the data."""
+    poll = Engine.poll
+
+    def reading_poll(engine, where=None):
+        engine.outcome.tolist()
+        return poll(engine, where)
+
+    monkeypatch.setattr(Engine, "poll", reading_poll)
+    watch, _ = watched_run(tmp_path)
+    assert set(watch.reads) == {"tolist"} and watch.copies == []
+
+    monkeypatch.setattr(Engine, "poll", poll)
+    monkeypatch.setattr("dataset.loader.pinned", lambda batch: batch)
+    watch, _ = watched_run(tmp_path)
+    assert watch.reads == [] and any(copy.startswith("to (2, 24)") for copy in watch.copies)
+    for wait in (lambda x: x[x > 0], torch.nonzero, torch.Tensor.item, functools.partial(torch.equal, torch.ones(1))):
+        with pytest.raises(AssertionError, match="wait"), NoHostWait():
+            wait(torch.ones(1))
