@@ -7,6 +7,9 @@ _C1_CONTROLS = range(0x80, 0xA0)
 # Marks, embeddings, overrides and isolates of Unicode's bidirectional algorithm (UAX #9)
 _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 
+# Of what a compiler says, in a line of ours
+LONGEST_REASON = 200
+
 _VISIBLE: dict[int, str] = {}
 for _code in _C0_CONTROLS:
     # Unicode's pictures of the control characters.
@@ -31,3 +34,13 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {plural or noun + 's'}"
+
+
+def reason_of(error: Exception) -> str:
+    """Of what a compiler has printed, the line on the error; a part of a line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if "error:" in line.lower():
+            return line[:LONGEST_REASON]
+    first = lines[0] if lines else ""
+    return f"{type(error).__name__}: {first}"[:LONGEST_REASON]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from common.wording import reason_of
 from model.config import MiniMindConfig
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ BLOCK = 128
 # tiles of 64 positions are 112 KB, and an RTX 3090 or 4090 has 99. Newer versions of torch then take one stage by
 # themselves.
 TILES = (None, 64, 32)
-# Of an error, in characters.
-LONGEST_REASON = 200
 
 
 def flex_mask(document_ids: torch.Tensor) -> "BlockMask":
@@ -130,7 +129,7 @@ def try_flex(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T
             return Trial(True, tile, reason)
         except Exception as error:
             # Whatever the compiler raises for a GPU or a head size that it does not know: training goes on without.
-            reason = reason or _in_a_line(error)
+            reason = reason or reason_of(error)
     return Trial(False, None, reason)
 
 
@@ -146,10 +145,3 @@ def _attend_once(config: MiniMindConfig, device: torch.device, dtype: torch.dtyp
     for tensor in (q, k, v):
         if tensor.grad is None or not bool(tensor.grad.isfinite().all()):
             raise ArithmeticError("its gradients are not finite")
-
-
-def _in_a_line(error: Exception) -> str:
-    """The kind of an error and the first line of what it says. torch's compiler wraps the error that it met."""
-    error = getattr(error, "inner_exception", error)
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:LONGEST_REASON]

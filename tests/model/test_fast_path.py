@@ -117,6 +117,7 @@ def card(monkeypatch):
     monkeypatch.setattr(flex_attention, "flex_attend", attend)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
+    monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
     with simulated_cuda():
         yield card
 

@@ -12,14 +12,14 @@ from typing import Protocol
 
 import torch
 
+from common.wording import reason_of
+
 # What a step takes, in times of its matrix products alone: the plain code, and the compiled one. Measured on a CPU.
 PLAIN_TIME = 2.4
 COMPILED_TIME = 1.4
 # A run pays for compiling where its products alone take this long, at the rates below: one such time is saved.
 COMPILE_SECONDS = 40
 
-# Of what a compiler says, in a line of ours
-LONGEST_REASON = 200
 # Of matrix products, in FLOP/s: a thread with AVX512-BF16, a GPU.
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # Others never compile by themselves.
@@ -138,13 +138,3 @@ def failure_to_compile(device_type: str) -> str | None:
 
 def sum_of_sines(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.sin().sum()
-
-
-def reason_of(error: Exception) -> str:
-    """Of what a compiler has printed, the line on the error; a part of a line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in lines:
-        if "error:" in line.lower():
-            return line[:LONGEST_REASON]
-    first = lines[0] if lines else ""
-    return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
