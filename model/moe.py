@@ -330,10 +330,7 @@ def block_plan(chosen: torch.Tensor, num_experts: int, sizes: Sequence[int]) -> 
 
 
 class _BlockProduct(torch.autograd.Function):
-    """Each block's rows with the weight of its expert: rows [blocks, size, I], weight [E, O, I] -> [blocks, size, O].
-
-    The weights that are copied for the blocks are not kept for the backward pass, which makes them anew.
-    """
+    """Each block's rows with the weight of its expert: rows [blocks, size, I], weight [E, O, I] -> [blocks, size, O]."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
@@ -343,12 +340,29 @@ class _BlockProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        rows, weight, owner = ctx.saved_tensors
-        of_blocks = grad.transpose(1, 2) @ rows  # [blocks, O, I]
-        # The sum over each expert's blocks, as a product with zeros and ones: an index_add would add in random order.
-        is_mine = owner == torch.arange(len(weight), device=owner.device).unsqueeze(1)  # [E, blocks]
-        d_weight = is_mine.to(of_blocks.dtype) @ of_blocks.flatten(1)
-        return grad @ weight[owner], d_weight.view_as(weight), None
+        d_rows, d_weight = _block_gradients(grad.contiguous(), *ctx.saved_tensors)
+        return d_rows, d_weight, None
+
+
+# An operator of its own. The compiler would see that both passes copy the same weights for the blocks, and keep those
+# copies from one to the other: a gigabyte for eight layers.
+@torch.library.custom_op("minimind::block_gradients", mutates_args=())
+def _block_gradients(
+    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """grad [blocks, size, O] of the product above -> the gradients of rows and weight."""
+    of_blocks = grad.transpose(1, 2) @ rows  # [blocks, O, I]
+    # The sum over each expert's blocks, as a product with zeros and ones: an index_add would add in random order.
+    is_mine = owner == torch.arange(len(weight), device=owner.device).unsqueeze(1)  # [E, blocks]
+    d_weight = is_mine.to(of_blocks.dtype) @ of_blocks.flatten(1)
+    return grad @ weight[owner], d_weight.view(weight.shape)
+
+
+@_block_gradients.register_fake
+def _(
+    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows.new_empty(rows.shape), weight.new_empty(weight.shape)
 
 
 def _rounded_up(n: Any, alignment: int) -> Any:

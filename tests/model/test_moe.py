@@ -158,6 +158,29 @@ def test_blocked_products_compile_to_one_graph():
     torch.testing.assert_close((out, grads), reference, atol=1e-6, rtol=1e-6)
 
 
+def test_compiled_code_keeps_no_copies_of_weights_for_the_backward_pass():
+    """Of what a compiled layer keeps, nothing has the shape of weights that are copied for blocks."""
+    torch._dynamo.reset()
+    net, x = layer(), torch.randn(1, 100, 32, requires_grad=True)
+    kept = []
+
+    def pack(tensor):
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with mock.patch.object(moe, "mixing", lambda experts, tokens: in_small_blocks):
+        compiled = torch.compile(net, backend="aot_eager_decomp_partition", fullgraph=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out, _ = compiled(x)
+    out.sum().backward()
+    intermediate = net.config.moe_intermediate_size
+    # Rows of the blocks of 8 are kept, the sum of whose sizes shows that the hooks saw something.
+    assert any(len(shape) == 3 and shape[1:] == (8, 32) for shape in kept)
+    of_weights = [{32, 2 * intermediate}, {32, intermediate}]
+    # The shared expert's weights have two dimensions, the stacked ones of the four experts three.
+    assert not [shape for shape in kept if len(shape) == 3 and shape[0] != 4 and set(shape[1:]) in of_weights]
+
+
 # The first number is that of the architecture: 7.5 T4, 8.0 A100, 8.6 RTX 3090, 8.9 RTX 4090, 12.0 RTX 5090.
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (9, 0), (10, 0), (10, 3)])
 def test_the_way_follows_from_the_gpu_and_the_precision(capability):
