@@ -158,6 +158,23 @@ def test_blocked_products_compile_to_one_graph():
     torch.testing.assert_close((out, grads), reference, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocked_products_compiled_to_code(dtype):
+    """Values and gradients against the loop in fp32."""
+    torch._dynamo.reset()
+    net, x = layer(), torch.randn(2, 40, 32)
+    reference = run(net, x, "looped")
+    with mock.patch.object(moe, "mixing", lambda experts, tokens: in_small_blocks):
+        x = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            out, aux_loss = torch.compile(net, fullgraph=True)(x, torch.zeros(80, dtype=torch.long), 1)
+    (out.sin().sum() + aux_loss).backward()
+    grads = {name: p.grad for name, p in net.named_parameters()} | {"x": x.grad}
+    for found, expected in [(out, reference[0]), *((grads[name], reference[1][name]) for name in grads)]:
+        assert (found - expected).norm() < (0.03 if dtype is torch.bfloat16 else 1e-5) * expected.norm()
+
+
 def test_compiled_code_keeps_no_copies_of_weights_for_the_backward_pass():
     """Of what a compiled layer keeps, nothing has the shape of weights that are copied for blocks."""
     torch._dynamo.reset()
