@@ -5,7 +5,7 @@ PyTorch's module is imported only where it is used: it loads the compiler, which
 Shape letters: B rows, T positions, D head dimension, N query heads, G key/value heads.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from common.wording import reason_of
 from model.config import MiniMindConfig
 
 if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
+    from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions
 
 
 # Positions of a block: FlexAttention's own default.
@@ -108,7 +108,9 @@ def flex_attend(
     for half in ("1", "2"):
         options[f"bwd_BLOCK_M{half}"] = tile
         options[f"bwd_BLOCK_N{half}"] = tile
-    return flex_attention(q, k, v, block_mask=mask, enable_gqa=True, kernel_options=options)
+    # torch's own type leaves out the names with a prefix, which its description allows.
+    kernel_options = cast("FlexKernelOptions", options)
+    return flex_attention(q, k, v, block_mask=mask, enable_gqa=True, kernel_options=kernel_options)
 
 
 class Trial(NamedTuple):
