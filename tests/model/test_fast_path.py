@@ -118,6 +118,7 @@ def card(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
     monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
+    monkeypatch.setattr(compiling, "choose_kernels_by_rule", lambda: None)
     with simulated_cuda():
         yield card
 
