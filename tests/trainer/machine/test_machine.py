@@ -200,7 +200,12 @@ def test_kernels_of_a_gpu_are_chosen_by_rule(monkeypatch, device, variable, by_r
     if variable is not None:
         monkeypatch.setenv("TORCHINDUCTOR_DETERMINISTIC", variable)
     shapes = []
-    model = SimpleNamespace(compile_training=shapes.append)
+
+    def compile_training(shape, dtype):
+        shapes.append(shape)
+        return ""
+
+    model = SimpleNamespace(compile_training=compile_training)
     with config.patch(deterministic=False):
         compile_blocks(model, "1", torch.device(device), print, (2, 8))
         assert config.deterministic == by_rule
