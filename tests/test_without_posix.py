@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, flags, write_corpus
 from tests.trainer.glue.glue_helpers import arguments, make_place
@@ -45,6 +47,7 @@ for trainer, arguments in commands:
 """
 
 
+@pytest.mark.slow
 def test_the_trainers_train_without_what_windows_lacks(tmp_path):
     data = write_corpus(tmp_path / "data.jsonl")
     electra = {
