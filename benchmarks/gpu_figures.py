@@ -4,6 +4,7 @@ A measurement is a generator of Figures, which are printed as they come. All of 
 and short turns, which tells whether the measurements themselves work.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -29,6 +30,7 @@ from model.fast.flex_attention import flex_attend, flex_mask
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds, synchronize
 from trainer.pretrain.flops import flops_per_token
+from trainer.pretrain.memory import training_memory
 from trainer.saving.checkpoint import Checkpoints, snapshot
 
 T = 512
@@ -133,22 +135,41 @@ def throughput(device: torch.device, scale: Scale) -> Iterator[Figure]:
     rate = product_rate(device, dtype, scale.product_sizes)
     for size in scale.sizes:
         for rows in scale.rows:
+            # What was compiled for other shapes counts towards a limit, beyond which nothing more is compiled.
+            torch.compiler.reset()
+            gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            training = Training(SIZES[size], device, rows, T)
-            training.step()
-            of_step, of_host = per_step(training.step, device, scale.turn_s)
-            flops = flops_per_token(training.model.config, training.length)
             name = f"{size}, {rows} rows"
-            predicted = PREDICTED_SHARE.get(size, "") if rows == 32 else ""
-            yield Figure(f"{name}: tokens", round(training.tokens / of_step), "1/s")
-            share = 100 * training.tokens / of_step * flops / rate
-            yield Figure(f"{name}: share of the product rate", round(share, 1), "%", predicted)
-            yield Figure(f"{name}: a step", round(of_step * 1e3, 2), "ms")
-            yield Figure(f"{name}: the host's part of it", round(of_host * 1e3, 2), "ms")
-            yield Figure(f"{name}: peak memory", round(peak_memory(device) / 1e9, 2), "GB")
-            del training
+            try:
+                figures = throughput_of(size, rows, device, scale.turn_s, rate)
+            except torch.OutOfMemoryError:
+                # Not within this block: the error holds the tensors that filled the memory.
+                figures = [Figure(f"{name}: peak memory", "does not fit")]
+            yield from figures
+
+
+def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rate: float) -> list[Figure]:
+    """Of one size with so many rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
+    training = Training(SIZES[size], device, rows, T)
+    training.step()
+    of_step, of_host = per_step(training.step, device, turn_s)
+    config = training.model.config
+    flops = flops_per_token(config, training.length)
+    share = 100 * training.tokens / of_step * flops / rate
+    predicted = PREDICTED_SHARE.get(size, "") if rows == 32 else ""
+    estimate = training_memory(
+        config, rows, T, "adamw", compiled=True, gradient_checkpointing=False, device=device.type
+    )
+    name = f"{size}, {rows} rows"
+    return [
+        Figure(f"{name}: tokens", round(training.tokens / of_step), "1/s"),
+        Figure(f"{name}: share of the product rate", round(share, 1), "%", predicted),
+        Figure(f"{name}: a step", round(of_step * 1e3, 2), "ms"),
+        Figure(f"{name}: the host's part of it", round(of_host * 1e3, 2), "ms"),
+        Figure(f"{name}: peak memory", round(peak_memory(device) / 1e9, 2), "GB", f"{estimate.total / 1e9:.1f}"),
+    ]
 
 
 def against_plain_loop(device: torch.device, scale: Scale) -> Iterator[Figure]:
@@ -242,8 +263,10 @@ def save(device: torch.device, scale: Scale) -> Iterator[Figure]:
     training.step()
     of_step, _ = per_step(training.step, device, scale.turn_s / 3)
     state = {"model": training.model.state_dict(), "engine": training.engine.state_dict()}
-    of_copy = seconds(lambda: snapshot(state), device)
-    yield Figure("save: copy to main memory, which training waits for", round(of_copy * 1e3, 1), "ms")
+    # The first one takes the memory on the host, and later ones take it over.
+    for which in ("the first", "the next"):
+        of_copy = seconds(lambda: snapshot(state), device)
+        yield Figure(f"save: {which} copy to main memory, which training waits for", round(of_copy * 1e3, 1), "ms")
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpoints(folder, keep=1)
         checkpoints.save(state, 1)

@@ -4,7 +4,6 @@ import dataclasses
 import shlex
 from collections.abc import Collection
 
-from trainer.budget.kept_plan import PLANNED
 from trainer.budget.settings import BUDGETS
 from trainer.pretrain.settings import PretrainSettings
 
@@ -16,16 +15,17 @@ LEFT_OUT = (*BUDGETS, "dry_run", "from_resume")
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
 
 
-def explicit_command(settings: PretrainSettings, given: Collection[str], at_once: int) -> str:
+def explicit_command(settings: PretrainSettings, said: Collection[str], at_once: int) -> str:
     """What a user types to train the plan again in one process.
 
-    given: names of the settings that he has said himself. at_once: micro-batches that the ranks compute side by side.
+    said: names of the settings that he has said himself, or that the plan says. at_once: micro-batches that the ranks
+    compute side by side.
     """
     words = ["python", "trainer/train_pretrain.py"]
     for field in dataclasses.fields(settings):
         name = field.name
         value = getattr(settings, name)
-        if name in LEFT_OUT or value is None or (name not in given and name not in PLANNED):
+        if name in LEFT_OUT or value is None or name not in said:
             continue
         if name in IN_MICRO_BATCHES:
             value *= at_once

@@ -19,7 +19,7 @@ from trainer.budget.speed import (
     sample_seconds,
 )
 from trainer.evaluation import read_prompts
-from trainer.machine.compiling import COMPILED_DEVICES, compiler_missing
+from trainer.machine.compiling import COMPILED_DEVICES, compiler_missing, failure_to_compile
 from trainer.machine.ranks import on_main
 from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
@@ -66,7 +66,9 @@ class RunCosts:
         device = self.machine.device
         if device.type not in COMPILED_DEVICES or compiler_missing(device) is not None:
             return False
-        return self.seconds is None or self.seconds >= WORTH_COMPILING * COMPILE_S
+        if self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_S:
+            return False
+        return failure_to_compile(device.type) is None
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of an update of so many rows."""

@@ -45,8 +45,10 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         "max_updates": plan.updates,
         "val_fraction": costs.data.val_fraction,
         "log_interval": max(1, micro_batches // LOG_LINES),
-        "save_interval": max(1, int(updates_between_saves * steps)),
     }
+    if costs.machine.device.type != "cuda":
+        # A run on CUDA saves by minutes, see trainer/saving/save_clock.py.
+        chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.data.evaluated:
         evaluation = costs.evaluation_seconds(config, plan.rows)
         evaluations = costs.evaluations(evaluation, costs.seconds or plan.seconds)
@@ -62,12 +64,12 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
 
 
 def told(
-    plan: Plan, others: Mapping[str, Plan | None], costs: RunCosts, chosen: PretrainSettings, given: Collection[str]
+    plan: Plan, others: Mapping[str, Plan | None], costs: RunCosts, chosen: PretrainSettings, said: Collection[str]
 ) -> list[str]:
     """The plan for a person, and the command that repeats it.
 
-    others: {"half of it": the plan for that}. chosen: the settings with the plan. given: names of those that the user has
-    said.
+    others: {"half of it": the plan for that}. chosen: the settings with the plan. said: names of those that the user or
+    the plan has said.
     """
     rates = f"{chosen.learning_rate:g} (AdamW)"
     if chosen.optimizer == "muon":
@@ -89,7 +91,7 @@ def told(
         f"plan for {asked}:",
         *table,
         "the same by flags:",
-        f"  {explicit_command(chosen, given, costs.machine.ranks.micro_batches_at_once)}",
+        f"  {explicit_command(chosen, said, costs.machine.ranks.micro_batches_at_once)}",
     ]
 
 

@@ -71,7 +71,7 @@ def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: S
 
     def tell() -> None:
         others = {"half of it": planner.with_budget(0.5), "twice as much": planner.with_budget(2.0)}
-        for line in told(plan, others, planner.costs, chosen, planner.given):
+        for line in told(plan, others, planner.costs, chosen, {*planner.given, *chosen_by_main}):
             announce(line)
 
     on_main(ranks, tell)

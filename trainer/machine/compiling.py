@@ -63,12 +63,13 @@ def compile_blocks(
     rate = PRODUCT_RATE.get(device.type, float("inf")) * n_threads
     if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * rate):
         return
+    if device.type == "cuda":
+        # Before the compiler is tried, which then works as it will for the run.
+        choose_kernels_by_rule()
     missing = compiler_missing(device) or failure_to_compile(device.type)
     if missing:
         say(f"{missing}: training without torch.compile, which takes longer")
         return
-    if device.type == "cuda":
-        choose_kernels_by_rule()
     notice = model.compile_training(shape, dtype)
     if notice:
         say(notice)

@@ -52,7 +52,8 @@ def settle(
     most = MOST_ROWS_OF_MICRO_BATCH[memory.device.type]
     # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
     most = max(min(most, -(-rows_of_epoch // ranks.micro_batches_at_once)), ranks.sharing)
-    choices = row_choices(USUAL_ROWS * settings.accumulation_steps, most, ranks.sharing, settings.warmup_iters)
+    rows_of_warmup = USUAL_ROWS * settings.warmup_iters
+    choices = row_choices(USUAL_ROWS * settings.accumulation_steps, most, ranks.sharing, rows_of_warmup)
     if why_whole(config):
         # Other micro-batches would be another loss.
         choices = [USUAL_ROWS]
@@ -76,7 +77,7 @@ def division(settings: PretrainSettings, rows: int) -> str:
     return f"an update is {counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
 
 
-def row_choices(rows_of_update: int, most: int, sharing: int = 1, warmup_iters: int = 0) -> list[int]:
+def row_choices(rows_of_update: int, most: int, sharing: int = 1, rows_of_warmup: int = 0) -> list[int]:
     """The numbers of rows that a micro-batch may have, the largest first.
 
     They divide the update and, so that each learning rate stays what it is, the rows of the warm-up. The ranks that share a
@@ -84,7 +85,7 @@ def row_choices(rows_of_update: int, most: int, sharing: int = 1, warmup_iters: 
     """
     found = []
     for rows in range(min(most, rows_of_update), 0, -1):
-        divides = rows_of_update % rows == 0 and USUAL_ROWS * warmup_iters % rows == 0
+        divides = rows_of_update % rows == 0 and rows_of_warmup % rows == 0
         if divides and rows % sharing == 0:
             found.append(rows)
     return found
@@ -116,7 +117,9 @@ def converted(count: int, rows: int) -> int:
 def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     """The rows of a micro-batch of the run that a resume goes on with; None: there is none, or its updates are others."""
     path = Path(f"{stem}.settings.yaml")
-    if not settings.from_resume or not path.is_file():
+    # A run that has saved nothing, as one that ran out of memory at once, has nothing that a resume would go on with.
+    has_saved = any(Path(f"{stem}_resume").glob("update_*.pt"))
+    if not settings.from_resume or not has_saved or not path.is_file():
         return None
     before = parse(PretrainSettings, PROG, DESCRIPTION, ["--config", str(path)])
     rows_of_update = before.batch_size * before.accumulation_steps
@@ -136,7 +139,9 @@ def note_on_small(
     if not is_small or settings.has_budget or settings.from_resume or why_whole(config):
         return None
     most = min(MOST_ROWS_OF_MICRO_BATCH["cuda"], -(-rows_of_epoch // memory.ranks.micro_batches_at_once))
-    choices = [rows for rows in row_choices(batch_size * steps, most) if rows >= 2 * batch_size]
+    rows_of_warmup = batch_size * settings.warmup_iters
+    possible = row_choices(batch_size * steps, most, rows_of_warmup=rows_of_warmup)
+    choices = [rows for rows in possible if rows >= 2 * batch_size]
     free = memory.free_on_all_ranks()
     if not choices:
         return None
@@ -144,6 +149,9 @@ def note_on_small(
     if not memory.fits(MicroBatch(config, rows, T, settings.gradient_checkpointing), free):
         return None
     flags = f"--batch_size {rows} --accumulation_steps {batch_size * steps // rows}"
+    if settings.warmup_iters:
+        # It counts micro-batches, which are fewer now.
+        flags += f" --warmup_iters {rows_of_warmup // rows}"
     if batch_size == USUAL_ROWS:
         flags = "--batch_size auto"
     return (

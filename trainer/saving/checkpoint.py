@@ -57,31 +57,42 @@ def snapshot(value: Any) -> Any:
     The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer than
     the copies.
     """
-    copies: dict[Any, torch.Tensor] = {}
-    under_way = False
-
-    def copy(value: Any) -> Any:
-        nonlocal under_way
-        if isinstance(value, torch.Tensor):
-            key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-            if key not in copies or value.numel() == 0:
-                if is_on_gpu(value):
-                    copies[key] = pinned_like(value).copy_(value.detach(), non_blocking=True)
-                    under_way = True
-                else:
-                    copies[key] = value.detach().to("cpu", copy=True)
-            return copies[key]
-        if isinstance(value, dict):
-            return {name: copy(item) for name, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(copy(item) for item in value)
-        return value
-
-    copied = copy(value)
-    if under_way:
+    copies = _Copies()
+    copied = copies.of(value)
+    if copies.under_way:
         # Before this nothing may read a copy, and no later update may begin to change what is copied.
         torch.cuda.synchronize()
     return copied
+
+
+class _Copies:
+    """Of the tensors in a nest of dicts and lists. under_way: those of a GPU have not arrived yet."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[Any, torch.Tensor] = {}
+        self.under_way = False
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(value)
+        if isinstance(value, dict):
+            return {name: self.of(item) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.of(item) for item in value)
+        return value
+
+    def _of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        # Empty tensors have no memory that tells them apart.
+        if key in self.tensors and tensor.numel():
+            return self.tensors[key]
+        if is_on_gpu(tensor):
+            copy = pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
+            self.under_way = True
+        else:
+            copy = tensor.detach().to("cpu", copy=True)
+        self.tensors[key] = copy
+        return copy
 
 
 def is_on_gpu(tensor: torch.Tensor) -> bool:

@@ -16,7 +16,15 @@ from trainer import train_pretrain
 from trainer.machine.processes import MicroBatch as Divisible
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.pretrain import memory_plan
-from trainer.pretrain.division import USUAL_ROWS, converted, note_on_small, row_choices, settle, with_rows
+from trainer.pretrain.division import (
+    USUAL_ROWS,
+    converted,
+    note_on_small,
+    recorded_rows,
+    row_choices,
+    settle,
+    with_rows,
+)
 from trainer.pretrain.memory_plan import SAFE_SHARE, MemoryPlan, MicroBatch
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import parse_args
@@ -62,7 +70,7 @@ def test_choices_divide_the_update_and_the_warm_up(steps, most, sharing, warmup)
         whole = (rows_of_update / rows).is_integer() and (USUAL_ROWS * warmup / rows).is_integer()
         if whole and rows % sharing == 0:
             wanted.append(rows)
-    assert row_choices(rows_of_update, most, sharing, warmup) == wanted[::-1]
+    assert row_choices(rows_of_update, most, sharing, USUAL_ROWS * warmup) == wanted[::-1]
 
 
 @pytest.mark.parametrize(
@@ -244,10 +252,22 @@ def test_what_is_said_of_flags_is_said_of_those_that_were_given(tmp_path, data, 
 
 def test_a_settings_file_that_is_none_ends_in_one_line(tmp_path, data, capsys):
     (tmp_path / "pretrain_16.settings.yaml").write_text("batch_size: [1, 2]\n")
+    (tmp_path / "pretrain_16_resume").mkdir()
+    (tmp_path / "pretrain_16_resume" / "update_00000001.pt").write_bytes(b"of a run that has saved")
     with pytest.raises(SystemExit) as ended:
         train(data_path=data, out_dir=tmp_path, **AUTO_RUN, from_resume=1)
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1 and "pretrain_16.settings.yaml" in said
+
+
+def test_a_run_that_has_saved_nothing_is_divided_anew(tmp_path):
+    """It may have run out of memory in its first update: a launcher that starts it again must not repeat that."""
+    settings = settings_of("--from_resume", "1")
+    (tmp_path / "run.settings.yaml").write_text("batch_size: 256\naccumulation_steps: 1\n")
+    assert recorded_rows(settings, tmp_path / "run") is None
+    (tmp_path / "run_resume").mkdir()
+    (tmp_path / "run_resume" / "update_00000001.pt").write_bytes(b"")
+    assert recorded_rows(settings, tmp_path / "run") == 256
 
 
 # ------------------------------------------------------------------------------------- what is said of small ones
@@ -259,7 +279,13 @@ def test_small_micro_batches_on_a_gpu_get_a_line(monkeypatch):
     line = note_on_small(settings, SIZE, MANY_ROWS, T, memory)
     assert line.startswith("note: ") and "--batch_size auto" in line and "256 rows" in line
     settings = parse_args(["--batch_size", "12", "--accumulation_steps", "10"])
-    assert "--batch_size 120 --accumulation_steps 1" in note_on_small(settings, SIZE, MANY_ROWS, T, memory)
+    assert "--batch_size 120 --accumulation_steps 1 trains" in note_on_small(settings, SIZE, MANY_ROWS, T, memory)
+    # A warm-up counts micro-batches. Where no larger ones make a whole number of them, there are none to suggest.
+    settings = parse_args(["--batch_size", "16", "--accumulation_steps", "16", "--warmup_iters", "32"])
+    line = note_on_small(settings, SIZE, MANY_ROWS, T, memory)
+    assert "--batch_size 256 --accumulation_steps 1 --warmup_iters 2 trains" in line
+    settings = parse_args(["--batch_size", "15", "--accumulation_steps", "2", "--warmup_iters", "7"])
+    assert note_on_small(settings, SIZE, MANY_ROWS, T, memory) is None
 
 
 @pytest.mark.parametrize(
