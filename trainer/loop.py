@@ -403,7 +403,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if not self.ranks.is_main:
             return
         record = log_record(self, sums, epoch.number, step, epoch.schedule.n_steps, rate)
-        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{epoch.schedule.n_steps})"
+        # A clock may move the end of a run beyond the epochs that were planned.
+        epochs = max(self.epochs, epoch.number + 1)
+        head = f"Epoch:[{epoch.number + 1}/{epochs}]({step}/{epoch.schedule.n_steps})"
         expected = self.job.expected_loss(self.progress.tokens, rate)
         if expected is not None:
             record["expected_loss"] = expected

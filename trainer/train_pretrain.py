@@ -29,7 +29,7 @@ if __name__ == "__main__":
     parse_args()
 
 from common.processes import count_from_here
-from trainer.budget.kept_plan import keep_plan
+from trainer.budget.kept_plan import keep_plan, refuse_forgotten_budget
 from trainer.budget.planner import advice_on_planning, plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
@@ -72,6 +72,8 @@ def train(settings: PretrainSettings, surroundings: Surroundings, given: Collect
         if planned is None:
             return 0
         settings = planned
+    elif settings.from_resume:
+        on_main(surroundings.ranks, partial(refuse_forgotten_budget, settings, given))
     job = PretrainJob(settings, surroundings)
     if settings.has_budget:
         # Not before the job has claimed the files: another run may be writing them, which needs its own plan.

@@ -68,6 +68,21 @@ def kept_settings(settings: PretrainSettings) -> PretrainSettings | None:
     return before
 
 
+def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
+    """For a resume without a budget. Errors: UserError where its folder has the plan of a run of another width.
+
+    Without this a run of the default width would begin, beside the one that was meant.
+    """
+    before = kept_settings(settings)
+    if before is None or "hidden_size" in given or before.hidden_size == settings.hidden_size:
+        return
+    asked = next(f"--{name} {getattr(before, name)}" for name in BUDGETS if getattr(before, name) is not None)
+    raise UserError(
+        f"{plan_path(settings)} is the plan of a run that began with {asked}: add it to go on with that run, or --hidden_size "
+        "for another one"
+    )
+
+
 def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str, Any] | None:
     """What the first start of a run has chosen; None: there is no plan. Errors: UserError where it had another budget."""
     path = plan_path(settings)

@@ -17,6 +17,7 @@ from collections.abc import Collection
 from common.errors import UserError, user_errors
 from common.notices import announce
 from common.processes import seconds_since_start
+from common.settings import default_of
 from model.config import MiniMindConfig
 from model.hf_folder import read_config
 from trainer.budget import laws
@@ -89,7 +90,8 @@ def advice_on_planning() -> str:
 def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) -> None:
     """Errors: UserError for a flag that a budget cannot keep to."""
     for name in ("epochs", "max_updates"):
-        if name in given:
+        # A settings file says them too, where nobody has chosen them.
+        if name in given and getattr(settings, name) != default_of(PretrainSettings, name):
             raise UserError(
                 f"--{name} and a budget both say when the run ends: drop one of them (what a --config file says counts too)"
             )

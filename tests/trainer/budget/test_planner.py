@@ -113,10 +113,23 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path):
     assert set(PLANNED) <= set(kept) and kept["budget_tokens"] == 3000
     with pytest.raises(UserError, match="was planned with"):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
+    # Without the budget a run of the default width would begin beside it.
+    with pytest.raises(
+        UserError, match=r"pretrain.plan.yaml is the plan of a run that began with --budget_tokens 3000"
+    ):
+        train_pretrain.main(["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"])
     with pytest.raises(
         UserError, match=r"--num_hidden_layers is 7, and .*pretrain.plan.yaml is the plan of a run with"
     ):
         planned(tmp_path, text, num_hidden_layers=7, from_resume=1)
+
+
+def test_the_settings_of_another_run_may_have_a_budget(text, tmp_path):
+    """They name all settings, those too that nobody has chosen."""
+    train(data_path=text, out_dir=tmp_path / "first")
+    settings = tmp_path / "first" / "pretrain_16.settings.yaml"
+    arguments = ["--config", str(settings), "--budget_tokens", "3000", "--out_dir", str(tmp_path / "second")]
+    assert train_pretrain.main([*arguments, "--dry_run", "1"]) == 0
 
 
 @pytest.mark.parametrize("flag", ["epochs", "max_updates"])
