@@ -1,15 +1,13 @@
 """The trainers where packages are missing that only some users need. Reference: a Python that does not find them."""
 
-import json
-import subprocess
 import sys
 
 import pytest
 
 from common.errors import DataError
-from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, flags, write_corpus
-from tests.trainer.glue.glue_helpers import arguments, make_place
+from tests.all_trainers import run_program, write_inputs
+from tests.helpers import flags
+from tests.trainer.glue.glue_helpers import arguments
 from tests.trainer.test_train_electra import flags as electra_flags
 from trainer.glue import scores
 
@@ -44,26 +42,14 @@ MISSING = [
 ]
 
 
-def run_without(missing, commands):
-    asked = json.dumps([missing, {name: list(map(str, given)) for name, given in commands.items()}])
-    command = [sys.executable, "-c", PROGRAM, asked]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-
-
 def test_the_trainers_train_without_packages_that_only_some_need(tmp_path):
-    data = write_corpus(tmp_path / "data.jsonl")
-    electra = {
-        "data_path": write_lines(tmp_path / "lines.jsonl")[0],
-        "vocab_path": write_vocab(tmp_path / "vocab.txt"),
-        "out_dir": tmp_path / "electra",
-    }
-    place = make_place(tmp_path / "place")
+    data, electra, place = write_inputs(tmp_path)
     commands = {
         "train_pretrain": flags(data_path=data, out_dir=tmp_path / "out", report=1, val_fraction=0.2),
         "train_electra": electra_flags(**electra, max_steps=3),
         "train_glue": arguments(place, tmp_path / "glue", epochs=1, do_eval=0, do_predict=1),
     }
-    ended = run_without(MISSING, commands)
+    ended = run_program(PROGRAM, [MISSING, commands])
     assert ended.returncode == 0, ended.stderr
     for trainer in commands:
         assert f"ended {trainer} 0" in ended.stdout

@@ -1,15 +1,11 @@
 """The trainers on a system without what Windows does not have, as far as Linux can play it: calls, signals and modules are
 taken away after the libraries are imported. Reference: a run that goes through, and goes on."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, flags, write_corpus
-from tests.trainer.glue.glue_helpers import arguments, make_place
+from tests.all_trainers import run_program, write_inputs
+from tests.helpers import flags
+from tests.trainer.glue.glue_helpers import arguments
 from tests.trainer.test_train_electra import flags as electra_flags
 
 # What is taken away: of os, of signal, of time, and whole modules. The standard library itself needs some others here.
@@ -49,13 +45,7 @@ for trainer, arguments in commands:
 
 @pytest.mark.slow
 def test_the_trainers_train_without_what_windows_lacks(tmp_path):
-    data = write_corpus(tmp_path / "data.jsonl")
-    electra = {
-        "data_path": write_lines(tmp_path / "lines.jsonl")[0],
-        "vocab_path": write_vocab(tmp_path / "vocab.txt"),
-        "out_dir": tmp_path / "electra",
-    }
-    place = make_place(tmp_path / "place")
+    data, electra, place = write_inputs(tmp_path)
     options = {
         "data_path": data,
         "out_dir": tmp_path / "out",
@@ -69,9 +59,7 @@ def test_the_trainers_train_without_what_windows_lacks(tmp_path):
         ("train_electra", electra_flags(**electra, max_steps=3)),
         ("train_glue", arguments(place, tmp_path / "glue", epochs=1)),
     ]
-    given = [(trainer, list(map(str, said))) for trainer, said in commands]
-    command = [sys.executable, "-c", PROGRAM, json.dumps([MISSING, MODULES, given])]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ended = run_program(PROGRAM, [MISSING, MODULES, commands])
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("ended train_pretrain 0") == 2
     assert "resumed from" in ended.stdout and "report: " in ended.stdout

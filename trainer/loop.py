@@ -256,6 +256,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """The epoch of `progress`, whose updates begin at row `progress.row`."""
         settings = self.settings
         number = self.progress.epoch
+        # A clock may move the end of a run beyond the epochs that were planned.
+        self.epochs = max(self.epochs, number + 1)
         plan = self.job.plan(number)
         rows_of_rank = self.ranks.rows_of(settings.batch_size)
         rows = (plan.n_rows, rows_of_rank, settings.accumulation_steps, self.ranks.world_size)
@@ -403,9 +405,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if not self.ranks.is_main:
             return
         record = log_record(self, sums, epoch.number, step, epoch.schedule.n_steps, rate)
-        # A clock may move the end of a run beyond the epochs that were planned.
-        epochs = max(self.epochs, epoch.number + 1)
-        head = f"Epoch:[{epoch.number + 1}/{epochs}]({step}/{epoch.schedule.n_steps})"
+        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{epoch.schedule.n_steps})"
         expected = self.job.expected_loss(self.progress.tokens, rate)
         if expected is not None:
             record["expected_loss"] = expected
