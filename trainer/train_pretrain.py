@@ -29,7 +29,7 @@ if __name__ == "__main__":
     parse_args()
 
 from common.processes import count_from_here
-from trainer.budget.kept_plan import keep_plan, refuse_forgotten_budget
+from trainer.budget.kept_plan import check_out_dir, keep_plan, refuse_forgotten_budget
 from trainer.budget.planner import advice_on_planning, plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
@@ -67,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(settings: PretrainSettings, surroundings: Surroundings, given: Collection[str] = ()) -> int:
     """Set everything up, train, and show what came out. given: the settings that the user has said."""
     if settings.has_budget:
+        if not settings.dry_run:
+            # A plan takes a while: a folder that cannot be written is told before.
+            on_main(surroundings.ranks, partial(check_out_dir, settings))
         with told_in_a_line(surroundings.device, advice_on_planning):
             planned = plan_run(settings, given, surroundings)
         if planned is None:

@@ -13,6 +13,7 @@ from trainer.budget.settings import BUDGETS
 from trainer.launch import make_folder
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import DESCRIPTION, MODEL_FLAGS, PROG, PretrainSettings
+from trainer.saving.places import check_writable
 
 # The settings that a plan may choose.
 PLANNED = (
@@ -43,6 +44,13 @@ PLANNED = (
 def plan_path(settings: PretrainSettings) -> Path:
     """Where the plan of a run is."""
     return Path(settings.out_dir) / f"{settings.save_weight}.plan.yaml"
+
+
+def check_out_dir(settings: PretrainSettings) -> None:
+    """Errors: UserError where the files of a run cannot be written, as far as that is known before its width is."""
+    path = plan_path(settings)
+    make_folder(path.parent)
+    check_writable(Path(settings.out_dir) / settings.save_weight)
 
 
 def keep_plan(settings: PretrainSettings, ranks: Ranks) -> None:

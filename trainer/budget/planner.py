@@ -12,7 +12,8 @@ All ranks plan together, since all of them measure at once, as they will train a
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from common.errors import UserError, user_errors
 from common.notices import announce
@@ -21,6 +22,7 @@ from common.settings import default_of
 from model.config import MiniMindConfig
 from model.hf_folder import read_config
 from trainer.budget import laws
+from trainer.budget.command import explicit_command
 from trainer.budget.costs import COMPILE_S, RunCosts
 from trainer.budget.data import Data, look_at_data
 from trainer.budget.kept_plan import earlier_plan
@@ -28,10 +30,11 @@ from trainer.budget.outcome import chosen_settings, told
 from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, plan_for, sizes
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import Machine, share_of_product_rate
+from trainer.budget.table import shape_text
 from trainer.job import Surroundings
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
-from trainer.machine.ranks import on_main
+from trainer.machine.ranks import Ranks, on_main
 from trainer.pretrain.job import check_length
 from trainer.pretrain.public_weights import settings_of_folder
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
@@ -55,10 +58,11 @@ def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: S
     """
     ranks = surroundings.ranks
     refuse_contradictions(settings, given)
-    if settings.from_resume and not settings.dry_run:
+    if settings.from_resume:
         earlier = on_main(ranks, lambda: earlier_plan(settings, given))
         if earlier is not None:
-            return dataclasses.replace(settings, **earlier)
+            return go_on_with(earlier, settings, given, ranks)
+    on_main(ranks, lambda: announce("planning: this machine is measured and the text is counted"))
     with user_errors():
         settings, config = model_of_weights(settings)
         machine = look_at_machine(settings, surroundings)
@@ -77,6 +81,18 @@ def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: S
 
     on_main(ranks, tell)
     return None if settings.dry_run else chosen
+
+
+def go_on_with(
+    earlier: Mapping[str, Any], settings: PretrainSettings, given: Collection[str], ranks: Ranks
+) -> PretrainSettings | None:
+    """The settings of a resume. earlier: what its first start has chosen. None: --dry_run has shown them."""
+    planned = dataclasses.replace(settings, **earlier)
+    if not settings.dry_run:
+        return planned
+    command = explicit_command(planned, {*given, *earlier}, ranks.micro_batches_at_once)
+    on_main(ranks, lambda: announce(f"its updates by flags:\n  {command}"))
+    return None
 
 
 def advice_on_planning() -> str:
@@ -216,16 +232,24 @@ class Planner:
 
         A collective: all ranks must call it. Errors: UserError where nothing can be trained.
         """
+        # Rows that no model can take are no fault of the budget.
+        check_length(self.data.T, self.sizes[0])
         measurements = 0
         if self.costs.seconds is not None:
             of_one = COMPILE_S if self.costs.compiled else PLAIN_MEASUREMENT_S
             measurements = 1 + int(MEASURING_PART * self.costs.seconds / of_one)
         plan = self._best()
         while measurements and not self.costs.is_measured(plan.config):
+            self._say_what_is_timed(plan)
             self.costs.measure(plan)
             measurements -= 1
             plan = self._best(plan)
         return plan
+
+    def _say_what_is_timed(self, plan: Plan) -> None:
+        """Compiling takes a while, in which nothing else is printed."""
+        how = ", compiled" if self.costs.compiled else ""
+        on_main(self.machine.ranks, lambda: announce(f"planning: {shape_text(plan)}{how}, is timed"))
 
     def _best(self, measured: Plan | None = None) -> Plan:
         """Of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError.
@@ -244,10 +268,7 @@ class Planner:
             except NothingFits as lack:
                 raise UserError(self._why_nothing(str(lack))) from None
 
-        plan = on_main(self.machine.ranks, decide)
-        # Now and not in the middle of a measurement.
-        check_length(self.data.T, plan.config)
-        return plan
+        return on_main(self.machine.ranks, decide)
 
     def _why_nothing(self, lack: str) -> str:
         """The line where no model can be trained. lack: what there is too little of."""

@@ -161,9 +161,33 @@ def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     resumed = planned(tmp_path / "again", text, save_interval=5, from_resume=1)
     printed = capfd.readouterr().out
     assert "the plan of the first start holds" in printed and "resumed from" in printed
+    assert "planning:" not in printed
     assert resumed.progress == whole.progress
     for name, weight in whole.engine.model.state_dict().items():
         assert torch.equal(weight, resumed.engine.model.state_dict()[name])
+
+
+def test_a_dry_resume_shows_the_plan_that_it_would_go_on_with(text, tmp_path, capfd):
+    """Another plan would not be that of the run. Reference: the settings that the first start has chosen."""
+    first = planned(tmp_path, text)
+    capfd.readouterr()
+    arguments = flags(
+        **{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "budget_tokens": 3000, "from_resume": 1, "dry_run": 1}
+    )
+    assert train_pretrain.main(arguments) == 0
+    printed = capfd.readouterr().out
+    assert "the plan of the first start holds" in printed and "expected validation loss" not in printed
+    command = shlex.split(printed.splitlines()[-1])
+    for name in ("max_updates", "learning_rate", "batch_size"):
+        assert float(command[command.index(f"--{name}") + 1]) == getattr(first.settings, name)
+
+
+def test_an_out_dir_that_cannot_be_written_is_told_before_the_plan(text, tmp_path, capfd):
+    """A plan takes half a minute."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--out_dir: .*file/out cannot be made"):
+        planned(tmp_path / "file" / "out", text)
+    assert "planning:" not in capfd.readouterr().out
 
 
 @pytest.mark.slow
@@ -187,6 +211,7 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     [
         ({"budget": "20s", "hidden_size": 4096, "num_hidden_layers": 60}, "is too small"),
         ({"budget_tokens": 10}, "the budget is too small"),
+        ({"budget_tokens": 3000, "max_seq_len": 100000}, "--max_seq_len 100000 is beyond the position table"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(text, tmp_path, changes, said):
