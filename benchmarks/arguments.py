@@ -65,6 +65,18 @@ def bench_parser() -> Parser:
     return p
 
 
+def budget_parser() -> Parser:
+    """The flags of budget.py."""
+    p = new_parser("budget.py", "A plan of --budget against configurations that a person would try around it.")
+    p.add_argument("--budget", default="3m", help="of each run")
+    p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
+    p.add_argument("--val_path", nargs="+", required=True, help="as of the trainer")
+    p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
+    p.add_argument("--seed", type=seed, default=42, help="of all runs")
+    p.add_argument("--work", default=str(ROOT / "out" / "budget"), help="folder of the runs")
+    return p
+
+
 def data_parser() -> Parser:
     """The flags of data.py."""
     p = new_parser("data.py", "The figures of the data engine: tokenising, loading, start, packing, memory.")

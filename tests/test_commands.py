@@ -36,6 +36,7 @@ PARSERS = {
     "scripts/export_gguf.py": script_arguments.export_gguf_parser,
     "scripts/report.py": script_arguments.report_parser,
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
+    "benchmarks/budget.py": benchmark_arguments.budget_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
     "benchmarks/host_work.py": benchmark_arguments.host_work_parser,
     "benchmarks/evaluate.py": benchmark_arguments.evaluate_parser,
