@@ -617,12 +617,26 @@ def test_processes_that_start_together_build_once(tmp_path, encoder):
     assert len({output.splitlines()[-1] for output in outputs}) == 1
 
 
+# The build takes what its workers made of the first block, and waits there for the signal.
+HANGS = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from dataset.store import builder
+encode_blocks = builder.encode_blocks
+def hanging(*arguments):
+    blocks = encode_blocks(*arguments)
+    yield next(blocks)
+    time.sleep(300)
+builder.encode_blocks = hanging
+"""
+
+
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig):
     """No half store is readable, the next start clears up, the workers end with their parent."""
     psutil = pytest.importorskip("psutil")
-    path = write(tmp_path / "a.jsonl", TEXTS * 400)
-    run = start(path, encoder, procs=2)
+    path = write(tmp_path / "a.jsonl", TEXTS * 40)
+    run = start(path, encoder, procs=2, before=HANGS)
     store = tmp_path / ".token_store"
     deadline = time.time() + 60
     while not (list(store.glob(".tmp-*/tokens.bin")) and len(psutil.Process(run.pid).children()) == 2):
