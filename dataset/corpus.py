@@ -12,8 +12,10 @@ from common.wording import counted
 from dataset.loader import Batch, ceil_div, gather
 from dataset.packing import EpochPlan, chunks
 from dataset.reading.file_kinds import choose_files, kind_of
+from dataset.reading.settings import OFF
 from dataset.sources import ConcatStore, Mixture, Share, split_by_hash, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
+from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
 from dataset.store.token_store import StoreOptions, open_or_build
@@ -124,7 +126,8 @@ class Corpus:
     """Tokenises what is new, opens the token stores and plans epochs.
 
     data_path: paths, each perhaps with a share (`a.jsonl:0.7`). val_path: validation documents of their own, or
-    val_fraction: share of the documents that is held out by hash. `store_options` go to `open_or_build`.
+    val_fraction: share of the documents that is held out by hash. deduplicate: as the flag; validation documents of their
+    own keep their copies, so that their loss stays comparable. `store_options` go to `open_or_build`.
     `notices`: lines on the data that a user should see.
     Errors: DataError for missing or faulty files and shares, where nothing is left to train on, and where all validation
     documents are trained too, unless `allow_val_overlap`.
@@ -142,10 +145,11 @@ class Corpus:
         val_path: str | None = None,
         val_fraction: float = 0.0,
         allow_val_overlap: bool = False,
+        deduplicate: str = OFF,
         **store_options: Unpack[StoreOptions],
     ) -> None:
         groups = group_sources(data_path)
-        stores = [open_or_build(paths, encoder, **store_options) for paths, _ in groups]
+        stores = open_sources([paths for paths, _ in groups], encoder, deduplicate, **store_options)
         self.stores = stores
         self.sources = [name_of(paths) for paths, _ in groups]
         self.paths_of_sources = [paths for paths, _ in groups]
@@ -162,6 +166,7 @@ class Corpus:
         for paths, _ in groups:
             all_paths += paths
         self.notices = notices_of_paths(all_paths, store_options.get("text_suffixes"))
+        self.notices += [line for line in map(notice_of, stores) if line]
 
         # The documents to train; None: all of the store.
         self.documents: Ints | None = None

@@ -6,8 +6,8 @@ from dataclasses import MISSING, dataclass
 
 from common.flags import positive
 from common.paths import ROOT
-from common.settings import Settings, SettingsParser, parse, setting, switch
-from dataset.reading.settings import TextSettings
+from common.settings import Settings, SettingsParser, parse, setting
+from dataset.reading.settings import DocumentSettings
 
 PROG = "tokenize_corpus.py"
 DESCRIPTION = """Tokenise a corpus ahead of training, on one machine or in shards on many.
@@ -31,7 +31,7 @@ def shard(value: str) -> tuple[int, int]:
 
 
 @dataclass(kw_only=True)
-class CorpusSettings(TextSettings):
+class CorpusSettings(DocumentSettings):
     """data"""
 
     # MISSING: no default, so the flag must be given.
@@ -42,7 +42,6 @@ class CorpusSettings(TextSettings):
         first=True,
     )
     tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
-    parse_special_tokens: bool = switch(False, help="special tokens spelt out inside a text become those tokens")
 
 
 @dataclass(kw_only=True)

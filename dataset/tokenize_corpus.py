@@ -24,7 +24,10 @@ from common.notices import announce
 from common.processes import obey_ctrl_c
 from common.wording import counted, one_line
 from dataset.corpus import group_sources, name_of
-from dataset.store.token_store import build_shard
+from dataset.reading.settings import OFF
+from dataset.store.deduplicate import notice_of, without_copies
+from dataset.store.format import TokenStore
+from dataset.store.token_store import StoreOptions, build_shard
 from dataset.tokenize_arguments import parse_args
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
@@ -33,25 +36,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Tokenise what the flags name (default: the command line's). Returns the exit code."""
     settings = parse_args(argv)
     encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), settings.parse_special_tokens)
-    for paths, _ in group_sources(settings.data_path):
-        store = build_shard(
-            paths,
-            encoder,
-            settings.shard,
-            settings.cache_dir,
-            settings.text_field,
-            settings.skip_bad_lines,
-            settings.num_procs,
-            text_suffixes=settings.text_suffixes,
-        )
+    options: StoreOptions = {
+        "cache_dir": settings.cache_dir,
+        "text_field": settings.text_field,
+        "skip_bad_lines": settings.skip_bad_lines,
+        "num_procs": settings.num_procs,
+        "text_suffixes": settings.text_suffixes,
+    }
+    groups = [paths for paths, _ in group_sources(settings.data_path)]
+    whole = []
+    for paths in groups:
+        store = build_shard(paths, encoder, settings.shard, **options)
         if store is None:
             part, n_parts = settings.shard or (0, 0)
             announce(f"{name_of(paths)}: part {part} of {n_parts} is done; the last one puts the store together")
             continue
         for line in store.bad_lines.report():
             announce(line)
-        announce(f"{store.folder}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}")
+        tell(store)
+        whole.append(store)
+    if settings.deduplicate == OFF or len(whole) < len(groups):
+        return 0
+    for store in without_copies(whole, groups, encoder, settings.deduplicate, **options):
+        notice = notice_of(store)
+        if notice is not None:
+            announce(notice)
+        tell(store)
     return 0
+
+
+def tell(store: TokenStore) -> None:
+    """Where a store is, and how large."""
+    announce(f"{store.folder}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}")
 
 
 if __name__ == "__main__":

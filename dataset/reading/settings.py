@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from common.settings import Settings, setting, switch
 from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 
+# What --deduplicate takes.
+OFF = "none"
+EXACT = "exact"
+NEAR = "near"
+
 
 @dataclass(kw_only=True)
 class TextSettings(Settings):
@@ -16,3 +21,18 @@ class TextSettings(Settings):
         None, check=text_suffix, several=True, metavar="SUFFIX", help=TEXT_SUFFIXES_HELP
     )
     cache_dir: str | None = setting(None, help="folder for tokenised data (default: .token_store beside the data)")
+
+
+@dataclass(kw_only=True)
+class DocumentSettings(TextSettings):
+    """data"""
+
+    parse_special_tokens: bool = switch(
+        False, help="<|im_start|> and the like inside a text become special tokens, not text"
+    )
+    deduplicate: str = setting(
+        OFF,
+        choices=(OFF, EXACT, NEAR),
+        help="leave out documents that are copies of earlier ones: exact, to the letter; near, also those that share three "
+        "quarters of their runs of five characters (pip install rensa)",
+    )

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 # Started by path: this folder must not shadow packages.
 if __name__ == "__main__":
@@ -136,16 +136,28 @@ class BlockEncoder:
         # A tokenizer without BOS and EOS for which the text is nothing.
         if not tokens:
             return
-        body = self.encoder.body(text)
-        digest = hashlib.blake2b(digest_size=8)
-        text_bytes = 0
-        for begin in range(0, len(body), BATCH_CHARACTERS):
-            raw = body[begin : begin + BATCH_CHARACTERS].encode("utf-8")
-            digest.update(raw)
-            text_bytes += len(raw)
+        measured = measure(self.encoder.body(text))
         out.lengths.append(tokens)
-        out.text_bytes.append(text_bytes)
-        out.hashes.append(int.from_bytes(digest.digest(), "little"))
+        out.text_bytes.append(measured.n_bytes)
+        out.hashes.append(measured.digest)
+
+
+class Measured(NamedTuple):
+    """What a store keeps of a text beside its tokens: its UTF-8 bytes, and a hash of them of 64 bits."""
+
+    n_bytes: int
+    digest: int
+
+
+def measure(body: str) -> Measured:
+    """body: a text without the BOS and EOS strings that it may carry."""
+    digest = hashlib.blake2b(digest_size=8)
+    n_bytes = 0
+    for begin in range(0, len(body), BATCH_CHARACTERS):
+        raw = body[begin : begin + BATCH_CHARACTERS].encode("utf-8")
+        digest.update(raw)
+        n_bytes += len(raw)
+    return Measured(n_bytes, int.from_bytes(digest.digest(), "little"))
 
 
 def encode_blocks(

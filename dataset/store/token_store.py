@@ -70,10 +70,8 @@ def build_shard(
     returned while parts are missing. text_suffixes: as in `find_files`. Raises DataError.
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
-    files: list[Path] = []
-    for path in paths:
-        files += find_files(path, text_suffixes)
-    places = _places(paths[0], files[0], cache_dir)
+    files = files_of(paths, text_suffixes)
+    places = places_of(paths[0], files[0], cache_dir)
     if shard is not None:
         # The parts share the folder from the start.
         places = [first_writable(places)]
@@ -93,7 +91,7 @@ def build_shard(
         "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
     }
     name = f"{source_name}-{key[:16]}"
-    store, place = _find(places, name, key)
+    store, place = find_store(places, name, key)
     if place is None:
         place = first_writable(places)
         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
@@ -109,7 +107,15 @@ def build_shard(
     return store
 
 
-def _find(places: Sequence[Path], name: str, key: str) -> tuple[TokenStore | None, Path | None]:
+def files_of(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[Path]:
+    """The files of some paths, in the order of the store that they make. Errors: DataError."""
+    files: list[Path] = []
+    for path in paths:
+        files += find_files(path, text_suffixes)
+    return files
+
+
+def find_store(places: Sequence[Path], name: str, key: str) -> tuple[TokenStore | None, Path | None]:
     """(the store, the place that it lies in), or (None, None)."""
     for place in places:
         store = open_store(place / name, key)
@@ -118,7 +124,7 @@ def _find(places: Sequence[Path], name: str, key: str) -> tuple[TokenStore | Non
     return None, None
 
 
-def _places(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
+def places_of(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
     """The folders in which the store may lie, the best one first."""
     if cache_dir:
         return [expanded(cache_dir)]

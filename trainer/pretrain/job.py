@@ -562,6 +562,7 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
         val_path=settings.val_path,
         val_fraction=settings.val_fraction,
         allow_val_overlap=settings.allow_val_overlap,
+        deduplicate=settings.deduplicate,
         cache_dir=settings.cache_dir,
         text_field=settings.text_field,
         text_suffixes=settings.text_suffixes,

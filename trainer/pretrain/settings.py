@@ -9,7 +9,7 @@ from pathlib import Path
 from common.flags import fraction, not_negative, positive, share
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, parse, setting, switch
-from dataset.reading.settings import TextSettings
+from dataset.reading.settings import DocumentSettings
 from trainer.budget.settings import BudgetSettings
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
@@ -161,7 +161,7 @@ class ModelSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class DataSettings(TextSettings):
+class DataSettings(DocumentSettings):
     """data"""
 
     data_path: list[str] | None = setting(
@@ -175,9 +175,6 @@ class DataSettings(TextSettings):
     max_seq_len: int = setting(512, check=row_length, help="positions in a row, in tokens")
     pack: bool = switch(True, help="documents share rows; 0: one padded document a row, as in MiniMind")
     long_documents: str = setting("split", choices=("split", "truncate"), help="what becomes of those beyond a row")
-    parse_special_tokens: bool = switch(
-        False, help="<|im_start|> and the like inside a text become special tokens, not text"
-    )
 
 
 @dataclass(kw_only=True)

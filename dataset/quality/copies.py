@@ -1,0 +1,266 @@
+"""Documents that are copies of earlier ones: to the letter, or nearly.
+
+Two texts are *near* each other if their sets of shingles are. A shingle is a run of five characters of the text in lower
+case, with all white space made single spaces; so it needs no words, and Chinese has them like English. How near is told
+by the Jaccard similarity: the shingles that both have, divided by those that either has.
+
+To compare all pairs of a million documents would take days. MinHash makes a signature of each document, some numbers of
+which two documents have as many equal, in the mean, as their similarity says. Only documents that agree in all numbers of
+one *band* of their signatures are compared, by their whole signatures (locality-sensitive hashing).
+
+    similarity                               0.65   0.7    0.75   0.8    0.85
+    two documents share a band               96 %   99 %   100 %  100 %  100 %
+    ... and their signatures say near         0.1 %  5 %   52 %   98 %  100 %
+
+The result depends on the texts and their order alone: the hashes have fixed seeds, and a document is compared with
+earlier ones only.
+"""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from common.packages import optional_package
+from dataset.store.interface import Column, Ints
+
+SHINGLE = 5
+# Of a longer text the beginning counts. What is computed of its shingles takes fifty bytes a character.
+MOST_CHARACTERS = 1 << 21
+# Texts of about so many characters are signed at once.
+BATCH_CHARACTERS = 1 << 20
+
+BANDS = 40
+ROWS = 6
+SLOTS = BANDS * ROWS
+# Of the numbers of a signature. The share that is equal lies within 0.026 of the similarity in two cases of three, so
+# this finds nearly all that are similar by 0.8.
+NEAR = 0.75
+SEED = 1
+# A bucket of documents that look alike and are not near each other is given up after so many rounds, see `_compare`.
+MOST_ROUNDS = 64
+# Pairs of signatures that are compared at once: 60 MB.
+PAIRS = 1 << 16
+
+# An odd number whose bits look random (the golden ratio as a fraction of 2^64), and shifts that bring high bits down.
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+HALF = np.uint64(32)
+
+# No earlier document.
+NONE = -1
+
+
+class Copies(NamedTuple):
+    """For each document the earlier one that it is a copy of.
+
+    of          int64 [documents]: the number of the earlier document, or NONE
+    similarity  float32 [documents]: as estimated; 1 for copies to the letter
+    is_exact    bool [documents]
+    """
+
+    of: Ints
+    similarity: Ints
+    is_exact: Ints
+
+    @property
+    def exact(self) -> int:
+        """How many are copies to the letter."""
+        return int(self.is_exact.sum())
+
+    @property
+    def near(self) -> int:
+        """How many are near copies, those to the letter left out."""
+        return int((self.of != NONE).sum()) - self.exact
+
+
+def library() -> ModuleType:
+    """The library that makes signatures. Errors: DataError, if it is not installed."""
+    return optional_package("rensa", "to find near duplicates")
+
+
+def version_of_near() -> list[object]:
+    """All that decides, beside the texts, which documents are near copies: part of the identity of what is made so."""
+    return [SHINGLE, MOST_CHARACTERS, BANDS, ROWS, NEAR, SEED, MOST_ROUNDS, library().RMinHash.ALGORITHM_VERSION]
+
+
+def exact_copies(doc_hash: Column) -> Copies:
+    """Those with the hash of an earlier text. doc_hash: uint64 [documents]."""
+    hashes = np.asarray(doc_hash[:])
+    of = np.full(len(hashes), NONE, np.int64)
+    # Stable: documents of one hash stay in their order, so the first of them stands first.
+    order = np.argsort(hashes, kind="stable")
+    in_order = hashes[order]
+    is_first = np.ones(len(hashes), bool)
+    is_first[1:] = in_order[1:] != in_order[:-1]
+    first = order[np.flatnonzero(is_first)]
+    # The first one of the hash that each belongs to.
+    firsts = first[np.cumsum(is_first) - 1]
+    of[order[~is_first]] = firsts[~is_first]
+    is_exact = of != NONE
+    return Copies(of, is_exact.astype(np.float32), is_exact)
+
+
+def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path | None = None) -> Copies:
+    """Adds near copies to those to the letter.
+
+    texts: (number, text) of the documents in ascending order; those that are copies to the letter are passed over.
+    scratch: a folder for the signatures, which take 480 bytes a document; None: the system's.
+    Errors: DataError, if the library is not installed; OSError.
+    """
+    rensa = library()
+    n = len(exact.of)
+    if not n:
+        return exact
+    # The file has no name from the start, so nothing is left of it whatever happens.
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        # Band after band: one band of all documents is read at once.
+        signatures = np.memmap(file, np.uint16, "w+", shape=(BANDS, n, ROWS))
+        signed = []
+        for numbers, batch in _batches(texts, exact.is_exact):
+            signatures[:, numbers] = _signatures(rensa, batch)
+            signed.append(numbers)
+        if not signed:
+            return exact
+        return _compare(signatures, np.concatenate(signed), exact)
+
+
+def normalised(text: str) -> str:
+    """What shingles are taken of."""
+    return " ".join(text[:MOST_CHARACTERS].lower().split())
+
+
+def shingles(texts: list[str]) -> tuple[Ints, Ints]:
+    """(hashes of the shingles of all texts, one after the other, uint64; where each text begins, and the end, uint64).
+
+    A text has a hash for each place, so one that comes twice is there twice. What is shorter than a shingle is filled
+    up with spaces.
+    """
+    padded = [normalised(text).ljust(SHINGLE) for text in texts]
+    lengths = np.array([len(text) for text in padded], np.int64)
+    # A character is a number in UTF-32. A lone surrogate, which a faulty file may spell, is one too.
+    raw = "".join(padded).encode("utf-32-le", "surrogatepass")
+    codes = np.frombuffer(raw, np.uint32).astype(np.uint64)
+    n_places = len(codes) - SHINGLE + 1
+    # A polynomial in MULTIPLIER with the characters as its coefficients, modulo 2^64.
+    hashes = codes[:n_places].copy()
+    for place in range(1, SHINGLE):
+        hashes *= MULTIPLIER
+        hashes += codes[place : place + n_places]
+    # So that all bits depend on all characters.
+    hashes ^= hashes >> HALF
+    hashes *= MULTIPLIER
+    hashes ^= hashes >> HALF
+    # The last four places of a text would reach into the next one.
+    is_inside = np.ones(len(codes), bool)
+    ends = np.cumsum(lengths)
+    for before_end in range(1, SHINGLE):
+        is_inside[ends - before_end] = False
+    begins = np.concatenate(([0], np.cumsum(lengths - SHINGLE + 1)))
+    return hashes[is_inside[:n_places]], begins.astype(np.uint64)
+
+
+def _batches(texts: Iterable[tuple[int, str]], left_out: Ints) -> Iterator[tuple[Ints, list[str]]]:
+    """(numbers, texts) of about BATCH_CHARACTERS."""
+    numbers: list[int] = []
+    batch: list[str] = []
+    characters = 0
+    for number, text in texts:
+        if left_out[number]:
+            continue
+        numbers.append(number)
+        batch.append(text)
+        characters += min(len(text), MOST_CHARACTERS)
+        if characters >= BATCH_CHARACTERS:
+            yield np.array(numbers), batch
+            numbers = []
+            batch = []
+            characters = 0
+    if batch:
+        yield np.array(numbers), batch
+
+
+def _signatures(rensa: ModuleType, texts: list[str]) -> Ints:
+    """uint16 [BANDS, texts, ROWS]."""
+    hashes, begins = shingles(texts)
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(hashes, begins, SLOTS, SEED)
+    numbers = np.array(matrix.to_rows(), np.uint32)
+    # Sixteen bits of each: two that differ agree in them once in 65,536 times.
+    short = (numbers ^ (numbers >> np.uint32(16))).astype(np.uint16)
+    return short.reshape(len(texts), BANDS, ROWS).transpose(1, 0, 2)
+
+
+def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
+    """Looks for an earlier near document of each. documents: numbers, ascending, of those that have signatures.
+
+    In each band, documents with the same numbers make a bucket. In a round, the first document of each bucket is
+    compared with all others of it. Those that are near are copies of it and leave, and so does the first; the next
+    round goes on with what is left. A document that is known for a copy takes no part in later bands.
+    """
+    of = exact.of.copy()
+    similarity = exact.similarity.copy()
+    left = documents
+    for band in range(BANDS):
+        left = left[of[left] == NONE]
+        keys = _keys(signatures[band, left])
+        order = np.argsort(keys, kind="stable")
+        members = left[order]
+        buckets = keys[order]
+        for _ in range(MOST_ROUNDS):
+            is_first = np.ones(len(buckets), bool)
+            is_first[1:] = buckets[1:] != buckets[:-1]
+            firsts = members[is_first][np.cumsum(is_first) - 1]
+            others = members[~is_first]
+            if not len(others):
+                break
+            of_others = firsts[~is_first]
+            found = _similarities(signatures, of_others, others)
+            is_near = found >= NEAR
+            of[others[is_near]] = of_others[is_near]
+            similarity[others[is_near]] = found[is_near]
+            buckets = buckets[~is_first][~is_near]
+            members = others[~is_near]
+    _cut_chains(signatures, of, similarity, exact)
+    return Copies(of, similarity, exact.is_exact)
+
+
+def _cut_chains(signatures: Ints, of: Ints, similarity: Ints, exact: Copies) -> None:
+    """Lets each near copy be one of a document that stays: changes `of` and `similarity` where it is not.
+
+    The first document of a bucket may turn out, in a later band, to be a copy itself. Those that are near it are
+    compared with the one that it is a copy of, and stay if they are not near that. So a chain of small changes does not
+    take away what is unlike all that stays.
+    """
+    is_near_copy = (of != NONE) & ~exact.is_exact
+    # of[NONE] is that of the last document: what is no copy is sorted out by the first half.
+    of_a_copy = np.flatnonzero(is_near_copy & (of[of] != NONE))
+    # In ascending order, so what is asked of an earlier document is settled.
+    for number in of_a_copy:
+        first = of[of[number]]
+        if first == NONE:
+            continue
+        (found,) = _similarities(signatures, np.array([first]), np.array([number]))
+        is_near = found >= NEAR
+        of[number] = first if is_near else NONE
+        similarity[number] = found if is_near else 0
+
+
+def _keys(rows: Ints) -> Ints:
+    """A uint64 for each row of a band, uint16 [documents, ROWS]: equal where the rows are."""
+    keys = np.zeros(len(rows), np.uint64)
+    for row in range(ROWS):
+        keys ^= rows[:, row]
+        keys *= MULTIPLIER
+        keys ^= keys >> HALF
+    return keys
+
+
+def _similarities(signatures: Ints, first: Ints, second: Ints) -> Ints:
+    """float32 [pairs]: the share of equal numbers of two documents' signatures."""
+    shares = np.empty(len(first), np.float32)
+    for lo in range(0, len(first), PAIRS):
+        equal = signatures[:, first[lo : lo + PAIRS]] == signatures[:, second[lo : lo + PAIRS]]
+        shares[lo : lo + PAIRS] = equal.mean(axis=(0, 2))
+    return shares

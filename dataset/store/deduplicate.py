@@ -1,0 +1,194 @@
+"""`--deduplicate`: stores without the documents that are copies of earlier ones.
+
+Such a store is made out of the whole one, which stays: it is a store of its own with a key of its own, so what opens it
+need not know of copies. Its key has the keys of the stores that it depends on, and all that decides which documents are
+copies. The first of several that are alike stays, in the order of `--data_path`; of several sources the later ones lose
+what an earlier one has.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+
+from common.errors import DataError
+from common.notices import announce
+from common.wording import counted
+from dataset.quality.copies import NONE, Copies, exact_copies, near_copies, version_of_near
+from dataset.reading.settings import EXACT, NEAR, OFF
+from dataset.store.builder import open_store
+from dataset.store.check import DigestCheck
+from dataset.store.dealing import Place
+from dataset.store.encode_worker import EncodedBlock
+from dataset.store.format import TokenStore
+from dataset.store.interface import Ints
+from dataset.store.places import first_writable, lock
+from dataset.store.texts import stored_texts
+from dataset.store.token_store import StoreOptions, files_of, find_store, open_or_build, places_of
+from dataset.store.writer import StoreWriter
+from dataset.tokenizing.encoder import DocumentEncoder
+
+# Raise this number when the same stores would lose other documents.
+VERSION = 1
+# Tokens that are copied at once, and one document more.
+BLOCK_TOKENS = 1 << 22
+
+
+def open_sources(
+    groups: list[list[str]], encoder: DocumentEncoder, deduplicate: str = OFF, **options: Unpack[StoreOptions]
+) -> list[TokenStore]:
+    """The store of each group of paths, tokenised now if it is not there yet, without copies if that is asked for."""
+    whole = [open_or_build(paths, encoder, **options) for paths in groups]
+    return without_copies(whole, groups, encoder, deduplicate, **options)
+
+
+def without_copies(
+    whole: list[TokenStore],
+    groups: list[list[str]],
+    encoder: DocumentEncoder,
+    deduplicate: str,
+    **options: Unpack[StoreOptions],
+) -> list[TokenStore]:
+    """The stores without copies, made now if they are not there yet. whole: those of the groups of paths.
+
+    Errors: DataError for a source that has nothing else, where the files have changed, and for a missing library.
+    """
+    if deduplicate == OFF:
+        return whole
+    sources = Sources(whole, groups, encoder, deduplicate, options)
+    return [sources.open(i) for i in range(len(whole))]
+
+
+def notice_of(store: TokenStore) -> str | None:
+    """A line on what a store without copies leaves out; None for a whole one."""
+    left_out = store.meta.get("left_out")
+    if not isinstance(left_out, dict):
+        return None
+    counts = [left_out.get(kind, 0) for kind in ("documents", EXACT, NEAR)]
+    # A digest that holds does not say who made the file.
+    if not all(type(count) is int for count in counts):
+        return None
+    documents, exact, near = counts
+    kinds = f"{exact:,} to the letter"
+    if NEAR in left_out:
+        kinds += f", {near:,} nearly"
+    share = (exact + near) / max(documents, 1)
+    return (
+        f"{store.source_name}: {exact + near:,} of {counted(documents, 'document')} ({share:.1%}) are copies of earlier ones "
+        f"({kinds}) and are left out"
+    )
+
+
+class Sources:
+    """The sources of a run, and which of their documents are copies."""
+
+    def __init__(
+        self,
+        whole: list[TokenStore],
+        groups: list[list[str]],
+        encoder: DocumentEncoder,
+        method: str,
+        options: StoreOptions,
+    ) -> None:
+        self.whole = whole
+        self.encoder = encoder
+        self.method = method
+        self.text_field = options.get("text_field", "text")
+        self.shown = options.get("progress", True)
+        self.files = [files_of(paths, options.get("text_suffixes")) for paths in groups]
+        self.places = []
+        for paths, files in zip(groups, self.files, strict=True):
+            self.places.append(places_of(paths[0], files[0], options.get("cache_dir")))
+        # Documents before each source.
+        self.bounds = np.cumsum([0] + [len(store) for store in whole])
+
+    def open(self, i: int) -> TokenStore:
+        """The store of source i without copies."""
+        # A source loses what those before it have, so it depends on them too.
+        keys = [store.fingerprint for store in self.whole[: i + 1]]
+        version = version_of_near() if self.method == NEAR else []
+        key = hashlib.sha256(json.dumps([VERSION, self.method, version, keys]).encode()).hexdigest()
+        name = f"{self.whole[i].source_name}-{self.method}-{key[:16]}"
+        store, _ = find_store(self.places[i], name, key)
+        if store is not None:
+            return store
+        place = first_writable(self.places[i])
+        try:
+            with lock(place, name):
+                # Another process may have made it while this one waited.
+                return open_store(place / name, key, tell=True) or self._build(i, key, name, place)
+        except OSError as error:
+            reason = error.strerror or error
+            raise DataError(f"{place}: {reason}; --cache_dir names another folder for the token store") from error
+
+    def _build(self, i: int, key: str, name: str, place: Path) -> TokenStore:
+        whole = self.whole[i]
+        # Damage that went along into the new store would get a digest that holds.
+        DigestCheck([whole]).raise_if_damaged(wait_s=threading.TIMEOUT_MAX)
+        copies = self.copies
+        mine = slice(self.bounds[i], self.bounds[i + 1])
+        stays = copies.of[mine] == NONE
+        if not stays.any():
+            raise DataError(
+                f"{self.files[i][0]}: all {counted(len(whole), 'document')} are copies of documents in the sources before it: "
+                "leave it out, or name it first"
+            )
+        exact = int(copies.is_exact[mine].sum())
+        left_out = {"documents": len(whole), EXACT: exact}
+        if self.method == NEAR:
+            left_out[NEAR] = int((~stays).sum()) - exact
+        with StoreWriter(place, name, {"key": key}) as writer:
+            writer.bad_lines = whole.bad_lines
+            for number, block in enumerate(_blocks(whole, stays)):
+                # An interrupted build has the first ones.
+                if number >= writer.blocks:
+                    writer.add(block, Place(0, 0, number))
+            return TokenStore(writer.commit({**whole.meta, "key": key, "left_out": left_out}))
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Of the documents of all sources, numbered through."""
+        exact = exact_copies(np.concatenate([store.doc_hash for store in self.whole]))
+        if self.method == EXACT:
+            return exact
+        begin = time.monotonic()
+        if self.shown:
+            announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
+        found = near_copies(self._texts(), exact, first_writable(self.places[0]))
+        if self.shown:
+            announce(f"found {counted(found.near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
+        return found
+
+    def _texts(self) -> Iterator[tuple[int, str]]:
+        """(number among all sources, text) of each document."""
+        for i, store in enumerate(self.whole):
+            for stored in stored_texts(store, self.files[i], self.encoder, self.text_field):
+                yield int(self.bounds[i]) + stored.number, stored.text
+
+
+def _blocks(store: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
+    """The documents that stay, in pieces of bounded size. stays: bool [documents]."""
+    lo = 0
+    while lo < len(store):
+        # So many documents that have BLOCK_TOKENS together, but one at least.
+        hi = int(np.searchsorted(store.offsets, store.offsets[lo] + BLOCK_TOKENS, side="right")) - 1
+        hi = min(max(hi, lo + 1), len(store))
+        chosen = stays[lo:hi]
+        lengths = np.diff(store.offsets[lo : hi + 1])
+        tokens = store.tokens[store.offsets[lo] : store.offsets[hi]]
+        yield EncodedBlock(
+            tokens=tokens[np.repeat(chosen, lengths)],
+            lengths=lengths[chosen],
+            text_bytes=store.text_bytes[lo:hi][chosen],
+            hashes=store.doc_hash[lo:hi][chosen],
+            # Those of the whole store are taken over at once.
+            bad=store.bad_lines,
+            max_token_id=store.max_token_id,
+        )
+        lo = hi
