@@ -32,6 +32,13 @@ def penalty(text: str) -> float:
     return value
 
 
+def port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**16:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0 to 65535")
+    return value
+
+
 def model_flags(parser: Parser, dtype: str = "float32") -> None:
     """The flags that `load` and `compute_dtype` of scripts/common.py read."""
     g = parser.add_argument_group("model")
@@ -41,6 +48,11 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
         help="a .pth of the trainer, or a folder of save_pretrained or export_hf.py (default: out/pretrain_512.pth)",
     )
     g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
+    machine_flags(g, dtype)
+
+
+def machine_flags(g: argparse._ArgumentGroup, dtype: str) -> None:
+    """Where and in which numbers a model computes."""
     g.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")
     g.add_argument(
         "--dtype",
@@ -78,6 +90,36 @@ def generate_parser() -> Parser:
         action="store_true",
         help="put the prompts through the chat template; interactive: keep the conversation",
     )
+    return p
+
+
+def play_parser() -> Parser:
+    """The flags of play.py."""
+    p = Parser(
+        prog="play.py",
+        description="A page in your browser: continue texts and chat with one model or two, and watch runs as they train.",
+        allow_abbrev=False,
+    )
+    g = p.add_argument_group("model")
+    g.add_argument(
+        "--weight",
+        nargs="+",
+        help="one or two of what generate.py takes (default: out/pretrain_512.pth; if it is not there, only runs are shown)",
+    )
+    g.add_argument(
+        "--tokenizer_path",
+        nargs="+",
+        help="folder of a tokenizer, or one for each weight (default: the weight's own folder, or else model/)",
+    )
+    machine_flags(g, "float32")
+    g = p.add_argument_group("page")
+    g.add_argument("--out_dir", default=str(ROOT / "out"), help="folder whose runs are shown (default: out)")
+    g.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; with 0.0.0.0 everybody in your network can use the page (default 127.0.0.1)",
+    )
+    g.add_argument("--port", type=port, default=8765, help="of that address; 0: any that is free (default 8765)")
     return p
 
 

@@ -27,10 +27,12 @@ import argparse
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
 from common.errors import UserError
@@ -41,7 +43,19 @@ from scripts.chat_template import chat_text
 from scripts.common import compute_dtype, load
 from trainer.machine.command_line import run_cli
 
-__all__ = ["TextStream", "generate", "main"]
+__all__ = ["Sampling", "TextStream", "generate", "main"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a text is continued: the flags of these names, see `generate_parser`."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,7 +154,7 @@ def typed_prompts() -> Iterator[str]:
             yield line
 
 
-def room(model: PreTrainedModel, args: argparse.Namespace) -> int:
+def room(model: PreTrainedModel, args: argparse.Namespace | Sampling) -> int:
     """How many tokens a prompt may have."""
     left: int = model.config.max_position_embeddings - args.max_new_tokens
     if left < 1:
@@ -190,10 +204,14 @@ def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
-    args: argparse.Namespace,
+    args: argparse.Namespace | Sampling,
     streamer: BaseStreamer | None = None,
+    observer: LogitsProcessor | None = None,
 ) -> torch.Tensor:
-    """ids -> ids of the prompt and its continuation, [1, T]; args: see `generate_parser`."""
+    """ids -> ids of the prompt and its continuation, [1, T].
+
+    observer: sees the logits of each token, [1, vocabulary], after the repetition penalty and before the temperature.
+    """
     prompt = torch.tensor([ids], device=model.device)
     # Named although nothing is sampled: the model's own generation settings would warn that they have no effect.
     sampling: dict[str, float | None] = {"temperature": None, "top_p": None, "top_k": None}
@@ -215,6 +233,7 @@ def generate(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id or 0,
         streamer=streamer,
+        logits_processor=LogitsProcessorList([observer] if observer else []),
         **sampling,
     )
     return found

@@ -209,7 +209,7 @@ def _ranks(spec: dict[str, Any], content: str) -> dict[bytes, int]:
     for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model.get(option):
             raise NotExact(f"its model has {option}")
-    byte_of = _bytes_of_characters()
+    byte_of = bytes_of_characters()
     vocabulary: dict[str, int] = model["vocab"]
     missing = [character for character in byte_of if character not in vocabulary]
     if missing:
@@ -246,7 +246,7 @@ def _want_reachable(spec: dict[str, Any], content: str, results: list[str]) -> N
     if whole_pieces:
         # An entry that no merge makes is not given to tiktoken. The library would take it for the piece that it spells, if
         # the pattern ever leaves such a piece whole.
-        alphabet = _bytes_of_characters().keys()
+        alphabet = bytes_of_characters().keys()
         others = model["vocab"].keys() - set(results) - alphabet
         for other in others:
             text = library.decoder.decode([other])
@@ -260,7 +260,7 @@ def _result(merge: list[str] | str) -> str:
     return "".join(parts)
 
 
-def _bytes_of_characters() -> dict[str, int]:
+def bytes_of_characters() -> dict[str, int]:
     """The byte behind each character of ByteLevel's alphabet: itself where it is visible, else from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     byte_of = {chr(byte): byte for byte in visible}

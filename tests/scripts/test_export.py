@@ -277,20 +277,20 @@ def ask(url, request, server, patience_s=240):
 
 
 # README_zh.md has the commands of README.md (tests/test_readme.py), and tests/test_commands.py parses those of all documents.
-LONGER = [pytest.param(*case, marks=pytest.mark.slow) for case in (("docs/scripts.md", 15), ("README_zh.md", 5))]
+LONGER = [pytest.param(*case, marks=pytest.mark.slow) for case in (("docs/scripts.md", 17), ("README_zh.md", 6))]
 
 
-@pytest.mark.parametrize("document, count", [("README.md", 5), *LONGER])
+@pytest.mark.parametrize("document, count", [("README.md", 6), *LONGER])
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, document, count):
     """Every `python scripts/...` line, in its order, on a tiny model and tiny data."""
     pytest.importorskip("gguf")
-    from scripts import evaluate, export_gguf, generate, report
+    from scripts import evaluate, export_gguf, generate, play, report
     from tests.trainer.reporting.test_html_report import metrics_file
 
     (tmp_path / "out").mkdir()
     for name in ("pretrain_512", "a_512", "b_512"):
         metrics_file(tmp_path / "out" / f"{name}.metrics.jsonl")
-    write(tmp_path / "out", "pretrain_512")
+        write(tmp_path / "out", name)
     data = {
         "valid": {"text": "the cat sat"},
         "pairs": {"sentence_good": "the cat sat", "sentence_bad": "cat the sat", "UID": "order"},
@@ -305,9 +305,12 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
     lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("python scripts/")]
     assert len(commands) == count
-    scripts = (generate, export_hf, export_gguf, evaluate, report)
+    scripts = (generate, play, export_hf, export_gguf, evaluate, report)
     modules = {f"scripts/{script.__name__.split('.')[1]}.py": script for script in scripts}
     extra = {generate: ["--max_new_tokens", "4", "--device", "cpu"], evaluate: ["--device", "cpu"]}
+    extra[play] = ["--device", "cpu", "--port", "0"]
+    # As if Ctrl-C were pressed at once.
+    monkeypatch.setattr(play.Server, "serve_forever", lambda server: (_ for _ in ()).throw(KeyboardInterrupt))
     for script, *arguments in commands:
         assert modules[script].main([*arguments, *extra.get(modules[script], [])]) == 0
     assert document != "docs/scripts.md" or "accuracy/order" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """What a report draws of a run. Each job declares its charts; the start record of its metrics file carries them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 # Behind the name of a list in the metrics: each of its numbers, as a curve of its own.
@@ -86,3 +86,15 @@ def charts_of_runs(charts_of_each: Sequence[Sequence[Chart]]) -> list[Chart]:
                 merged.insert(place, chart)
                 place += 1
     return merged
+
+
+def fields_of(chart: Chart, known: Iterable[str]) -> list[str]:
+    """The fields of a chart, with the numbers of a list for its name. known: all fields of a run."""
+    fields: list[str] = []
+    for field in chart.fields:
+        if field.endswith(EACH):
+            of_list = field.removesuffix("*")
+            fields += [name for name in known if name.startswith(of_list)]
+        else:
+            fields.append(field)
+    return fields

@@ -18,21 +18,16 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
-from trainer.reporting.charts import EACH, LOSS, Chart, charts_of_runs
+from trainer.reporting.charts import LOSS, charts_of_runs, fields_of
+from trainer.reporting.curves import LABELS, is_noisy, smooth, thin
 from trainer.reporting.next_commands import commands_of_record
-from trainer.reporting.records import FIGURES, Curve, RunRecords, is_number
+from trainer.reporting.records import FIGURES, RunRecords, is_number
 
 # Evaluations with samples.
 EARLIER = 20
-# Of a thinned curve: two points each.
-BUCKETS = 300
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
 # Stand for the page's own colours in a drawing.
 INK, GRID = "#010203", "#040506"
-# What fields are called in a legend, where that is not the end of their name.
-LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
-# Fields whose curve of many points is drawn faintly, behind its means.
-NOISY = ("loss", "grad_norm", "tokens_per_second")
 
 Value = TypeVar("Value")
 # Of the page's tables: label, the text of each run, whether they differ.
@@ -81,28 +76,6 @@ def drawable(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ curves
-
-
-def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> Curve:
-    """At most 2 * buckets + 2 points of a curve: the smallest and largest of each bucket, the first and the last."""
-    if len(x) <= 2 * buckets + 2:
-        return x, y
-    # Every n-th point would lose the spikes, which are what one looks for in a long run.
-    edges = np.linspace(0, len(x), buckets + 1).astype(int)
-    kept = {0, len(x) - 1}
-    for lo, hi in zip(edges[:-1], edges[1:], strict=True):
-        kept.add(lo + int(np.argmin(y[lo:hi])))
-        kept.add(lo + int(np.argmax(y[lo:hi])))
-    indices = np.array(sorted(kept))
-    return x[indices], y[indices]
-
-
-def smooth(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS // 3) -> Curve:
-    """Means over buckets of equal numbers of points."""
-    edges = np.linspace(0, len(x), min(buckets, len(x)) + 1).astype(int)
-    # Of tokens and values alike, so that a mean stands in the middle of what it is of.
-    sizes = np.diff(edges)
-    return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes
 
 
 def draw(
@@ -155,7 +128,7 @@ def draw_curve(axes: Axes, field: str, x: np.ndarray, y: np.ndarray, colour: str
     # A line through one point would not show.
     if len(x) == 1:
         style["marker"] = "o"
-    if field in NOISY and len(x) > 100:
+    if is_noisy(field, x):
         axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
         x, y = smooth(x, y)
     return axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
@@ -253,7 +226,7 @@ def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[
     for number, chart in enumerate(charts_of_runs([run.charts for run in runs])):
         if chart.of_one_run and len(runs) > 1:
             continue
-        fields = fields_of(chart, runs[0])
+        fields = fields_of(chart, runs[0].curves)
         values = [run.curves[field][1] for run in runs for field in fields if field in run.curves]
         is_zero = not any(of_run.any() for of_run in values)
         if not values or (chart.unless_zero and is_zero):
@@ -261,18 +234,6 @@ def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[
         figure = draw(runs, names, fields, chart.logarithmic)
         drawn.append((chart.title, svg(figure, f"chart{number}")))
     return drawn
-
-
-def fields_of(chart: Chart, run: RunRecords) -> list[str]:
-    """The fields of a chart, with the numbers of a list for its name."""
-    fields: list[str] = []
-    for field in chart.fields:
-        if field.endswith(EACH):
-            of_list = field.removesuffix("*")
-            fields += [name for name in run.curves if name.startswith(of_list)]
-        else:
-            fields.append(field)
-    return fields
 
 
 def table(rows: Iterable[tuple[str, Sequence[Value | None], Callable[[Value], str]]]) -> list[Row]:

@@ -15,6 +15,7 @@ from trainer.reporting.older_records import CHARTS_BEFORE
 
 # No figure of a run comes near it. The axes of matplotlib overflow with numbers near the largest float.
 LARGEST = 1e30
+METRICS_SUFFIX = ".metrics.jsonl"
 
 # How a figure is written.
 Write = Callable[[float], str]
@@ -44,7 +45,7 @@ START_FIELDS = {
 }  # fmt: skip
 SAMPLE_FIELDS = {"update": int, "prompt": str, "text": str}
 
-# {field: (tokens, values)} while a file is read: a Python number takes four times the memory of an array's.
+# {field: (tokens, values)} as lines come in: a Python number takes four times the memory of an array's.
 Columns = dict[str, tuple[array, array]]
 Curve = tuple[np.ndarray, np.ndarray]
 
@@ -59,36 +60,15 @@ def has_fields(record: Mapping[str, object], fields: Mapping[str, type]) -> bool
     return all(isinstance(record.get(name), kind) for name, kind in fields.items())
 
 
-class RunRecords:
-    """What a metrics file holds. curves: {field: (tokens, values)}; samples and starts: lists of dicts.
+class Records:
+    """What lines of a metrics file hold. samples and starts: lists of dicts."""
 
-    Errors: UserError for a file that cannot be read, or that has no figures.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.name = self.path.name.removesuffix(".metrics.jsonl")
-        # A metrics file grows with the run, so it is read line by line.
+    def __init__(self) -> None:
         self.samples: list[dict[str, Any]] = []
         self.starts: list[dict[str, Any]] = []
-        columns: Columns = {}
-        try:
-            refuse_irregular(self.path)
-            with open(self.path, encoding="utf-8") as file:
-                for line in file:
-                    self._read(line, columns)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not text"
-            raise UserError(
-                f"{self.path}: no metrics can be read from there ({reason}); name a run's .metrics.jsonl"
-            ) from error
-        self.curves: dict[str, Curve] = {}
-        for field, (tokens, values) in columns.items():
-            self.curves[field] = (np.array(tokens), np.array(values))
-        if not self.curves:
-            raise UserError(f"{self.path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
+        self.columns: Columns = {}
 
-    def _read(self, line: str, columns: Columns) -> None:
+    def take(self, line: str | bytes) -> None:
         """Take over one line. One that a crash cut off, or that is none of ours, is passed over."""
         try:
             record = json.loads(line)
@@ -108,23 +88,22 @@ class RunRecords:
                 if isinstance(value, list):
                     # A curve for each number, as the trackers have it.
                     for i, item in enumerate(value):
-                        self._add(columns, f"{field}/{i}", tokens, item)
+                        self._add(f"{field}/{i}", tokens, item)
                 else:
-                    self._add(columns, field, tokens, value)
+                    self._add(field, tokens, value)
 
-    @staticmethod
-    def _add(columns: Columns, field: str, tokens: float, value: Any) -> None:
+    def _add(self, field: str, tokens: float, value: Any) -> None:
         # Not the null of a loss that was not finite.
         if not is_number(value):
             return
-        if field not in columns:
-            columns[field] = (array("d"), array("d"))
-        x, y = columns[field]
+        if field not in self.columns:
+            self.columns[field] = (array("d"), array("d"))
+        x, y = self.columns[field]
         x.append(tokens)
         y.append(value)
 
     def last(self, field: str) -> float | None:
-        return self.curves[field][1][-1] if field in self.curves else None
+        return self.columns[field][1][-1] if field in self.columns else None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -137,6 +116,35 @@ class RunRecords:
         # The last start's: a resume by a newer version declares them although the first start did not.
         declared = charts_of_record(self.starts[-1].get("charts")) if self.starts else None
         return CHARTS_BEFORE if declared is None else declared
+
+
+class RunRecords(Records):
+    """What a metrics file holds. curves: {field: (tokens, values)}.
+
+    Errors: UserError for a file that cannot be read, or that has no figures.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.name = self.path.name.removesuffix(METRICS_SUFFIX)
+        try:
+            refuse_irregular(self.path)
+            # A metrics file grows with the run, so it is read line by line.
+            with open(self.path, encoding="utf-8") as file:
+                for line in file:
+                    self.take(line)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise UserError(
+                f"{self.path}: no metrics can be read from there ({reason}); name a run's .metrics.jsonl"
+            ) from error
+        self.curves: dict[str, Curve] = {}
+        for field, (tokens, values) in self.columns.items():
+            # Not copied.
+            self.curves[field] = (np.frombuffer(tokens), np.frombuffer(values))
+        if not self.curves:
+            raise UserError(f"{self.path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
 
 
 def find_metrics(paths: Iterable[str | Path]) -> list[Path]:

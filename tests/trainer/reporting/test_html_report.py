@@ -18,7 +18,8 @@ from trainer.electra.job import ElectraJob
 from trainer.glue.job import GlueJob
 from trainer.pretrain.job import PretrainJob
 from trainer.reporting.charts import COMMON, Chart, charts_of_runs
-from trainer.reporting.html_report import BUCKETS, EARLIER, thin, write_report
+from trainer.reporting.curves import BUCKETS, thin
+from trainer.reporting.html_report import EARLIER, write_report
 from trainer.reporting.older_records import CHARTS_BEFORE
 from trainer.reporting.records import RunRecords
 

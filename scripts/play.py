@@ -1,0 +1,111 @@
+"""A page in your browser: continue texts and chat with one model or two, and watch the runs of out/ as they train.
+
+    python scripts/play.py --weight out/pretrain_512.pth
+    python scripts/play.py --weight out/pretrain_512.pth out/pretrain_768.pth     # side by side, with the same text
+
+It prints the address to open. Nobody but this machine can reach it, unless --host says otherwise. Ctrl-C ends it.
+"""
+
+import signal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Run by path: nothing in scripts/ may shadow a dependency.
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+if __name__ == "__main__":
+    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # --help and wrong flags are answered before torch is imported, which takes seconds.
+    from scripts.arguments import play_parser
+
+    play_parser().parse_args()
+
+import argparse
+import contextlib
+from collections.abc import Sequence
+
+from common.errors import UserError
+from common.notices import announce
+from common.wording import one_line
+from scripts.arguments import play_parser
+from scripts.common import compute_dtype, load
+from scripts.playground.models import PlayedModel
+from scripts.playground.requests import is_loopback
+from scripts.playground.runs import RunFolder
+from scripts.playground.server import Server
+from trainer.machine.command_line import run_cli
+
+__all__ = ["main", "open_server"]
+
+MOST_MODELS = 2
+DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    server = open_server(play_parser().parse_args(argv))
+    announce(f"open {server.address} in your browser; Ctrl-C ends")
+    if not is_loopback(server.host):
+        announce(f"warning: --host {server.host}: everybody in your network can use it, and nothing is encrypted")
+    # What ends it is no fault.
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+    server.end()
+    return 0
+
+
+def open_server(args: argparse.Namespace) -> Server:
+    """A server that listens already; args: of `play_parser`. Errors: UserError."""
+    chosen = weights_and_tokenizers(args)
+    if not chosen:
+        announce(f"{DEFAULT_WEIGHT} is not there yet: only runs are shown; --weight names another one")
+    models = []
+    for (weight, tokenizer_path), name in zip(chosen, distinct_names([weight for weight, _ in chosen]), strict=True):
+        models.append(load_played(weight, tokenizer_path, name, args))
+    try:
+        return Server(args.host, args.port, models, RunFolder(Path(args.out_dir)))
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--host {args.host} --port {args.port}: {reason}; name others") from error
+
+
+def weights_and_tokenizers(args: argparse.Namespace) -> list[tuple[str, str | None]]:
+    """What --weight and --tokenizer_path name; nothing where there is no default weight yet. Errors: UserError."""
+    weights: list[str] = args.weight or []
+    if args.weight is None and DEFAULT_WEIGHT.exists():
+        weights = [str(DEFAULT_WEIGHT)]
+    if len(weights) > MOST_MODELS:
+        raise UserError(f"--weight: {len(weights)} are too many, one or two stand side by side")
+    folders: list[str | None] = args.tokenizer_path or [None]
+    if len(folders) == 1:
+        folders = folders * len(weights)
+    if len(folders) != len(weights):
+        raise UserError(f"--tokenizer_path: one for all or one for each --weight is wanted, not {len(folders)}")
+    return list(zip(weights, folders, strict=True))
+
+
+def distinct_names(weights: Sequence[str]) -> list[str]:
+    """What the page calls the weights: a file's or folder's own name, or the whole path where two have the same."""
+    names = [Path(weight).absolute().name.removesuffix(".pth") for weight in weights]
+    if len(set(names)) < len(names):
+        names = list(weights)
+    if len(set(names)) < len(names):
+        names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    # A file name that is not UTF-8 holds lone surrogates.
+    return [one_line(name).encode(errors="backslashreplace").decode() for name in names]
+
+
+def load_played(weight: str, tokenizer_path: str | None, name: str, args: argparse.Namespace) -> PlayedModel:
+    """A model that has written its first tokens already."""
+    of_one = argparse.Namespace(**{**vars(args), "weight": weight, "tokenizer_path": tokenizer_path})
+    model, tokenizer, encoder = load(of_one)
+    dtype = compute_dtype(args.dtype, model.device)
+    model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
+    played = PlayedModel(name, model, tokenizer, encoder)
+    played.warm_up()
+    return played
+
+
+if __name__ == "__main__":
+    run_cli(main)
