@@ -65,25 +65,25 @@ def read_entries(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def read_text(path: Path) -> str:
-    """Errors: UserError."""
+def read_text(path: Path, flag: str = "--config") -> str:
+    """The text of the file that a flag names. Errors: UserError."""
     try:
         # A script reads its flags twice: before the long imports and after them. A pipe would be empty by then.
         if path.exists() and not path.is_file():
-            raise UserError(f"argument --config: {path} is not a regular file")
+            raise UserError(f"argument {flag}: {path} is not a regular file")
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise UserError(f"argument --config: {path} cannot be read ({error.strerror})") from None
+        raise UserError(f"argument {flag}: {path} cannot be read ({error.strerror})") from None
     if len(content) > MOST_BYTES:
-        raise UserError(f"argument --config: {path} has more than {MOST_BYTES:,} bytes; that is no file of settings")
+        raise UserError(f"argument {flag}: {path} has more than {MOST_BYTES:,} bytes; that is no file of settings")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UserError(f"argument --config: {path} is not in UTF-8") from None
+        raise UserError(f"argument {flag}: {path} is not in UTF-8") from None
 
 
-def parse_text(text: str, path: Path) -> object:
+def parse_text(text: str, path: Path, flag: str = "--config") -> object:
     """What the text of a file holds. Errors: UserError."""
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
@@ -92,21 +92,21 @@ def parse_text(text: str, path: Path) -> object:
             return json.loads(text, object_pairs_hook=no_key_twice, parse_int=str, parse_float=str, parse_constant=str)
         return yaml.load(text, Loader=PlainLoader)
     except json.JSONDecodeError as error:
-        fail(path, error.lineno, kind, error.msg)
+        fail(flag, path, error.lineno, kind, error.msg)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        fail(path, line, kind, error.problem or "unknown")
+        fail(flag, path, line, kind, error.problem or "unknown")
     except yaml.reader.ReaderError as error:
-        fail(path, None, kind, error.reason)
+        fail(flag, path, None, kind, error.reason)
     except KeyTwiceError as error:
         raise UserError(f"{path}: {error} stands there twice") from None
     except RecursionError:
-        fail(path, None, kind, "too many brackets within each other")
+        fail(flag, path, None, kind, "too many brackets within each other")
 
 
-def fail(path: Path, line: int | None, kind: str, why: str) -> NoReturn:
+def fail(flag: str, path: Path, line: int | None, kind: str, why: str) -> NoReturn:
     place = f"{path}:{line}" if line else str(path)
-    raise UserError(f"argument --config: {place} is no {kind} ({why})")
+    raise UserError(f"argument {flag}: {place} is no {kind} ({why})")
 
 
 class KeyTwiceError(Exception):

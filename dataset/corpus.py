@@ -10,9 +10,12 @@ import numpy as np
 from common.errors import DataError
 from common.wording import counted
 from dataset.loader import Batch, ceil_div, gather
-from dataset.packing import EpochPlan, chunks
+from dataset.mixed_plan import Move
+from dataset.packing import EpochPlan, RowPlan, chunks
+from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
+from dataset.shares import Source, group_sources, name_of
 from dataset.sources import ConcatStore, Mixture, Share, split_by_hash, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
@@ -23,53 +26,10 @@ from dataset.tokenizing.encoder import DocumentEncoder
 
 # Of all trained tokens: what an epoch of whole documents may be off by.
 SHARE_IS_MISSED = 0.02
+# Rows whose documents are counted at once.
+COUNTED_ROWS = 1 << 14
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
-
-
-def split_weight(argument: str) -> tuple[str, float | None]:
-    """("a.jsonl", 0.7) of "a.jsonl:0.7"; (argument, None) where no share is given or a file has that very name."""
-    # From the right: a path may hold colons itself.
-    path, colon, weight = argument.rpartition(":")
-    if not colon or is_there(argument):
-        return argument, None
-    try:
-        return path, float(weight)
-    except ValueError:
-        return argument, None
-
-
-def is_there(path: str) -> bool:
-    """Whether a file or folder has this name; what is too long for a name is none."""
-    try:
-        return Path(path).exists()
-    except OSError:
-        return False
-
-
-def group_sources(data_path: list[str]) -> list[tuple[list[str], float | None]]:
-    """[(paths, share)], one for each token store: without shares all paths make one store together, so that 300 files of
-    a pattern that the shell spelt out are one corpus; with shares each path has its own.
-
-    Errors: DataError where some paths have a share and others have none.
-    """
-    sources = [split_weight(argument) for argument in data_path]
-    for path, share in sources:
-        if share is not None and not 0 < share < float("inf"):
-            raise DataError(f"--data_path {path}:{share:g}: a share is a number above 0, as in {path}:0.7")
-    without_share = [path for path, share in sources if share is None]
-    if len(without_share) == len(sources):
-        return [(without_share, None)]
-    if without_share:
-        raise DataError(f"--data_path: give every source a share, or none; {without_share[0]} has none")
-    return [([path], share) for path, share in sources]
-
-
-def name_of(paths: list[str]) -> str:
-    """What a message calls the source of these paths."""
-    if len(paths) == 1:
-        return paths[0]
-    return f"{paths[0]} and {len(paths) - 1} more"
 
 
 def notices_of_paths(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
@@ -122,12 +82,27 @@ def count_shared(training: Documents, validation: Documents) -> int:
     return int(np.isin(np.asarray(validation.doc_hash[:]), shared).sum())
 
 
+def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
+    """The sources of --data_path, or those that are given as such. Errors: DataError."""
+    ready = [source for source in data_path if isinstance(source, Source)]
+    return ready or group_sources([path for path in data_path if isinstance(path, str)])
+
+
+def missed_share(path: str) -> str:
+    """The line for a source that gives much more or less than its share."""
+    return (
+        f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is "
+        "too little, or in too long documents; give the smallest source a smaller share"
+    )
+
+
 class Corpus:
     """Tokenises what is new, opens the token stores and plans epochs.
 
-    data_path: paths, each perhaps with a share (`a.jsonl:0.7`). val_path: validation documents of their own, or
-    val_fraction: share of the documents that is held out by hash. deduplicate: as the flag; validation documents of their
-    own keep their copies, so that their loss stays comparable. `store_options` go to `open_or_build`.
+    data_path: paths, each perhaps with a share (`a.jsonl:0.7`), or the sources themselves. val_path: validation documents of
+    their own, or val_fraction: share of the documents that is held out by hash. deduplicate: as the flag; validation documents
+    of their own keep their copies, so that their loss stays comparable. length: when the run ends, which decides on the
+    documents where shares change over the run. `store_options` go to `open_or_build`.
     `notices`: lines on the data that a user should see.
     Errors: DataError for missing or faulty files and shares, where nothing is left to train on, and where all validation
     documents are trained too, unless `allow_val_overlap`.
@@ -135,7 +110,7 @@ class Corpus:
 
     def __init__(
         self,
-        data_path: list[str],
+        data_path: Sequence[str | Source],
         encoder: DocumentEncoder,
         *,
         max_seq_len: int,
@@ -146,13 +121,14 @@ class Corpus:
         val_fraction: float = 0.0,
         allow_val_overlap: bool = False,
         deduplicate: str = OFF,
+        length: RunLength = ONE_PASS,
         **store_options: Unpack[StoreOptions],
     ) -> None:
-        groups = group_sources(data_path)
-        stores = open_sources([paths for paths, _ in groups], encoder, deduplicate, **store_options)
+        groups = sources_of(data_path)
+        stores = open_sources([source.paths for source in groups], encoder, deduplicate, **store_options)
         self.stores = stores
-        self.sources = [name_of(paths) for paths, _ in groups]
-        self.paths_of_sources = [paths for paths, _ in groups]
+        self.sources = [name_of(source.paths) for source in groups]
+        self.paths_of_sources = [source.paths for source in groups]
         self.store: Documents = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
         self.max_token_id = max(store.max_token_id for store in stores)
@@ -163,8 +139,8 @@ class Corpus:
         self.long_documents = long_documents
         self.val_fraction = val_fraction
         all_paths: list[str] = []
-        for paths, _ in groups:
-            all_paths += paths
+        for source in groups:
+            all_paths += source.paths
         self.notices = notices_of_paths(all_paths, store_options.get("text_suffixes"))
         self.notices += [line for line in map(notice_of, stores) if line]
 
@@ -181,8 +157,12 @@ class Corpus:
             self._hold_out(val_fraction)
 
         # After the split: what is held out belongs to no source's share.
-        shares = [share for _, share in groups if share is not None]
-        self.mixture = self._mix(shares) if shares else None
+        self.mixture: Mixture | None = None
+        self.planned: PlannedMixture | None = None
+        if is_planned(groups):
+            self.planned = self._plan_run(groups, length)
+        elif groups[0].shares is not None:
+            self.mixture = self._mix(groups)
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
         self._last_plan: tuple[int, EpochPlan] | None = None
         # The same of the shares of the sources.
@@ -203,13 +183,35 @@ class Corpus:
                 f"--val_fraction {fraction} holds out none of {counted(len(self.store), 'document')}: raise it"
             )
 
-    def _mix(self, shares: list[float]) -> Mixture:
-        """What draws each epoch's documents from the sources."""
-        # A share counts trained tokens, so of a document that is cut only the part that is trained.
+    @property
+    def _most_targets(self) -> int | None:
+        """That a document gives: a share counts trained tokens, so of one that is cut only the part that is trained."""
         is_cut = not self.pack or self.long_documents == "truncate"
-        max_targets = self.max_seq_len - 1 if is_cut else None
+        return self.max_seq_len - 1 if is_cut else None
+
+    def _mix(self, groups: Sequence[Source]) -> Mixture:
+        """What draws each epoch's documents from the sources."""
+        shares = [source.shares[0].share for source in groups if source.shares is not None]
         # One source with a share is not a ConcatStore yet.
-        return Mixture(ConcatStore(self.stores), shares, self.seed, self.documents, max_targets=max_targets)
+        return Mixture(ConcatStore(self.stores), shares, self.seed, self.documents, max_targets=self._most_targets)
+
+    def _plan_run(self, groups: Sequence[Source], length: RunLength) -> PlannedMixture:
+        """What plans shares that change over the run."""
+        documents = np.arange(len(self.store), dtype=np.uint32) if self.documents is None else self.documents
+        bounds = ConcatStore(self.stores).bounds.tolist()
+        of_sources = documents_of_sources(documents, bounds)
+        return PlannedMixture(
+            self.store, groups, of_sources, self._epoch_plan, self.seed, length, max_targets=self._most_targets
+        )
+
+    def _epoch_plan(self, documents: Ints | None, epoch: int) -> EpochPlan:
+        """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
+        return EpochPlan(self.store, self.max_seq_len, self.seed, epoch, self.pack, self.long_documents, documents)
+
+    def replan(self, moves: Sequence[Move]) -> None:
+        """The end of the run has moved, which matters where shares change over the run: see Move."""
+        if self.planned is not None:
+            self.planned.replan(moves)
 
     def _look_for_overlap(self, val_store: TokenStore, val_path: str, allowed: bool) -> None:
         """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
@@ -228,14 +230,19 @@ class Corpus:
             "training data too, to the letter; the validation loss is too low by what the model remembers of them"
         )
 
-    def plan(self, epoch: int) -> EpochPlan:
-        """The EpochPlan of `epoch`, the same on every rank. DataError if no document can be trained."""
+    def plan(self, epoch: int) -> RowPlan:
+        """The rows of `epoch`, the same on every rank. DataError if no document can be trained.
+
+        Where shares change over the run, the whole run is one epoch.
+        """
+        if self.planned is not None:
+            return self.planned.plan
         if self._last_plan is not None and self._last_plan[0] == epoch:
             return self._last_plan[1]
         # Let go of it before the next one is made: two would take twice the memory.
         self._last_plan = None
         documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
-        plan = EpochPlan(self.store, self.max_seq_len, self.seed, epoch, self.pack, self.long_documents, documents)
+        plan = self._epoch_plan(documents, epoch)
         if not plan.n_rows:
             lower = ": lower --val_fraction" if self.val_fraction else ""
             raise DataError(f"{', '.join(self.sources)}: no document of two tokens or more to train on{lower}")
@@ -263,10 +270,14 @@ class Corpus:
             layout["shares"] = self.mixture.asked.tolist()
             # Earlier versions counted all tokens, and drew other documents.
             layout["shares count"] = "targets"
+        if self.planned is not None:
+            layout |= self.planned.layout()
         return layout
 
     def mixture_report(self, epoch: int) -> list[str]:
         """Lines that tell each source's share in an epoch."""
+        if self.planned is not None:
+            return self._report_of_run(self.planned)
         if self.mixture is None:
             return []
         lines = []
@@ -276,10 +287,23 @@ class Corpus:
                 f"{counted(share.documents, 'document')}, {share.used:.1%} of the source"
             )
             if abs(share.drawn - share.asked) > SHARE_IS_MISSED:
-                lines.append(
-                    f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is "
-                    "too little, or in too long documents; give the smallest source a smaller share"
-                )
+                lines.append(missed_share(path))
+        return lines
+
+    def _report_of_run(self, planned: PlannedMixture) -> list[str]:
+        """Lines that tell what a run takes of each source."""
+        told = planned.told()
+        total = max(sum(source.targets for source in told), 1)
+        lines = []
+        for path, source, curve in zip(self.sources, told, planned.curves, strict=True):
+            share = source.targets / total
+            asked = curve.area(1.0)
+            lines.append(
+                f"{path}: {share:.2%} of the trained tokens of the run (asked {asked:.2%}: {curve.text()}), "
+                f"{counted(source.targets, 'token')}, {source.passes:.2f} passes"
+            )
+            if abs(share - asked) > SHARE_IS_MISSED:
+                lines.append(missed_share(path))
         return lines
 
     def _shares(self, epoch: int) -> list[Share]:
@@ -293,8 +317,10 @@ class Corpus:
     def sources_of_epoch(self, epoch: int) -> list[dict[str, object]]:
         """For the record of a run: of each source its paths, its share of the trained tokens, these, and its documents.
 
-        Paths without shares are one source.
+        Paths without shares are one source. Where shares change over the run, all of it is the epoch.
         """
+        if self.planned is not None:
+            return self._sources_of_run(self.planned)
         if self.mixture is None:
             plan = self.plan(epoch)
             n_documents = len(self.store) if self.documents is None else len(self.documents)
@@ -308,6 +334,52 @@ class Corpus:
             )
         return sources
 
+    def _sources_of_run(self, planned: PlannedMixture) -> list[dict[str, object]]:
+        """The same where shares change over the run."""
+        told = planned.told()
+        total = max(sum(source.targets for source in told), 1)
+        sources: list[dict[str, object]] = []
+        for paths, source, documents in zip(self.paths_of_sources, told, planned.documents, strict=True):
+            share = source.targets / total
+            sources.append(
+                {
+                    "paths": paths,
+                    "share": share,
+                    "tokens": source.targets,
+                    "documents": len(documents),
+                    "passes": source.passes,
+                }
+            )
+        return sources
+
+    def trained(self, epoch: int, row: int) -> list[tuple[str, int, float]]:
+        """(name, tokens, passes) of each source with a share, as they were trained by row `row` of `epoch`."""
+        if self.planned is not None:
+            # The whole run is the epoch.
+            told = self.planned.told(row if epoch == 0 else None)
+            return [(name, *source) for name, source in zip(self.sources, told, strict=True)]
+        if self.mixture is None:
+            return []
+        tokens = np.zeros(len(self.sources), dtype=np.int64)
+        for number in range(epoch):
+            tokens += [share.targets for share in self._shares(number)]
+        if row:
+            tokens += self._targets_of_rows(self.mixture, self.plan(epoch), row)
+        trained = []
+        for name, of_source, there in zip(self.sources, tokens.tolist(), self.mixture.targets, strict=True):
+            trained.append((name, of_source, of_source / there))
+        return trained
+
+    @staticmethod
+    def _targets_of_rows(mixture: Mixture, plan: RowPlan, end: int) -> Ints:
+        """Of each source in the first rows of an epoch."""
+        targets = np.zeros(len(mixture.targets), dtype=np.int64)
+        for lo in range(0, end, COUNTED_ROWS):
+            _, document, _, pairs = plan.pieces(range(lo, min(lo + COUNTED_ROWS, end)))
+            source = np.searchsorted(mixture.store.bounds[1:], document, side="right")
+            targets += np.bincount(source, weights=pairs, minlength=len(targets)).astype(np.int64)
+        return targets
+
     def bytes_per_token(self, added: int) -> float:
         """UTF-8 bytes of all texts, those held out included, per token of theirs. added: tokens of a document beside those."""
         n_bytes = 0
@@ -316,9 +388,9 @@ class Corpus:
         of_text = len(self.store.tokens) - added * len(self.store)
         return n_bytes / max(of_text, 1)
 
-    def cut_off_report(self, plan: EpochPlan) -> list[str]:
+    def cut_off_report(self, plan: RowPlan) -> list[str]:
         """A line on what --pack 0 and --long_documents truncate leave out of an epoch, if it is anything."""
-        if self.mixture is not None or (self.pack and self.long_documents == "split"):
+        if self.mixture is not None or self.planned is not None or (self.pack and self.long_documents == "split"):
             return []
         trained = plan.row_targets(0, plan.n_rows)
         documents = np.arange(len(self.store), dtype=np.uint32) if self.documents is None else self.documents

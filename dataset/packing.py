@@ -11,13 +11,14 @@ distinct keys, which are the same in every numpy and on every machine.
 Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) pairs of a piece or a document.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from dataset.best_fit import best_fit
-from dataset.store.interface import HasOffsets, Ints
+from dataset.store.interface import Column, HasOffsets, Ints
 
 # Documents or rows that are handled at once: bounds the memory of what is computed in between.
 CHUNK = 1 << 18
@@ -70,7 +71,58 @@ def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
     return keys.astype(np.uint32)
 
 
-class EpochPlan:
+class RowPlan(ABC):
+    """Rows, and the pieces of documents in them.
+
+    n_rows: how many. T: positions of a row. pack: whether documents share rows. fill: share of the positions that hold a
+    token. offsets: of the store that the documents are in.
+    """
+
+    n_rows: int
+    T: int
+    pack: bool
+    fill: float
+    offsets: Column
+
+    @abstractmethod
+    def row_targets(self, lo: int, hi: int) -> int:
+        """Targets in the rows [lo, hi)."""
+
+    @abstractmethod
+    def row_documents(self, lo: int, hi: int) -> int:
+        """Documents (pieces) in the rows [lo, hi)."""
+
+    @abstractmethod
+    def pieces(self, rows: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """The pieces of the given rows (int array [R]), row by row.
+
+        Returns int64 arrays (count [R], document [P], start [P], pairs [P]): pieces of each row; the number of a
+        piece's document in the store, its first token within the document, and its pairs.
+        """
+
+    def totals(self, lo: int, hi: int) -> Totals:
+        """The Totals of the rows [lo, hi)."""
+        return Totals(self.row_targets(lo, hi), self.row_documents(lo, hi))
+
+    def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
+        """The Recipe of the given rows (a range or an int array)."""
+        count, document, start, pairs = self.pieces(rows)
+        # A place in the store is one number, so the recipe need not name documents, nor the worker look up where they begin.
+        return Recipe(count, np.asarray(self.offsets[document]) + start, pairs, self.T, not self.pack)
+
+    def documents_of(self, lo: int, hi: int) -> list[int]:
+        """The numbers of the documents in the rows [lo, hi), each once."""
+        _, document, _, _ = self.pieces(range(lo, hi))
+        # Of a dict, not of a set: in the order of the rows.
+        return list(dict.fromkeys(document.tolist()))
+
+    def pieces_of_row(self, row: int) -> list[tuple[int, int, int]]:
+        """[(document, first token within it, pairs), ...] of one row."""
+        _, document, start, pairs = self.pieces([row])
+        return list(zip(document.tolist(), start.tolist(), pairs.tolist(), strict=True))
+
+
+class EpochPlan(RowPlan):
     """The rows of one epoch.
 
     store: anything with `.offsets`, int64 [documents + 1]. documents: the numbers of those to use, default all.
@@ -232,35 +284,16 @@ class EpochPlan:
             at = int(ends[-1])
 
     def row_targets(self, lo: int, hi: int) -> int:
-        """Targets in the rows [lo, hi)."""
         return int(self._targets[lo:hi].sum(dtype=np.int64))
 
+    def targets_of_rows(self) -> Ints:
+        """Of each row."""
+        return self._targets
+
     def row_documents(self, lo: int, hi: int) -> int:
-        """Documents (pieces) in the rows [lo, hi)."""
         return int(self._row_start[hi]) - int(self._row_start[lo])
 
-    def totals(self, lo: int, hi: int) -> Totals:
-        """The Totals of the rows [lo, hi)."""
-        return Totals(self.row_targets(lo, hi), self.row_documents(lo, hi))
-
-    def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
-        """The Recipe of the given rows (a range or an int array)."""
-        count, document, start, pairs = self.pieces(rows)
-        # A place in the store is one number, so the recipe need not name documents, nor the worker look up where they begin.
-        return Recipe(count, np.asarray(self.offsets[document]) + start, pairs, self.T, not self.pack)
-
-    def documents_of(self, lo: int, hi: int) -> list[int]:
-        """The numbers of the documents in the rows [lo, hi), each once."""
-        _, document, _, _ = self.pieces(range(lo, hi))
-        # Of a dict, not of a set: in the order of the rows.
-        return list(dict.fromkeys(document.tolist()))
-
     def pieces(self, rows: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """The pieces of the given rows (int array [R]), row by row.
-
-        Returns int64 arrays (count [R], document [P], start [P], pairs [P]): pieces of each row; the number of a
-        piece's document in the store, its first token within the document, and its pairs.
-        """
         rows = np.asarray(rows, dtype=np.int64)
         first = self._row_start[rows].astype(np.int64)
         count = self._row_start[rows + 1].astype(np.int64) - first
@@ -277,8 +310,3 @@ class EpochPlan:
             document = np.asarray(self.documents[document], dtype=np.int64)
         pairs = np.minimum(self.offsets[document + 1] - self.offsets[document] - 1 - start, self.limit)
         return count, document, start, pairs
-
-    def pieces_of_row(self, row: int) -> list[tuple[int, int, int]]:
-        """[(document, first token within it, pairs), ...] of one row."""
-        _, document, start, pairs = self.pieces([row])
-        return list(zip(document.tolist(), start.tolist(), pairs.tolist(), strict=True))

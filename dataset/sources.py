@@ -116,6 +116,36 @@ def sum_of_targets(store: HasOffsets, documents: Ints, most: int | None = None) 
     return total
 
 
+class Circle(NamedTuple):
+    """The documents of a source in a random order, each as long as it has targets.
+
+    source: its number among the sources. max_targets: a document counts for at most so many; None: for all.
+    """
+
+    store: HasOffsets
+    documents: Ints
+    seed: int
+    source: int
+    max_targets: int | None
+
+    def arc(self, begin: int, length: int, around: int) -> Ints:
+        """The numbers of the documents whose first target lies in an arc, ascending. around: all targets of the circle."""
+        # The circle is the same in every epoch, so its random numbers come from the seed and the source alone.
+        bits = np.random.PCG64([self.seed, MIXTURE_STREAM, self.source])
+        order = self.documents[permutation(bits, len(self.documents))]
+        is_drawn = np.empty(len(order), dtype=bool)
+        # Turned back, so that the arc begins at 0.
+        at = -begin
+        for lo, hi in chunks(len(order)):
+            targets = target_counts(self.store, order[lo:hi], self.max_targets)
+            ends = at + np.cumsum(targets)
+            begins = ends - targets
+            # The remainder of a negative number is positive here, as it is in Python.
+            is_drawn[lo:hi] = begins % around < length
+            at = int(ends[-1])
+        return np.sort(order[is_drawn])
+
+
 class Share(NamedTuple):
     """What one source gives to an epoch."""
 
@@ -186,27 +216,12 @@ class Mixture:
         return np.concatenate([self._drawn(i, epoch) for i in range(len(self.quotas))])
 
     def _drawn(self, i: int, epoch: int) -> Ints:
-        """What one source gives to an epoch, ascending.
-
-        Its documents lie on a circle in a random order, each as long as it has targets. Epoch 0 is the arc from 0 to the
-        quota, epoch 1 the next one of that length, and so on, round and round. A document belongs to the epoch in whose
-        arc its first target lies.
+        """What one source gives to an epoch, ascending: epoch 0 the arc from 0 to the quota, epoch 1 the next one of that
+        length, and so on, round and round.
         """
         quota = self.quotas[i]
-        # The circle is the same in every epoch, so its random numbers come from the seed and the source alone.
-        order = self._of_source(i)
-        order = order[permutation(np.random.PCG64([self.seed, MIXTURE_STREAM, i]), len(order))]
-        is_drawn = np.empty(len(order), dtype=bool)
-        # Turned back, so that the arc of this epoch begins at 0.
-        at = -epoch * quota
-        for lo, hi in chunks(len(order)):
-            targets = target_counts(self.store, order[lo:hi], self.max_targets)
-            ends = at + np.cumsum(targets)
-            begins = ends - targets
-            # The remainder of a negative number is positive here, as it is in Python.
-            is_drawn[lo:hi] = begins % self.targets[i] < quota
-            at = int(ends[-1])
-        return np.sort(order[is_drawn])
+        circle = Circle(self.store, self._of_source(i), self.seed, i, self.max_targets)
+        return circle.arc(epoch * quota, quota, self.targets[i])
 
     def report(self, documents: Ints) -> list[Share]:
         """[Share] of each source in the documents of an epoch."""

@@ -23,8 +23,8 @@ if __name__ == "__main__":
 from common.notices import announce
 from common.processes import obey_ctrl_c
 from common.wording import counted, one_line
-from dataset.corpus import group_sources, name_of
 from dataset.reading.settings import OFF
+from dataset.shares import group_sources, name_of
 from dataset.store.deduplicate import notice_of, without_copies
 from dataset.store.format import TokenStore
 from dataset.store.token_store import StoreOptions, build_shard
@@ -43,13 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "num_procs": settings.num_procs,
         "text_suffixes": settings.text_suffixes,
     }
-    groups = [paths for paths, _ in group_sources(settings.data_path)]
+    groups = [source.paths for source in group_sources(settings.data_path)]
     whole = []
     for paths in groups:
         store = build_shard(paths, encoder, settings.shard, **options)
         if store is None:
             part, n_parts = settings.shard or (0, 0)
-            announce(f"{name_of(paths)}: part {part} of {n_parts} is done; the last one puts the store together")
+            announce(f"{name_of(source.paths)}: part {part} of {n_parts} is done; the last one puts the store together")
             continue
         for line in store.bad_lines.report():
             announce(line)

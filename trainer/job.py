@@ -8,7 +8,7 @@ looks into the other. CONTRIBUTING.md has a small one.
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ import torch
 
 from common.wording import counted
 from dataset.loader_workers import Loadable, MakesBatches
+from dataset.mixed_plan import Move
 from dataset.store.check import DigestCheck
 from trainer.engine import Engine
 from trainer.machine.out_of_memory import plain_advice
@@ -121,6 +122,8 @@ class Progress:
     evaluation_due: bool = False
     # Where a time budget has moved the end of the run; None: it ends as the flags say.
     course: Course | None = None
+    # Where the run ends, and each time that its end has moved, for a job that `plans_to_end`.
+    moves: list[Move] = field(default_factory=list)
     # Of a time budget, before this start.
     seconds_spent: float = 0.0
 
@@ -183,6 +186,8 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     # Where the run ends: after so many epochs, or after so many updates, though that be in the middle of an epoch.
     epochs: int = 1
     max_updates: float = UNLIMITED
+    # Whether the rows of its plan depend on where the run ends; then `Progress.moves` says it.
+    plans_to_end: bool = False
     # The clock of a run with a time budget, on rank 0. It moves `max_updates`.
     pace: Pace | None = None
 
@@ -223,6 +228,13 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     def plan(self, epoch: int) -> Plan[RecipeT, TotalsT]:
         """The rows of an epoch, the same on every rank and at every call."""
 
+    def replan(self, progress: Progress) -> bool:
+        """The run is at its start or resumed, or a clock has moved its end: returns whether other rows than before come now.
+
+        A job that `plans_to_end` notes that end in `progress.moves`.
+        """
+        return False
+
     @abstractmethod
     def loss(self, batch: BatchT, totals: TotalsT) -> tuple[torch.Tensor, torch.Tensor]:
         """(this micro-batch's share of the update's loss, 0-d; float32 [n_sums] to add up for the log, detached)."""
@@ -253,6 +265,10 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     @abstractmethod
     def outlook(self, progress: Progress) -> Outlook:
         """What the run will do from here on."""
+
+    def trained(self, progress: Progress) -> list[tuple[str, int, float]]:
+        """(name, tokens, passes) of each source of the data so far, for the end of a run. Called on the main rank."""
+        return []
 
     def next_commands(self) -> list[NextCommand]:
         """What a user may want to do with the finished run, for the report."""

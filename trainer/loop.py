@@ -67,7 +67,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     epochs, max_updates: where the run ends. progress: where it stands. all_updates: of the whole run, as the epoch
     that is under way expects. flops_per_token, product_rate: for the log; 0 where they are not known. tracker_ids:
     {tracker: id of the run in it}. saved_update: the one that was saved last. seconds_before: of the log interval in
-    which the resumed run was stopped. said_end: the last update, as the clock of a budget has told it.
+    which the resumed run was stopped. said_end: the last update, as the clock of a budget has told it. has_other_rows: the
+    rows of the epoch that is under way were planned anew.
     """
 
     def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
@@ -107,6 +108,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.saved_update = -1
         self.seconds_before = 0.0
         self.said_end = job.max_updates
+        self.has_other_rows = False
 
     @property
     def finished(self) -> bool:
@@ -131,6 +133,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # A run that was killed in the middle of a save has left them.
             remove_temporaries(self.job.stem, self.checkpoints.folder)
         resumed = bool(self.settings.from_resume) and resume.resume(self)
+        self.job.replan(self.progress)
         # A resume of a run that has done all it was asked to do.
         if self.finished and not self.progress.evaluation_due:
             self.say_that_all_is_done()
@@ -141,6 +144,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.prepare()
         with self.collector:
             exit_code = self.fit()
+        self.tell_trained()
         if self.progress.skipped:
             self.reporter.say(
                 f"warning: {self.progress.skipped:,} of {counted(self.progress.update, 'update')} were not applied, since "
@@ -158,6 +162,21 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         with contextlib.suppress(Exception):
             self.checkpoints.wait()
         return f"{self.job.memory_advice()}; {resume.how_to_go_on(self)}"
+
+    def tell_trained(self) -> None:
+        """Say and record what was trained of each source of the data."""
+        if not self.ranks.is_main:
+            return
+        trained = self.job.trained(self.progress)
+        if not trained:
+            return
+        total = max(sum(tokens for _, tokens, _ in trained), 1)
+        sources = []
+        for name, tokens, passes in trained:
+            share = tokens / total
+            sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
+            self.reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
+        self.reporter.record({**position(self.progress), "trained": sources})
 
     @property
     def written(self) -> str:
@@ -228,7 +247,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         return 128 + stop_signal
 
     def train_epoch(self) -> int:
-        """Train from row `progress.row` to the end of the epoch. Returns the number of a stop signal that came, or 0.
+        """Train from row `progress.row` to the end of the epoch, or until its rows are planned anew. Returns the number of a stop signal that came, or 0.
 
         Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
         """
@@ -250,12 +269,17 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 return self.signals.signum or stop_signal
             if self.finished:
                 break
+            if self.has_other_rows:
+                # What the loader has made ahead is thrown away.
+                self.seconds_before = self.watch.elapsed() if self.watch else 0.0
+                break
         return 0
 
     def begin_epoch(self) -> Epoch[RecipeT, TotalsT]:
         """The epoch of `progress`, whose updates begin at row `progress.row`."""
         settings = self.settings
         number = self.progress.epoch
+        self.has_other_rows = False
         # A clock may move the end of a run beyond the epochs that were planned.
         self.epochs = max(self.epochs, number + 1)
         plan = self.job.plan(number)
@@ -315,6 +339,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.progress.course = course
         self.max_updates = course.end
         self.all_updates = course.end
+        self.has_other_rows = self.job.replan(self.progress) or self.has_other_rows
         if abs(course.end - self.said_end) <= WORTH_SAYING * self.said_end:
             return
         self.said_end = course.end

@@ -1,6 +1,6 @@
 """The floating-point operations of training a MiniMind."""
 
-from dataset.packing import EpochPlan
+from dataset.packing import RowPlan
 from model.config import MiniMindConfig
 
 
@@ -27,7 +27,7 @@ def flops_per_token(config: MiniMindConfig, length: float) -> float:
     return 6 * weights + 6 * scores
 
 
-def mean_context(plan: EpochPlan) -> float:
+def mean_context(plan: RowPlan) -> float:
     """Mean squared / mean length of the pieces in the first 1,000 rows of a plan: `length` of `flops_per_token`."""
     *_, pairs = plan.pieces(range(min(plan.n_rows, 1000)))
     return float((pairs**2).sum() / max(pairs.sum(), 1))

@@ -1,10 +1,10 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files."""
 
-import dataclasses
 import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from common.wording import counted
 from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import Assembler, Batch, UpdateSchedule
-from dataset.packing import EpochPlan, Recipe, Totals
+from dataset.mixed_plan import Move
+from dataset.packing import Recipe, RowPlan, Totals
+from dataset.planned_mixture import RunLength
+from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size, vocabulary_digest
@@ -127,6 +130,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self._claim_files()
             # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
             self.corpus = open_corpus(settings, self.encoder, self.ranks)
+            if self.corpus.planned is not None:
+                # All passes over all sources are one plan.
+                self.epochs = 1
+                self.plans_to_end = bool(settings.max_updates)
             self._check_tokens()
             self._settle_batch()
             self._check_memory()
@@ -280,7 +287,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     # ------------------------------------------------------------------------------------------ what is trained
 
-    def plan(self, epoch: int) -> EpochPlan:
+    def plan(self, epoch: int) -> RowPlan:
         return self.corpus.plan(epoch)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
@@ -293,7 +300,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             done = progress.update / settings.max_updates
         else:
             # Rows, not updates: with another batch size or another number of ranks the rate ends at the same value.
-            done = (update.epoch + update.first_row / update.n_rows) / settings.epochs
+            done = (update.epoch + update.first_row / update.n_rows) / self.epochs
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup_rows = settings.warmup_iters * settings.batch_size * self.ranks.micro_batches_at_once
         warmup = rows_at_its_end / max(warmup_rows, 1)
@@ -301,6 +308,44 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             # The clock has moved the end of the run, see trainer/pace.py.
             return settings.learning_rate * progress.course.factor(progress.update) * min(1.0, warmup)
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
+
+    def replan(self, progress: Progress) -> bool:
+        """Where shares change over the run, they end with it. See dataset/mixed_plan.py."""
+        planned = self.corpus.planned
+        if planned is None or not self.plans_to_end:
+            return False
+        # At its start a run has those of the plan.
+        moves = [*(progress.moves or planned.plan.moves)]
+        last = moves[-1]
+        place = progress
+        if progress.epoch:
+            # The run was at its end. If it is given more updates, its one epoch goes on.
+            place = replace(progress, epoch=0, row=last.end)
+        move = self._move(place)
+        # A resume finds the end where it was, unless there are other updates, or other rows in one. Within the fall, which has
+        # no beginning any more, only the end matters.
+        is_new = move.end != last.end or move.fall_row not in (last.fall_row, move.row)
+        if is_new:
+            moves.append(move)
+            progress.epoch, progress.row = place.epoch, place.row
+        progress.moves = moves
+        self.corpus.replan(moves)
+        return is_new
+
+    def _move(self, progress: Progress) -> Move:
+        """What is left of the run, in rows."""
+        settings, row = self.settings, progress.row
+        rows = rows_of_update(settings, self.ranks)
+        course = progress.course
+        if course is None:
+            end = row + max(settings.max_updates - progress.update, 0) * rows
+            return Move(row, end, 1.0, end)
+        end = row + max(course.end - progress.update, 0) * rows
+        fall_row = row + max(course.fall_from - progress.update, 0) * rows
+        return Move(row, fall_row, 1 - settings.decay_share, end)
+
+    def trained(self, progress: Progress) -> list[tuple[str, int, float]]:
+        return self.corpus.trained(progress.epoch, progress.row)
 
     def _pace(self) -> Pace:
         """The clock of --budget."""
@@ -323,7 +368,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def settings_to_keep(self) -> PretrainSettings:
         """Without the budget: the plan is in the other settings."""
-        return dataclasses.replace(self.settings, budget=None, budget_tokens=None, budget_flops=None)
+        return replace(self.settings, budget=None, budget_tokens=None, budget_flops=None)
 
     def expected_loss(self, tokens: int, rate: float) -> float | None:
         if self.forecast is None:
@@ -407,7 +452,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             epochs=epochs,
         )
 
-    def _forecast(self, first: EpochPlan, flops: float) -> Forecast | None:
+    def _forecast(self, first: RowPlan, flops: float) -> Forecast | None:
         """What the run may expect; None where no law is known for it, and for a run of seconds."""
         is_known = self.settings.from_weight == "none" and not self.config.use_moe
         if not is_known or not self.ranks.is_main or flops < SHORT_RUN_FLOPS:
@@ -419,16 +464,21 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             muon=self.settings.optimizer == "muon",
         )
 
-    def _epochs(self, first: EpochPlan) -> int:
+    def _epochs(self, first: RowPlan) -> int:
         """Those that the run takes. first: the plan of epoch 0; the others have about as many rows."""
         if not self.settings.max_updates:
             return self.epochs
+        if self.corpus.planned is not None:
+            return 1
         settings = self.settings
         rows_of_rank = self.ranks.rows_of(settings.batch_size)
         rows = (first.n_rows, rows_of_rank, settings.accumulation_steps, self.ranks.world_size)
         return math.ceil(settings.max_updates / UpdateSchedule(*rows).n_updates)
 
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
+        if self.corpus.planned is not None and not self.settings.max_updates:
+            # Another number of passes would be another plan from the first row on.
+            return f"{counted(progress.update, 'update')}, the whole of its mixture", ""
         if self.settings.budget:
             # The clock has set the end, and a plan is for one budget.
             return f"{counted(progress.update, 'update')} of --budget {self.settings.budget}", ""
@@ -540,8 +590,10 @@ def why_not_found(from_weight: str, path: Path) -> str:
 
 
 def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
-    """The Corpus of --data_path; the embedded one where neither that nor the default file is there."""
-    data_path = settings.data_path
+    """The Corpus of --data_path or --mixture; the embedded one where neither that nor the default file is there."""
+    data_path: Sequence[str | Source] | None = settings.data_path
+    if settings.mixture:
+        data_path = read_mixture(Path(settings.mixture))
     default = ROOT / "dataset" / "pretrain_hq.jsonl"
     if not data_path:
         data_path = [str(default)]
@@ -563,12 +615,20 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
         val_fraction=settings.val_fraction,
         allow_val_overlap=settings.allow_val_overlap,
         deduplicate=settings.deduplicate,
+        length=RunLength(settings.epochs, settings.max_updates, rows_of_update(settings, ranks)),
         cache_dir=settings.cache_dir,
         text_field=settings.text_field,
         text_suffixes=settings.text_suffixes,
         skip_bad_lines=settings.skip_bad_lines,
         progress=ranks.is_main,
     )
+
+
+def rows_of_update(settings: PretrainSettings, ranks: Ranks) -> int:
+    """Of all ranks."""
+    # With "auto" an update has the rows that it has without.
+    rows = USUAL_ROWS if settings.batch_size == AUTO else settings.batch_size
+    return rows * settings.accumulation_steps * ranks.micro_batches_at_once
 
 
 def check_length(max_seq_len: int, config: MiniMindConfig) -> None:

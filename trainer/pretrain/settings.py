@@ -168,13 +168,22 @@ class DataSettings(DocumentSettings):
         None,
         several=True,
         help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob (dataset/README.md "
-        "lists the kinds); several with shares as a.jsonl:0.7 b.jsonl:0.3 "
+        "lists the kinds); several with shares as a.jsonl:0.7 b.jsonl:0.3, "
+        "with shares from begin to end of the run as a.jsonl:0.7..0.2 b.jsonl:0.3..0.8, with up to 4 passes over one as "
+        "b.jsonl:0.3:x4 "
         "(default: dataset/pretrain_hq.jsonl, or the embedded corpus where that is absent)",
         first=True,
+    )
+    mixture: str | None = setting(
+        None, help="a YAML or JSON file of sources with shares over the run, in place of --data_path (docs/data.md)"
     )
     max_seq_len: int = setting(512, check=row_length, help="positions in a row, in tokens")
     pack: bool = switch(True, help="documents share rows; 0: one padded document a row, as in MiniMind")
     long_documents: str = setting("split", choices=("split", "truncate"), help="what becomes of those beyond a row")
+
+    def check(self) -> None:
+        if self.data_path and self.mixture:
+            raise ValueError("--data_path and --mixture both name the data: drop one")
 
 
 @dataclass(kw_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from common.errors import BadContentError
+from dataset.mixed_plan import Move
 from trainer.optim.build import KEPT
 from trainer.pace import Course
 
@@ -25,6 +26,9 @@ LARGEST_COUNT = 2**53
 # Of settings and the like, which are compared and printed: a nest of references could be walked through for ever
 DEEPEST = 6
 MOST_ITEMS = 100_000
+# How often the clock may move the end of a run, and how many times as long it may get
+MOST_MOVES = 10_000
+MOST_LONGER = 1000
 
 
 def require(holds: bool, what: str) -> None:
@@ -99,11 +103,24 @@ def check_fit(state: dict[str, Any], trainer: "Trainer", update: int) -> None:
     check_engine(state["engine"], trainer.engine, update)
     for number, of_rank in enumerate(state["ranks"]):
         check_rank(of_rank, f"rank {number}", len(trainer.engine.sums), trainer.device.type)
-    row = state["progress"]["row"]
+    check_place(state["progress"], trainer)
+
+
+def check_place(progress: dict[str, Any], trainer: "Trainer") -> None:
+    """Errors: BadContentError unless the plan has the row that comes next. progress: passed check_progress."""
+    row, epoch = progress["row"], progress["epoch"]
+    moves = progress.get("moves", [])
+    require(bool(moves) == trainer.job.plans_to_end, f"progress: moves is {_short(moves)}")
     # A plan is not made for a row that every epoch has.
-    if row:
-        n_rows = trainer.job.plan(state["progress"]["epoch"]).n_rows
-        require(row < n_rows, f"progress: row is {row}, and the epoch has {n_rows}")
+    if not row and not moves:
+        return
+    n_rows = trainer.job.plan(epoch).n_rows
+    if moves:
+        furthest = max(move["end"] for move in moves)
+        require(furthest <= MOST_LONGER * n_rows, f"progress: the end is at row {furthest}, and {n_rows} were planned")
+        n_rows = moves[-1]["end"]
+        require(epoch > 0 or row >= moves[-1]["row"], f"progress: row is {row}, and the end was moved after it")
+    require(row < n_rows, f"progress: row is {row}, and the epoch has {n_rows}")
 
 
 def check_progress(progress: dict[str, Any], own: Any, update: int) -> None:
@@ -130,8 +147,27 @@ def check_progress(progress: dict[str, Any], own: Any, update: int) -> None:
     spent = progress.get("seconds_spent", 0.0)
     require(_is_number(spent) and spent >= 0, f"progress: seconds_spent is {_short(spent)}")
     check_course(progress.get("course"), update)
+    check_moves(progress.get("moves", []))
     due = progress.get("evaluation_due", False)
     require(isinstance(due, bool), f"progress: evaluation_due is {_short(due)}")
+
+
+def check_moves(moves: Any) -> None:
+    """Errors: BadContentError unless `moves` are what Moves are made of, each behind the one before it."""
+    require(isinstance(moves, list) and len(moves) <= MOST_MOVES, f"progress: moves is {_short(moves)}")
+    before = 0
+    for move in moves:
+        require(
+            isinstance(move, dict) and set(move) == {field.name for field in fields(Move)},
+            "progress: a move has other fields",
+        )
+        for name in ("row", "fall_row", "end"):
+            require(_is_count(move[name]), f"progress: {name} of a move is {_short(move[name])}")
+        progress = move["fall_progress"]
+        require(_is_number(progress) and 0 <= progress <= 1, f"progress: fall_progress of a move is {_short(progress)}")
+        require(before <= move["row"] <= move["fall_row"] <= move["end"], "progress: the rows of a move do not rise")
+        before = move["row"]
+    require(not moves or moves[0]["row"] == 0, "progress: the first move is not that of the start")
 
 
 def check_course(course: Any, update: int) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from common.wording import counted
+from dataset.mixed_plan import Move
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.machine.ranks import on_main
@@ -60,7 +61,10 @@ def progress_dict(trainer: "Trainer") -> dict[str, Any]:
 def progress_of(trainer: "Trainer", state: dict[str, Any]) -> "Progress":
     """What `progress_dict` wrote, checked; fields that an earlier version did not know keep their defaults."""
     course = state.get("course")
-    return replace(trainer.progress, **{**state, "course": None if course is None else Course(**course)})
+    moves = [Move(**move) for move in state.get("moves", [])]
+    return replace(
+        trainer.progress, **{**state, "course": None if course is None else Course(**course), "moves": moves}
+    )
 
 
 def save(trainer: "Trainer") -> None:

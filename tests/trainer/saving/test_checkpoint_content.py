@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import io
+import json
 import math
 import random
 import zipfile
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import UserError
+from common.errors import BadContentError, UserError
 from tests.helpers import flags, train, write_corpus
 from trainer import train_pretrain
 from trainer.saving.checkpoint import load_checkpoint
+from trainer.saving.checkpoint_content import check_fit
 from trainer.saving.resume import resume
 
 NORM = "model.layers.0.input_layernorm.weight"
@@ -129,6 +131,8 @@ WRONG = {
     "tokens is a tensor": (("progress", "tokens"), torch.ones(1)),
     "best loss is NaN": (("progress", "best_val_loss"), math.nan),
     "unknown progress": (("progress", "surprise"), 1),
+    "moves of a run without": (("progress", "moves"), [{"row": 0, "fall_row": 9, "fall_progress": 1.0, "end": 9}]),
+    "moves is a number": (("progress", "moves"), 3),
     "progress is a list": (("progress",), [1]),
     "no ranks": (("ranks",), []),
     "rank is text": (("ranks", 0), "text"),
@@ -289,3 +293,52 @@ def test_300_random_changes_end_in_a_whole_state(run, newest):
             assert tensor.isfinite().all(), keys
     print(counts)
     assert counts["passed over"] > 150
+
+
+MOVE = {"row": 0, "fall_row": 90, "fall_progress": 1.0, "end": 90}
+BAD_MOVES = {
+    "none": [],
+    "a number": 1,
+    "no dict": [MOVE, [1, 2, 3, 4]],
+    "another field": [{**MOVE, "why": 1}],
+    "a field too few": [{"row": 0, "end": 90}],
+    "a negative row": [MOVE, {**MOVE, "row": -1}],
+    "a fraction": [MOVE, {**MOVE, "row": 1.5}],
+    "falls before its row": [MOVE, {**MOVE, "row": 8, "fall_row": 4}],
+    "ends before it falls": [MOVE, {**MOVE, "end": 80}],
+    "out of order": [MOVE, {**MOVE, "row": 8}, {**MOVE, "row": 4}],
+    "not from the start": [{**MOVE, "row": 4}],
+    "after the row that comes next": [MOVE, {**MOVE, "row": 80}],
+    "NaN": [MOVE, {**MOVE, "fall_progress": math.nan}],
+    "fills the memory": [{**MOVE, "fall_row": 10**15, "end": 10**15}, MOVE],
+    "ends before the row that comes next": [{**MOVE, "fall_row": 9, "end": 9}],
+}
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A run of 16 updates whose shares change, with its two newest checkpoints on disk."""
+    folder = tmp_path_factory.mktemp("planned")
+    sources = []
+    for seed in range(2):
+        sources.append(str(write_corpus(folder / f"{seed}.jsonl", 60, seed)))
+    mixture = folder / "mix.json"
+    entries = []
+    for path, share in zip(sources, ([[0, 1], [1, 0]], [[0, 0], [1, 1]]), strict=True):
+        entries.append({"path": path, "share": share, "repeat": 9})
+    mixture.write_text(json.dumps({"sources": entries}))
+    run = train(mixture=mixture, out_dir=folder, max_updates=16, save_interval=10)
+    assert [path.name[-6:-3] for path in run.checkpoints.paths()] == ["016", "015"]
+    run.checkpoints.paths()[0].unlink()
+    return run
+
+
+@pytest.mark.parametrize("moves", BAD_MOVES.values(), ids=BAD_MOVES)
+def test_moves_that_cannot_be_are_found(planned, moves):
+    """Row 60 comes next. Reference: the checkpoint with its own moves, which is taken."""
+    (path,) = planned.checkpoints.paths()
+    state = load_checkpoint(path)
+    check_fit(state, planned, 15)
+    state["progress"]["moves"] = moves
+    with pytest.raises(BadContentError, match="progress"):
+        check_fit(state, planned, 15)

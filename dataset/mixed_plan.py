@@ -1,0 +1,356 @@
+"""The rows of a whole run whose shares are planned from its begin to its end.
+
+Each source has rows of its own, pass after pass, and the rows of all sources are merged so that at every moment each has
+given what its share asks for, to about a row. A row is known by its number in the run, as that of an epoch is: so ranks,
+batch sizes and a resume need nothing else.
+
+How the order is made. A share over the progress of the run tells how many tokens a source has given at each moment: the area
+under its curve, times the tokens that the run trains while its progress goes on by one. Turned round: the middle token of a
+row belongs to a moment. All rows are sorted by their moments.
+
+Where the run ends. A run of so many passes ends where the scarcest source, beside its share, is used up: its tokens are known,
+and all documents that are drawn come whole. A run of so many updates has a number of rows, and the first so many are taken.
+The clock of a budget may move that end while the run goes on. Then the rows that are trained stay, and those that are left are
+merged anew (`Move`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataset.packing import EpochPlan, RowPlan
+from dataset.shares import Curve
+from dataset.store.interface import Column, Ints
+
+# Plans of passes that a source keeps. While a batch is made ahead in the next pass, the totals of an update may be asked in
+# this one.
+KEPT_PLANS = 2
+# How far beyond the end of a run its rows are laid out first: how many tokens its rows hold is an estimate.
+MARGIN = 0.02
+# By which the tokens of a run are found that has so many rows: from the estimate, to less than one.
+HALVINGS = 48
+
+
+@dataclass(frozen=True)
+class Move:
+    """Where the run ends: what is left of the schedule goes over the rows from `row` to `end`. A run begins with one of row 0;
+    each further one says that the end has moved.
+
+    fall_row: where the learning rate begins to fall, and `fall_progress` the progress that belongs there, so that what is
+    planned for the fall stays with it. Equal to `row` where it falls already, to `end` where that does not matter.
+    """
+
+    row: int
+    fall_row: int
+    fall_progress: float
+    end: int
+
+
+class SourceRows:
+    """All rows of one source, pass after pass.
+
+    make_plan(n) is the EpochPlan of pass n; None: there is no such pass.
+    """
+
+    def __init__(self, make_plan: Callable[[int], EpochPlan | None]) -> None:
+        self.make_plan = make_plan
+        self._plans: dict[int, EpochPlan] = {}
+        # Of the rows that are laid out: their targets, and how many rows and targets there are before each pass.
+        self._targets: list[Ints] = []
+        self._rows_before = [0]
+        self._middles: Ints = np.empty(0)
+        self.laid_out = 0
+        self.has_all = False
+
+    def plan(self, number: int) -> EpochPlan:
+        """Of a pass that is laid out."""
+        if number not in self._plans:
+            plan = self.make_plan(number)
+            assert plan is not None
+            while len(self._plans) >= KEPT_PLANS:
+                # The one that was made first.
+                del self._plans[next(iter(self._plans))]
+            self._plans[number] = plan
+        return self._plans[number]
+
+    def lay_out(self, targets: float) -> None:
+        """Go on until the rows have so many targets, and one row more, or all passes are laid out."""
+        while not self.has_all and self.laid_out <= targets + self._row_targets:
+            number = len(self._targets)
+            plan = self.make_plan(number)
+            if plan is None or not plan.n_rows:
+                self.has_all = True
+                return
+            # Usually it is wanted soon, and the later ones come in their turn.
+            if number < KEPT_PLANS:
+                self._plans[number] = plan
+            self._targets.append(plan.targets_of_rows())
+            self._rows_before.append(self._rows_before[-1] + plan.n_rows)
+            self.laid_out += plan.row_targets(0, plan.n_rows)
+
+    @property
+    def _row_targets(self) -> int:
+        """Of a full row, once one is known."""
+        return int(self._targets[0].max()) if self._targets else 0
+
+    @property
+    def mean_targets(self) -> float:
+        """Of a row, in the first pass."""
+        return float(self._targets[0].mean())
+
+    @property
+    def n_rows(self) -> int:
+        """That are laid out."""
+        return self._rows_before[-1]
+
+    def targets(self) -> Ints:
+        """Of each row that is laid out."""
+        return np.concatenate(self._targets) if self._targets else np.empty(0, dtype=np.int64)
+
+    def middles(self) -> Ints:
+        """float64: how many targets of the source have come by the middle of each row that is laid out."""
+        if len(self._middles) != self.n_rows:
+            targets = self.targets()
+            self._middles = np.cumsum(targets, dtype=np.int64) - targets / 2
+        return self._middles
+
+    def by_pass(self, rows: Ints) -> list[tuple[EpochPlan, Ints, Ints]]:
+        """[(plan of a pass, which of `rows` lie in it, their numbers there)]"""
+        pass_of = np.searchsorted(self._rows_before, rows, side="right") - 1
+        found = []
+        for number in np.unique(pass_of).tolist():
+            inside = np.flatnonzero(pass_of == number)
+            found.append((self.plan(number), inside, rows[inside] - self._rows_before[number]))
+        return found
+
+
+class Timeline:
+    """How far the schedule is after so many tokens of each source.
+
+    progress: where a stretch begins. speeds: the tokens of all sources that the run trains in it while its progress goes on by
+    one; behind the last one they stay.
+    """
+
+    def __init__(self, curves: Sequence[Curve], progress: Sequence[float], speeds: Sequence[float]) -> None:
+        self.curves = curves
+        self.progress = list(progress)
+        self.speeds = list(speeds)
+        # [sources][stretches]: the area and the tokens of a source where each stretch begins.
+        self.areas = [np.array([curve.area(p) for p in self.progress]) for curve in curves]
+        self.tokens = []
+        for areas in self.areas:
+            self.tokens.append(np.append(0.0, np.cumsum(np.diff(areas) * self.speeds[:-1])))
+
+    def targets_until(self, source: int, progress: float) -> float:
+        """What a source has given by then."""
+        at = int(np.searchsorted(self.progress, progress, side="right")) - 1
+        area = self.curves[source].area(progress) - self.areas[source][at]
+        return float(self.tokens[source][at] + area * self.speeds[at])
+
+    def moments(self, source: int, targets: Ints) -> Ints:
+        """float64: the progress at which a source has given each of these numbers of targets."""
+        at = np.clip(np.searchsorted(self.tokens[source], targets, side="right") - 1, 0, None)
+        area = self.areas[source][at] + (targets - self.tokens[source][at]) / np.asarray(self.speeds)[at]
+        return self.curves[source].where(area)
+
+    def turned(self, progress: float, stretches: Sequence[tuple[float, float]]) -> "Timeline":
+        """Another one from `progress` on: [(progress where a stretch begins, its speed)]."""
+        before = [(p, speed) for p, speed in zip(self.progress, self.speeds, strict=True) if p < progress]
+        whole = [*before, *stretches]
+        return Timeline(self.curves, [p for p, _ in whole], [speed for _, speed in whole])
+
+
+class MixedPlan(RowPlan):
+    """The merged rows of several sources, see above.
+
+    offsets: of the store of all sources. sources: their rows; curves: their shares of the trained tokens, which sum to 1.
+    moves: the end of the run, and how it has moved; none: the run has all rows of all sources, which all have an end.
+    """
+
+    def __init__(
+        self,
+        offsets: Column,
+        sources: Sequence[SourceRows],
+        curves: Sequence[Curve],
+        moves: Sequence[Move] = (),
+    ) -> None:
+        self.offsets = offsets
+        self.sources = sources
+        self.curves = curves
+        self.moves = tuple(moves)
+        assert len(sources) == len(curves) < 1 << 16, "the number of a source has 16 bits"
+        for source in sources:
+            source.lay_out(0)
+        first = sources[0].plan(0)
+        self.T = first.T
+        self.pack = first.pack
+        # Of each row of the run: its source, and its number among the rows of that source.
+        self._source: Ints = np.empty(0, dtype=np.uint16)
+        self._number: Ints = np.empty(0, dtype=np.uint32)
+        if moves:
+            self._merge_until_end()
+        else:
+            self._merge_all()
+        self.n_rows = len(self._source)
+        self._targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
+        for i, source in enumerate(sources):
+            own = self._source == i
+            self._targets[own] = source.targets()[self._number[own]]
+        self.fill = self.row_targets(0, self.n_rows) / max(self.n_rows * self.T, 1)
+
+    # ------------------------------------------------------------------------------------------- the order
+
+    def _merge_all(self) -> None:
+        """All rows of all sources. A source takes the whole run for what it has, which whole documents make a little more
+        or less than its share."""
+        moments = []
+        for source, curve in zip(self.sources, self.curves, strict=True):
+            source.lay_out(np.inf)
+            given = source.middles() / max(source.laid_out, 1)
+            moments.append(curve.where(given * curve.area(1.0)))
+        self._append(moments, [0] * len(moments), sum(map(len, moments)))
+
+    def _merge_until_end(self) -> None:
+        """As many rows as the last move says."""
+        assert self.moves[0].row == 0, "the first one is that of the start"
+        nothing = [0.0] * len(self.sources)
+        timeline = Timeline(self.curves, [0.0], [self._speed(nothing, 0.0, 1.0, self.moves[0].end)])
+        for number, move in enumerate(self.moves):
+            if number:
+                timeline = self._moved(timeline, move)
+            # The next move keeps the rows before it.
+            is_last = number == len(self.moves) - 1
+            self._take(timeline, move.end if is_last else self.moves[number + 1].row)
+
+    def _speed(self, tokens: Sequence[float], begin: float, end: float, rows: int) -> float:
+        """Tokens for each progress of one, with which the run has so many rows when its progress is `end`.
+
+        tokens: of each source, that it has given when the progress is `begin`.
+        """
+        areas = [curve.area(end) - curve.area(begin) for curve in self.curves]
+
+        def rows_at_end(speed: float) -> int:
+            found = 0
+            for source, before, area in zip(self.sources, tokens, areas, strict=True):
+                source.lay_out(before + area * speed)
+                found += int(np.searchsorted(source.middles(), before + area * speed, side="right"))
+            return found
+
+        # An estimate first: to lay out more passes than are wanted takes time. A row of padded short documents holds fewer
+        # tokens than one of long ones.
+        rows_for_one = 0.0
+        for source, area in zip(self.sources, areas, strict=True):
+            rows_for_one += area / source.mean_targets
+        high = (1 + MARGIN) * max(rows, 1) / rows_for_one
+        low = 0.0
+        while rows_at_end(high) < rows:
+            low = high
+            high *= 1 + MARGIN
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if rows_at_end(middle) < rows:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _moved(self, timeline: Timeline, move: Move) -> Timeline:
+        """The timeline from the row of a move on."""
+        now = self._moment_of_next(timeline)
+        if now >= 1:
+            # The schedule is at its end, and its last shares go on.
+            return timeline
+        fall = max(move.fall_progress, now)
+        tokens = [timeline.targets_until(i, now) for i in range(len(self.sources))]
+        if not (move.row < move.fall_row < move.end and now < fall < 1):
+            return timeline.turned(now, [(now, self._speed(tokens, now, 1.0, move.end))])
+        constant = timeline.turned(now, [(now, self._speed(tokens, now, fall, move.fall_row))])
+        tokens = [constant.targets_until(i, fall) for i in range(len(self.sources))]
+        return constant.turned(fall, [(fall, self._speed(tokens, fall, 1.0, move.end))])
+
+    def _taken(self) -> list[int]:
+        """Rows of each source in the order so far."""
+        return np.bincount(self._source, minlength=len(self.sources)).tolist()
+
+    def _moment_of_next(self, timeline: Timeline) -> float:
+        """The progress that belongs to the row which would come next."""
+        moments = []
+        for i, taken in enumerate(self._taken()):
+            source = self.sources[i]
+            source.lay_out(0 if taken < source.n_rows else source.laid_out)
+            middle = source.middles()[taken : taken + 1]
+            moments.append(float(timeline.moments(i, middle)[0]))
+        return min(moments)
+
+    def _take(self, timeline: Timeline, n_rows: int) -> None:
+        """Append the next rows in the order of their moments, until there are n_rows in all."""
+        taken = self._taken()
+        wanted = n_rows - len(self._source)
+        margin = MARGIN
+        while True:
+            moments = []
+            inside = 0
+            for i, source in enumerate(self.sources):
+                source.lay_out(timeline.targets_until(i, 1 + margin))
+                moments.append(timeline.moments(i, source.middles()[taken[i] :]))
+                inside += int((moments[-1] <= 1 + margin).sum())
+            # A source has rows behind the margin that are not laid out. All before it are.
+            if inside >= wanted:
+                break
+            margin *= 2
+        self._append(moments, taken, wanted)
+
+    def _append(self, moments: Sequence[Ints], taken: Sequence[int], n_rows: int) -> None:
+        """Append the n_rows first ones by their moments. taken: the number of the row that each source's first moment is of."""
+        sources = []
+        numbers = []
+        for i, of_source in enumerate(moments):
+            sources.append(np.full(len(of_source), i, dtype=np.uint16))
+            numbers.append(np.arange(taken[i], taken[i] + len(of_source), dtype=np.uint32))
+        # Stable: rows of one moment come in the order of the sources.
+        order = np.argsort(np.concatenate(moments), kind="stable")[:n_rows]
+        self._source = np.concatenate([self._source, np.concatenate(sources)[order]])
+        self._number = np.concatenate([self._number, np.concatenate(numbers)[order]])
+
+    # ------------------------------------------------------------------------------------------- the rows
+
+    def row_targets(self, lo: int, hi: int) -> int:
+        return int(self._targets[lo:hi].sum(dtype=np.int64))
+
+    def row_documents(self, lo: int, hi: int) -> int:
+        count, *_ = self.pieces(range(lo, hi))
+        return int(count.sum())
+
+    def pieces(self, rows: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        rows = np.asarray(rows, dtype=np.int64)
+        source_of = self._source[rows]
+        numbers = self._number[rows].astype(np.int64)
+        count = np.zeros(len(rows), dtype=np.int64)
+        # Of each piece its row, by its place in `rows`, and then what EpochPlan says of it.
+        columns: list[tuple[Ints, Ints, Ints, Ints]] = []
+        for i in np.unique(source_of).tolist():
+            own = np.flatnonzero(source_of == i)
+            for plan, inside, in_pass in self.sources[i].by_pass(numbers[own]):
+                places = own[inside]
+                of_row, document, start, pairs = plan.pieces(in_pass)
+                count[places] = of_row
+                columns.append((np.repeat(places, of_row), document, start, pairs))
+        if not columns:
+            nothing = np.empty(0, dtype=np.int64)
+            return count, nothing, nothing, nothing
+        place, document, start, pairs = (np.concatenate(column) for column in zip(*columns, strict=True))
+        order = np.argsort(place, kind="stable")
+        return count, document[order], start[order], pairs[order]
+
+    # ------------------------------------------------------------------------------------- what a person is told
+
+    def source_targets(self, lo: int, hi: int) -> list[int]:
+        """Targets of each source in the rows [lo, hi)."""
+        counts = np.bincount(self._source[lo:hi], weights=self._targets[lo:hi], minlength=len(self.sources))
+        return [round(count) for count in counts.tolist()]
+
+
+def from_the_start(n_rows: int) -> Move:
+    """Of a run of so many rows."""
+    return Move(row=0, fall_row=n_rows, fall_progress=1.0, end=n_rows)

@@ -1,0 +1,330 @@
+"""What each data source is to give to a run: its share, which may change while the run goes on, and how often it may come.
+
+On the command line a source is `path:share`, with the share at the begin and at the end of the run as `path:0.7..0.2`, and with
+the passes that it may make as `path:0.3:x4`. A file (`--mixture`) can say more:
+
+    sources:
+      - path: web/
+        share: [[0, 0.8], [0.9, 0.8], [1, 0.2]]   # [progress of the run, share], linear from one to the next
+      - path: books.jsonl
+        share: [[0, 0.2], [0.9, 0.2], [1, 0.8]]
+        repeat: 4
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from common.errors import DataError
+from common.settings_files import parse_text, read_text
+from dataset.store.interface import Ints
+
+# No mixture has more; a file that was named by mistake may.
+MOST_SOURCES = 1000
+MOST_POINTS = 1000
+# Nor larger numbers: with these no sum or product overflows.
+LARGEST_SHARE = 1e9
+MOST_REPEATS = 1e6
+# Shares are written in a few digits, as thirds in 0.333: by this part their sum may differ from one moment to another.
+SUM_ERROR = 1e-6
+# Between the two shares of a source on the command line. A shell takes `>` for itself where it is not quoted.
+FROM_TO = re.compile(r"\.\.|>")
+FIELDS_OF_SOURCE = ("path", "share", "repeat")
+
+
+class Point(NamedTuple):
+    """A share at a moment of the run. progress: 0 at the begin of the run, 1 at its end."""
+
+    progress: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Source:
+    """Paths that make one token store.
+
+    shares: of the trained tokens, in any scale, linear from point to point; two points of one progress are a jump. Before
+    the first and behind the last it stays as it is. None: it has no share. repeat: passes over it that the run may make, or
+    that each epoch may.
+    """
+
+    paths: list[str]
+    shares: tuple[Point, ...] | None = None
+    repeat: float = 1.0
+
+    @property
+    def changes(self) -> bool:
+        """Whether its share is not the same over the whole run."""
+        return self.shares is not None and len({point.share for point in self.shares}) > 1
+
+
+def split_weight(argument: str) -> tuple[str, tuple[Point, ...] | None, float]:
+    """(path, shares, repeat) of an argument as `a.jsonl`, `a.jsonl:0.7`, `a.jsonl:0.7..0.2` or `a.jsonl:0.7:x4`.
+
+    shares: None where none is given, or where a file has that very name. Errors: DataError.
+    """
+    if is_there(argument):
+        return argument, None, 1.0
+    path, colon, last = argument.rpartition(":")
+    if not colon:
+        return argument, None, 1.0
+    repeat = 1.0
+    times = number_of(last.removeprefix("x")) if last.startswith("x") else None
+    if times is not None:
+        repeat = checked_repeat(times, f"--data_path {argument}")
+        path, colon, last = path.rpartition(":")
+        if not colon or shares_of(last) is None:
+            raise DataError(f"--data_path {argument}: x{times:g} needs a share before it, as in code/:0.3:x4")
+    shares = shares_of(last)
+    if shares is None:
+        # From the right, since a path may hold colons itself; what is behind the last one may be no share but a part of it.
+        if is_there(path):
+            raise DataError(
+                f"--data_path {argument}: {last!r} is no share; as in {path}:0.7, {path}:0.7..0.2 (from begin to end of the "
+                f"run) or {path}:0.7:x4 (up to four passes)"
+            )
+        return argument, None, 1.0
+    for share in shares:
+        if not 0 <= share <= LARGEST_SHARE or (len(shares) == 1 and not share):
+            raise DataError(f"--data_path {path}:{last}: a share is a number above 0, as in {path}:0.7")
+    points = tuple(Point(float(i), share) for i, share in enumerate(shares))
+    return path, checked_points(points, f"--data_path {path}:{last}"), repeat
+
+
+def shares_of(text: str) -> list[float] | None:
+    """[0.7] of "0.7", [0.7, 0.2] of "0.7..0.2"; None for what is no share."""
+    numbers = [number_of(part) for part in FROM_TO.split(text, maxsplit=1)]
+    found = [number for number in numbers if number is not None]
+    return found if len(found) == len(numbers) else None
+
+
+def number_of(text: str) -> float | None:
+    """None where the text is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def is_there(path: str) -> bool:
+    """Whether a file or folder has this name; what is too long for a name is none."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
+
+
+def checked_repeat(repeat: float, where: str) -> float:
+    """Errors: DataError."""
+    if not 1 <= repeat <= MOST_REPEATS:
+        raise DataError(f"{where}: a source is repeated 1 to {MOST_REPEATS:,.0f} times, not {repeat:g}")
+    return repeat
+
+
+def checked_points(points: tuple[Point, ...], where: str) -> tuple[Point, ...]:
+    """Errors: DataError where they are no course of a share."""
+    if not 1 <= len(points) <= MOST_POINTS:
+        raise DataError(f"{where}: a share has 1 to {MOST_POINTS:,} points, not {len(points):,}")
+    before = 0.0
+    for point in points:
+        # A comparison with a NaN is false.
+        if not 0 <= point.share <= LARGEST_SHARE:
+            raise DataError(f"{where}: a share is a number from 0 to {LARGEST_SHARE:g}, not {point.share:g}")
+        if not before <= point.progress <= 1:
+            raise DataError(f"{where}: the progress of points rises from 0 to 1; {point.progress:g} does not")
+        before = point.progress
+    if not any(point.share for point in points):
+        raise DataError(f"{where}: the share is 0 from begin to end: leave the source out")
+    return points
+
+
+def group_sources(data_path: Sequence[str]) -> list[Source]:
+    """The sources of --data_path, one for each token store: without shares all paths make one store together, so that 300
+    files of a pattern that the shell spelt out are one corpus; with shares each path has its own.
+
+    Errors: DataError where some paths have a share and others have none, and where shares do not fit each other.
+    """
+    found = []
+    without_share = []
+    for argument in data_path:
+        path, shares, repeat = split_weight(argument)
+        if shares is None:
+            without_share.append(path)
+        else:
+            found.append(Source([path], shares, repeat))
+    if not found:
+        return [Source(without_share)]
+    if without_share:
+        raise DataError(f"--data_path: give every source a share, or none; {without_share[0]} has none")
+    check_sums(found, "--data_path")
+    return found
+
+
+def check_sums(sources: Sequence[Source], where: str) -> None:
+    """Errors: DataError where shares that change do not have the same sum at each moment.
+
+    Shares that stay as they are may be in any scale. If the sum changed, what is linear in the numbers would not be linear
+    in what is trained, and most often it is a slip.
+    """
+    if not any(source.changes for source in sources):
+        return
+    curves = [Curve(source.shares or ()) for source in sources]
+    moments = sorted({point.progress for source in sources for point in source.shares or ()} | {0.0, 1.0})
+    first = sum(curve.share(0.0) for curve in curves)
+    for progress in moments:
+        # A jump has two sums.
+        for side in ("left", "right"):
+            total = sum(curve.share(progress, side) for curve in curves)
+            if abs(total - first) > SUM_ERROR * max(first, total):
+                raise DataError(
+                    f"{where}: the shares sum to {first:g} at the begin and to {total:g} at {progress:g} of the run; where a "
+                    "share changes, they must have the same sum all the time"
+                )
+
+
+class Curve:
+    """A share over the progress of a run, the share that has been taken until then, and back.
+
+    The share is linear between points, so what has been taken is a parabola in each piece, and to go back is to solve it.
+    Behind the end of the run the share stays what it is there.
+    """
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        first, last = points[0], points[-1]
+        whole = [Point(0.0, first.share), *points, Point(1.0, last.share)]
+        self.progress = np.array([point.progress for point in whole])
+        self.shares = np.array([point.share for point in whole])
+        widths = np.diff(self.progress)
+        means = (self.shares[1:] + self.shares[:-1]) / 2
+        # [points]: the area under the curve until each of them.
+        self.taken = np.append(0.0, np.cumsum(widths * means))
+
+    def share(self, progress: float, side: str = "right") -> float:
+        """At a moment; side: of a jump there, what comes before it ("left") or behind it."""
+        at = int(np.searchsorted(self.progress, progress, side="left" if side == "left" else "right"))
+        if at == 0:
+            return float(self.shares[0])
+        if at == len(self.progress):
+            return float(self.shares[-1])
+        width = self.progress[at] - self.progress[at - 1]
+        part = (progress - self.progress[at - 1]) / width
+        return float(self.shares[at - 1] + part * (self.shares[at] - self.shares[at - 1]))
+
+    def area(self, progress: float) -> float:
+        """Under the curve from 0 to `progress`."""
+        if progress >= 1:
+            return float(self.taken[-1] + (progress - 1) * self.shares[-1])
+        at = int(np.searchsorted(self.progress, progress, side="right")) - 1
+        width = progress - self.progress[at]
+        return float(self.taken[at] + width * (self.shares[at] + self.share(progress)) / 2)
+
+    def where(self, area: Ints) -> Ints:
+        """float64: the progress at which each of the areas is reached; infinite where that never happens."""
+        at = np.searchsorted(self.taken, area, side="left") - 1
+        at = np.clip(at, 0, len(self.taken) - 2)
+        left = np.maximum(area - self.taken[at], 0.0)
+        width = self.progress[at + 1] - self.progress[at]
+        begin = self.shares[at]
+        rise = self.shares[at + 1] - begin
+        # begin · x + rise / (2 · width) · x² = left. This form of the solution divides by nothing small where `rise` is.
+        root = np.sqrt(np.maximum(begin * begin + 2 * rise * left / np.where(width > 0, width, 1.0), 0.0))
+        divisor = begin + root
+        x = np.where(divisor > 0, 2 * left / np.where(divisor > 0, divisor, 1.0), 0.0)
+        inside = self.progress[at] + np.minimum(x, width)
+        beyond = area - self.taken[-1]
+        last = self.shares[-1]
+        behind = np.full(len(area), np.inf) if last == 0 else 1.0 + beyond / last
+        return np.where(beyond > 0, behind, inside)
+
+    def text(self) -> str:
+        """For a person: as `70% > 20%`, with the moments in between where there are some."""
+        if len(set(self.shares.tolist())) == 1:
+            return f"{self.shares[0]:.4g}"
+        parts = []
+        for progress, share in dict.fromkeys(zip(self.progress.tolist(), self.shares.tolist(), strict=True)):
+            is_inside = 0 < progress < 1
+            parts.append(f"{share:.4g}" if not is_inside else f"{share:.4g} at {progress:.4g}")
+        return " > ".join(parts)
+
+
+# --------------------------------------------------------------------------------------------- the file
+
+
+def read_mixture(path: Path) -> list[Source]:
+    """The sources of a --mixture file. Errors: UserError for what is no YAML, DataError for one that says no mixture."""
+    content = parse_text(read_text(path, "--mixture"), path, "--mixture")
+    if not isinstance(content, Mapping) or not isinstance(content.get("sources"), list):
+        raise DataError(f"--mixture {path}: a list `sources:` is wanted, each with path and share (docs/data.md)")
+    refuse_unknown(content, ("sources",), f"--mixture {path}")
+    entries = content["sources"]
+    if not 1 <= len(entries) <= MOST_SOURCES:
+        raise DataError(f"--mixture {path}: 1 to {MOST_SOURCES:,} sources are wanted, not {len(entries):,}")
+    sources = []
+    for number, entry in enumerate(entries, start=1):
+        sources.append(source_of(entry, f"--mixture {path}: source {number}"))
+    check_sums(sources, f"--mixture {path}")
+    return sources
+
+
+def source_of(entry: object, where: str) -> Source:
+    """A source of the file. Errors: DataError."""
+    if not isinstance(entry, Mapping):
+        raise DataError(f"{where}: path and share are wanted")
+    refuse_unknown(entry, FIELDS_OF_SOURCE, where)
+    for name in ("path", "share"):
+        if entry.get(name) is None:
+            raise DataError(f"{where} has no {name}")
+    named = entry["path"]
+    paths = named if isinstance(named, list) else [named]
+    if not paths or not all(isinstance(path, str) and path for path in paths):
+        raise DataError(f"{where}: path is a path, or a list of paths")
+    share = entry["share"]
+    if isinstance(share, list):
+        points = tuple(point_of(point, where) for point in share)
+    else:
+        points = (Point(0.0, number_in(share, f"{where}: share")),)
+    repeat = 1.0
+    if entry.get("repeat") is not None:
+        repeat = checked_repeat(number_in(entry["repeat"], f"{where}: repeat"), where)
+    return Source(list(paths), checked_points(points, where), repeat)
+
+
+def point_of(entry: object, where: str) -> Point:
+    """[progress, share] of the file. Errors: DataError."""
+    if not isinstance(entry, list) or len(entry) != 2:
+        raise DataError(
+            f"{where}: share is a number, or points [progress of the run, share] such as [[0, 0.8], [1, 0.2]]"
+        )
+    return Point(number_in(entry[0], f"{where}: share"), number_in(entry[1], f"{where}: share"))
+
+
+def number_in(entry: object, where: str) -> float:
+    """A number of the file, which stands there as text. Errors: DataError."""
+    number = number_of(entry) if isinstance(entry, str) else None
+    if number is None or not math.isfinite(number):
+        raise DataError(f"{where}: {str(entry)[:60]!r} is not a number")
+    return number
+
+
+def refuse_unknown(entry: Mapping[object, object], known: Sequence[str], where: str) -> None:
+    """Errors: DataError for a key that is none of `known`."""
+    unknown = [str(key) for key in entry if key not in known]
+    if unknown:
+        raise DataError(f"{where}: {unknown[0][:60]!r} means nothing here; there is {counted_list(known)}")
+
+
+def counted_list(words: Sequence[str]) -> str:
+    """As `path, share and repeat`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def name_of(paths: Sequence[str]) -> str:
+    """What a message calls the source of these paths."""
+    if len(paths) == 1:
+        return paths[0]
+    return f"{paths[0]} and {len(paths) - 1} more"

@@ -1,0 +1,196 @@
+"""What sources with shares mean, on the command line and in a file. References: numbers worked out by hand, and numpy's
+integral of the interpolated points."""
+
+import json
+
+import numpy as np
+import pytest
+
+from common.errors import DataError, UserError
+from dataset.shares import Curve, Point, Source, group_sources, read_mixture, split_weight
+
+HALVES = "  - {path: a, share: 1}\n  - {path: b, share: 1}\n"
+
+
+@pytest.mark.parametrize(
+    "argument, path, shares, repeat",
+    [
+        ("a.jsonl", "a.jsonl", None, 1),
+        ("a.jsonl:0.7", "a.jsonl", [0.7], 1),
+        ("a.jsonl:0.7..0.2", "a.jsonl", [0.7, 0.2], 1),
+        ("a.jsonl:0.7>0.2", "a.jsonl", [0.7, 0.2], 1),
+        ("a.jsonl:0..1", "a.jsonl", [0, 1], 1),
+        ("a.jsonl:1...5", "a.jsonl", [1, 0.5], 1),
+        ("a.jsonl:0.3:x4", "a.jsonl", [0.3], 4),
+        ("a.jsonl:0.3..0.8:x2.5", "a.jsonl", [0.3, 0.8], 2.5),
+        (r"C:\texts\a.jsonl", r"C:\texts\a.jsonl", None, 1),
+        (r"C:\texts\a.jsonl:0.7", r"C:\texts\a.jsonl", [0.7], 1),
+        (r"C:\texts\a.jsonl:0.7..0.2:x3", r"C:\texts\a.jsonl", [0.7, 0.2], 3),
+        ("../texts:0.5", "../texts", [0.5], 1),
+        ("../texts..old", "../texts..old", None, 1),
+        ("odd:name:7", "odd:name", [7], 1),
+    ],
+)
+def test_an_argument_is_a_path_with_shares_and_passes(argument, path, shares, repeat):
+    found, points, times = split_weight(argument)
+    assert (found, times) == (path, repeat)
+    assert points == (None if shares is None else tuple(Point(i, share) for i, share in enumerate(shares)))
+
+
+def test_a_file_of_that_very_name_has_no_share(tmp_path):
+    path = tmp_path / "a:0.7..0.2:x4"
+    path.write_text("")
+    assert split_weight(str(path)) == (str(path), None, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the begin and to 0.5 at 1 of the run"),
+        (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
+        (["a:x4"], "x4 needs a share before it"),
+        (["a.jsonl:b:x4"], "x4 needs a share before it"),
+        (["a:0.5:x0", "b:0.5"], "a source is repeated 1 to 1,000,000 times, not 0"),
+        (["a:0.5:xnan", "b:0.5"], "a source is repeated 1 to"),
+        (["a:0..0", "b:1..1"], "the share is 0 from begin to end"),
+        (["a:-1..1", "b:2..0"], "a share is a number above 0"),
+        (["a:nan..1", "b:1..0"], "a share is a number above 0"),
+        (["a:inf", "b:1"], "a share is a number above 0"),
+    ],
+)
+def test_contradictions_on_the_command_line_are_one_line(arguments, why):
+    with pytest.raises(DataError, match=why) as caught:
+        group_sources(arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_stands_behind_a_path_that_is_there_must_be_a_share(tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    for wrong in ("0.7..", "0,7", "70%", "0.7->0.2"):
+        with pytest.raises(DataError, match="is no share; as in"):
+            split_weight(f"{tmp_path}/a.jsonl:{wrong}")
+
+
+def test_fixed_shares_may_be_in_any_scale():
+    sources = group_sources(["a:7", "b:3:x2"])
+    assert [source.shares[0].share for source in sources] == [7, 3]
+
+
+COURSES = [
+    [(0, 0.7), (1, 0.2)],
+    [(0, 0.0), (1, 1.0)],
+    [(0, 1.0), (1, 0.0)],
+    [(0.3, 0.5)],
+    [(0, 0.8), (0.9, 0.8), (0.9, 0.2), (1, 0.2)],
+    [(0.1, 0.0), (0.5, 0.0), (0.5, 1.0), (0.6, 0.0)],
+    [(0, 0.25), (0.25, 1.0), (1, 0.125)],
+]
+
+
+@pytest.mark.parametrize("course", COURSES)
+def test_the_area_under_a_curve_and_back(course):
+    """Reference: sums over a fine grid of numpy's interpolation."""
+    curve = Curve([Point(*point) for point in course])
+    grid = np.linspace(0, 1, 200_001)
+    x, y = zip(*course, strict=True)
+    # Of two points in one place numpy takes the second: the grid has a value at a jump, which is no part of an area.
+    areas = np.append(0, np.cumsum(np.interp((grid[1:] + grid[:-1]) / 2, x, y) / (len(grid) - 1)))
+    for at in range(0, len(grid), 10_000):
+        assert curve.area(grid[at]) == pytest.approx(areas[at], abs=1e-5)
+    asked = np.linspace(1e-6, curve.area(1.0) * (1 - 1e-6), 1000)
+    moments = curve.where(asked)
+    assert (np.diff(moments) >= 0).all() and moments[0] >= 0 and moments[-1] <= 1
+    assert np.allclose([curve.area(moment) for moment in moments], asked, atol=1e-12)
+
+
+def test_behind_the_end_the_last_share_goes_on():
+    curve = Curve([Point(0, 0.0), Point(1, 0.5)])
+    assert curve.area(2.0) == 0.25 + 0.5
+    assert curve.where(np.array([0.75])).tolist() == [2.0]
+    assert Curve([Point(0, 1.0), Point(1, 0.0)]).where(np.array([0.6])).tolist() == [np.inf]
+
+
+def test_a_jump_has_a_share_on_either_side():
+    curve = Curve([Point(0, 0.8), Point(0.9, 0.8), Point(0.9, 0.2)])
+    assert [curve.share(0.9, "left"), curve.share(0.9), curve.share(1.0)] == [0.8, 0.2, 0.2]
+    assert curve.text() == "0.8 > 0.8 at 0.9 > 0.2 at 0.9 > 0.2"
+
+
+def test_a_file_says_what_the_command_line_cannot(tmp_path):
+    path = tmp_path / "mix.yaml"
+    path.write_text(
+        "sources:\n  - path: [web/, more.jsonl]\n    share: [[0, 0.8], [0.9, 0.8], [1, 0.2]]\n"
+        "  - path: books.jsonl\n    share: [[0.0, 0.2], [0.9, 0.2], [1, 0.8]]\n    repeat: 4\n"
+    )
+    web, books = read_mixture(path)
+    assert web == Source(["web/", "more.jsonl"], (Point(0, 0.8), Point(0.9, 0.8), Point(1, 0.2)))
+    assert books == Source(["books.jsonl"], (Point(0, 0.2), Point(0.9, 0.2), Point(1, 0.8)), repeat=4)
+    as_json = tmp_path / "mix.json"
+    as_json.write_text(json.dumps({"sources": [{"path": "a", "share": 0.5}, {"path": "b", "share": 1, "repeat": 2}]}))
+    assert read_mixture(as_json) == group_sources(["a:0.5", "b:1:x2"])
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("", "a list `sources:` is wanted"),
+        ("a.jsonl", "a list `sources:` is wanted"),
+        ("sources: {a: 1}", "a list `sources:` is wanted"),
+        ("sources: []", "1 to 1,000 sources are wanted, not 0"),
+        (f"sources:\n{HALVES}epochs: 3", "'epochs' means nothing here; there is sources"),
+        ("sources: [a.jsonl]", "source 1: path and share are wanted"),
+        ("sources: [{path: a}]", "source 1 has no share"),
+        ("sources: [{share: 1}]", "source 1 has no path"),
+        ("sources: [{path: a, share: 1, repeats: 2}]", "'repeats' means nothing here; there is path, share and repeat"),
+        ("sources: [{path: {a: 1}, share: 1}]", "path is a path, or a list of paths"),
+        ("sources: [{path: [], share: 1}]", "path is a path, or a list of paths"),
+        ("sources: [{path: a, share: much}]", "share: 'much' is not a number"),
+        ("sources: [{path: a, share: true}]", "share: 'True' is not a number"),
+        ("sources: [{path: a, share: .nan}]", "share: '.nan' is not a number"),
+        ("sources: [{path: a, share: nan}]", "share: 'nan' is not a number"),
+        ("sources: [{path: a, share: 1e400}]", "share: '1e400' is not a number"),
+        ("sources: [{path: a, share: 1e300}]", "a share is a number from 0 to 1e"),
+        ("sources: [{path: a, share: -1}]", "a share is a number from 0 to"),
+        ("sources: [{path: a, share: 0}]", "the share is 0 from begin to end"),
+        ("sources: [{path: a, share: []}]", "a share has 1 to 1,000 points, not 0"),
+        ("sources: [{path: a, share: [0.7, 0.2]}]", "share is a number, or points"),
+        ("sources: [{path: a, share: [[0, 1, 2]]}]", "share is a number, or points"),
+        ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of points rises from 0 to 1; 0.2 does not"),
+        ("sources: [{path: a, share: [[0, 1], [1.5, 1]]}]", "the progress of points rises from 0 to 1; 1.5 does not"),
+        ("sources: [{path: a, share: 1, repeat: 0.5}]", "repeated 1 to 1,000,000 times, not 0.5"),
+        (
+            "sources: [{path: a, share: [[0, 1], [1, 0]]}, {path: b, share: 1}]",
+            "shares sum to 2 at the begin and to 1 at 1",
+        ),
+        (
+            "sources: [{path: a, share: [[0, 1], [0.5, 1], [0.5, 3]]}, {path: b, share: [[0, 2], [0.5, 2], [0.5, 1]]}]",
+            "shares sum to 3 at the begin and to 4 at 0.5",
+        ),
+    ],
+)
+def test_a_file_that_is_no_mixture_is_one_line(tmp_path, text, why):
+    path = tmp_path / "mix.yaml"
+    path.write_text(text)
+    with pytest.raises(DataError, match="--mixture") as caught:
+        read_mixture(path)
+    assert why in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("sources: [", "is no YAML"),
+        ("sources: &a [*a]", "an alias"),
+        ("sources: !!python/object/apply:os.system [true]", "is no YAML"),
+        ("sources: []\nsources: []", "stands there twice"),
+        ("[" * 5000, "is no YAML"),
+        ("x" * (1 << 20) + "x", "has more than"),
+    ],
+)
+def test_hostile_files_are_one_line(tmp_path, text, why):
+    path = tmp_path / "mix.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=why):
+        read_mixture(path)
+    with pytest.raises(UserError, match="argument --mixture: .*cannot be read"):
+        read_mixture(tmp_path / "missing.yaml")

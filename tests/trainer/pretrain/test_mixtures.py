@@ -1,0 +1,226 @@
+"""Runs whose shares change: what is trained, a stop and a resume, another batch, a clock that moves the end.
+
+Reference: a run that nothing disturbed, and the rows that the plan has."""
+
+import contextlib
+import json
+from unittest import mock
+
+import pytest
+import torch
+
+from common.errors import UserError
+from tests.helpers import flags, train, trainers_that_fit, write_corpus
+from trainer import train_pretrain
+from trainer.engine import Engine
+from trainer.loop import Trainer
+from trainer.pace import Course
+
+POINTS = [[[0, 0.8], [1, 0.2]], [[0, 0.2], [1, 0.8]]]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Two corpora."""
+    folder = tmp_path_factory.mktemp("sources")
+    return [str(write_corpus(folder / f"{name}.jsonl", 80, seed)) for seed, name in enumerate("ab")]
+
+
+@contextlib.contextmanager
+def trained_rows():
+    """The list of the rows that the engine computes within the block, as texts, in their order."""
+    rows = []
+    micro_batch = Engine.micro_batch
+
+    def recorded(engine, batch, totals, last):
+        for ids, targets in zip(batch.input_ids.tolist(), batch.targets.tolist(), strict=True):
+            rows.append(str((ids, targets)))
+        return micro_batch(engine, batch, totals, last=last)
+
+    with mock.patch.object(Engine, "micro_batch", recorded):
+        yield rows
+
+
+@contextlib.contextmanager
+def stopped_after(update):
+    """Runs stop for a signal once they have done so many updates: the ranks learn of one with the next update."""
+    count = Trainer.count
+
+    def counted(trainer, done):
+        count(trainer, done)
+        if trainer.progress.update == update - 1:
+            trainer.signals.signum = 15
+
+    with mock.patch.object(Trainer, "count", counted):
+        yield
+
+
+class Clock:
+    """Proposes each of {update: Course} once that update is done."""
+
+    started = 0.0
+
+    def __init__(self, courses):
+        self.courses = courses
+
+    def proposal(self, update, course):
+        return self.courses.get(update)
+
+    def spent(self):
+        return 0.0
+
+    def paused(self):
+        return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def clock(courses):
+    """Runs have this clock."""
+    make = Trainer.__init__
+
+    def made(trainer, *args):
+        make(trainer, *args)
+        trainer.pace = Clock(courses)
+
+    with mock.patch.object(Trainer, "__init__", made):
+        yield
+
+
+def run(**changes):
+    """The Trainer of a run that ended or was stopped."""
+    settings = {name: value for name, value in changes.items() if name != "data_path"}
+    with trainers_that_fit() as trainers:
+        train_pretrain.main([*flags(**settings), "--data_path", *changes["data_path"]])
+    return trainers[0]
+
+
+def weights(trainer):
+    return trainer.engine.model.state_dict()
+
+
+def assert_same(one, other):
+    ours, theirs = weights(one), weights(other)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def planned_rows(trainer):
+    """The rows of the plan as the engine gets them."""
+    plan = trainer.job.plan(0)
+    batch = trainer.job.assembler[plan.recipe(range(plan.n_rows))]
+    return [str(row) for row in zip(batch.input_ids.tolist(), batch.targets.tolist(), strict=True)]
+
+
+def schedule(sources, repeat=""):
+    return [f"{sources[0]}:0.8..0.2{repeat}", f"{sources[1]}:0.2..0.8{repeat}"]
+
+
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"max_updates": 30}])
+def test_a_stopped_run_goes_on_to_the_last_bit_and_trains_each_row_once(sources, tmp_path, length):
+    options = {"data_path": schedule(sources, ":x2"), **length}
+    with trained_rows() as whole:
+        undisturbed = run(out_dir=tmp_path / "whole", **options)
+    assert whole == planned_rows(undisturbed)
+    with trained_rows() as parts:
+        for stop in (7, 19):
+            with stopped_after(stop):
+                assert run(out_dir=tmp_path / "cut", from_resume=1, **options).progress.update == stop
+        resumed = run(out_dir=tmp_path / "cut", from_resume=1, num_workers=1, **options)
+    assert parts == whole
+    assert_same(undisturbed, resumed)
+
+
+def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
+    """A run of some passes keeps its rows; one of some updates has another end, and keeps the rows that it has trained."""
+    options = {"data_path": schedule(sources), "out_dir": tmp_path / "epochs"}
+    with trained_rows() as rows:
+        with stopped_after(5):
+            run(**options)
+        resumed = run(**options, from_resume=1, batch_size=1, accumulation_steps=3)
+    assert rows == planned_rows(resumed)
+
+    options = {"data_path": schedule(sources, ":x9"), "out_dir": tmp_path / "updates", "max_updates": 40}
+    with trained_rows() as rows:
+        with stopped_after(20):
+            run(**options)
+        resumed = run(**options, from_resume=1, batch_size=6)
+        assert len(rows) == 20 * 4 + 20 * 12 and rows == planned_rows(resumed)
+        # More updates than before, behind the end of the schedule.
+        longer = run(**{**options, "max_updates": 50}, from_resume=1, batch_size=6)
+    assert len(rows) == 20 * 4 + 30 * 12 and rows == planned_rows(longer)
+    share = [longer.job.corpus.planned.plan.source_targets(20 * 4 + 20 * 12, len(rows))]
+    assert share[0][1] / sum(share[0]) == pytest.approx(0.8, abs=0.03)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_clock_moves_the_end_of_the_schedule_too(sources, tmp_path, num_workers):
+    """The end comes nearer, then further away; and the same with a stop in between, bit for bit."""
+    courses = {
+        4: Course(fall_from=40, end=60),
+        30: Course(fall_from=60, end=80),
+        70: Course(fall_from=70, end=84, fall_rate=0.5),
+    }
+    options = {
+        "data_path": schedule(sources, ":x9"), "max_updates": 100, "lr_schedule": "wsd", "decay_share": 0.2,
+        "num_workers": num_workers,
+    }  # fmt: skip
+    with clock(courses), trained_rows() as rows:
+        whole = run(out_dir=tmp_path / "whole", **options)
+    assert whole.progress.update == 84 and len(rows) == 84 * 4
+    assert rows == planned_rows(whole)
+    plan = whole.job.plan(0)
+    # Where the rate begins to fall, the schedule is at 0.8 of its way: 0.32 of the tokens there are of the first source.
+    near = plan.source_targets(55 * 4, 65 * 4)
+    assert near[0] / sum(near) == pytest.approx(0.32, abs=0.06)
+    last = plan.source_targets(76 * 4, 84 * 4)
+    assert last[0] / sum(last) == pytest.approx(0.22, abs=0.06)
+    for stop in (20, 30, 75):
+        with clock(courses), stopped_after(stop):
+            run(out_dir=tmp_path / "cut", from_resume=1, **options)
+    with clock(courses):
+        resumed = run(out_dir=tmp_path / "cut", from_resume=1, **options)
+    assert_same(whole, resumed)
+
+
+def test_the_end_tells_what_was_trained_of_each_source(sources, tmp_path, capsys):
+    """Reference: the targets of the rows. Of fixed shares as well, over several epochs and a part of one."""
+    for name, data_path, length in (
+        ("planned", schedule(sources), {}),
+        ("fixed", [f"{sources[0]}:0.7", f"{sources[1]}:0.3"], {"max_updates": 90}),
+    ):
+        with trained_rows() as rows:
+            ended = run(data_path=data_path, out_dir=tmp_path / name, **length)
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trained of ")]
+        metrics = (tmp_path / name / "pretrain_16.metrics.jsonl").read_text().splitlines()
+        (record,) = [json.loads(line) for line in metrics if '"trained"' in line]
+        assert [entry["source"] for entry in record["trained"]] == sources
+        targets = sum(sum(target >= 0 for target in eval(row)[1]) for row in rows)
+        assert sum(entry["tokens"] for entry in record["trained"]) == targets == ended.progress.tokens
+        for line, entry in zip(lines, record["trained"], strict=True):
+            there = ended.job.corpus.stores[sources.index(entry["source"])]
+            in_source = len(there.tokens) - len(there)
+            assert entry["passes"] == pytest.approx(entry["tokens"] / in_source)
+            assert f"{entry['tokens']:,} tokens" in line and f"{entry['passes']:.2f} passes" in line
+
+
+def test_another_schedule_is_not_gone_on_with(sources, tmp_path):
+    with stopped_after(5):
+        run(data_path=schedule(sources), out_dir=tmp_path)
+    for other in ([f"{sources[0]}:0.7..0.2", f"{sources[1]}:0.3..0.8"], schedule(sources, ":x2")):
+        with pytest.raises(UserError, match="made with another row layout"):
+            run(data_path=other, out_dir=tmp_path, from_resume=1)
+    with pytest.raises(UserError, match="'epochs': 1} there, {'epochs': 2} in this run"):
+        run(data_path=schedule(sources), out_dir=tmp_path, from_resume=1, epochs=2)
+
+
+def test_a_mixture_file_is_the_same_run(sources, tmp_path):
+    by_flags = run(data_path=schedule(sources), out_dir=tmp_path / "flags")
+    file = tmp_path / "mix.yaml"
+    entries = [{"path": path, "share": points} for path, points in zip(sources, POINTS, strict=True)]
+    file.write_text(json.dumps({"sources": entries}))
+    by_file = train(mixture=file, out_dir=tmp_path / "file")
+    assert_same(by_flags, by_file)
+    # The settings of a run are read again.
+    again = tmp_path / "file" / "pretrain_16.settings.yaml"
+    with trainers_that_fit() as trainers:
+        assert train_pretrain.main(["--config", str(again), "--out_dir", str(tmp_path / "again")]) == 0
+    assert_same(trainers[0], by_file)
