@@ -115,6 +115,10 @@ class SourceRows:
             self._middles = np.cumsum(targets, dtype=np.int64) - targets / 2
         return self._middles
 
+    def forget_middles(self) -> None:
+        """They take eight bytes a row, and are wanted for the order alone."""
+        self._middles = np.empty(0)
+
     def by_pass(self, rows: Ints) -> list[tuple[EpochPlan, Ints, Ints]]:
         """[(plan of a pass, which of `rows` lie in it, their numbers there)]"""
         pass_of = np.searchsorted(self._rows_before, rows, side="right") - 1
@@ -154,11 +158,10 @@ class Timeline:
         area = self.areas[source][at] + (targets - self.tokens[source][at]) / np.asarray(self.speeds)[at]
         return self.curves[source].where(area)
 
-    def turned(self, progress: float, stretches: Sequence[tuple[float, float]]) -> "Timeline":
-        """Another one from `progress` on: [(progress where a stretch begins, its speed)]."""
-        before = [(p, speed) for p, speed in zip(self.progress, self.speeds, strict=True) if p < progress]
-        whole = [*before, *stretches]
-        return Timeline(self.curves, [p for p, _ in whole], [speed for _, speed in whole])
+    def turned(self, progress: float, speed: float) -> "Timeline":
+        """The same until `progress`, and another speed from there on."""
+        kept = sum(begin < progress for begin in self.progress)
+        return Timeline(self.curves, [*self.progress[:kept], progress], [*self.speeds[:kept], speed])
 
 
 class MixedPlan(RowPlan):
@@ -198,6 +201,8 @@ class MixedPlan(RowPlan):
             own = self._source == i
             self._targets[own] = source.targets()[self._number[own]]
         self.fill = self.row_targets(0, self.n_rows) / max(self.n_rows * self.T, 1)
+        for source in sources:
+            source.forget_middles()
 
     # ------------------------------------------------------------------------------------------- the order
 
@@ -242,8 +247,8 @@ class MixedPlan(RowPlan):
         rows_for_one = 0.0
         for source, area in zip(self.sources, areas, strict=True):
             rows_for_one += area / source.mean_targets
-        high = (1 + MARGIN) * max(rows, 1) / rows_for_one
         low = 0.0
+        high = (1 + MARGIN) * max(rows - rows_at_end(0.0), 1) / rows_for_one
         while rows_at_end(high) < rows:
             low = high
             high *= 1 + MARGIN
@@ -264,10 +269,10 @@ class MixedPlan(RowPlan):
         fall = max(move.fall_progress, now)
         tokens = [timeline.targets_until(i, now) for i in range(len(self.sources))]
         if not (move.row < move.fall_row < move.end and now < fall < 1):
-            return timeline.turned(now, [(now, self._speed(tokens, now, 1.0, move.end))])
-        constant = timeline.turned(now, [(now, self._speed(tokens, now, fall, move.fall_row))])
+            return timeline.turned(now, self._speed(tokens, now, 1.0, move.end))
+        constant = timeline.turned(now, self._speed(tokens, now, fall, move.fall_row))
         tokens = [constant.targets_until(i, fall) for i in range(len(self.sources))]
-        return constant.turned(fall, [(fall, self._speed(tokens, fall, 1.0, move.end))])
+        return constant.turned(fall, self._speed(tokens, fall, 1.0, move.end))
 
     def _taken(self) -> list[int]:
         """Rows of each source in the order so far."""
@@ -278,7 +283,8 @@ class MixedPlan(RowPlan):
         moments = []
         for i, taken in enumerate(self._taken()):
             source = self.sources[i]
-            source.lay_out(0 if taken < source.n_rows else source.laid_out)
+            if taken == source.n_rows:
+                source.lay_out(source.laid_out)
             middle = source.middles()[taken : taken + 1]
             moments.append(float(timeline.moments(i, middle)[0]))
         return min(moments)

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         store = build_shard(paths, encoder, settings.shard, **options)
         if store is None:
             part, n_parts = settings.shard or (0, 0)
-            announce(f"{name_of(source.paths)}: part {part} of {n_parts} is done; the last one puts the store together")
+            announce(f"{name_of(paths)}: part {part} of {n_parts} is done; the last one puts the store together")
             continue
         for line in store.bad_lines.report():
             announce(line)
