@@ -106,9 +106,11 @@ class PieceStream(TextStream):
             return self.names_of_special[token_id]
         before = self._text_of(self.shown)
         text = self._text_of([*self.shown, *self.waiting, token_id])[len(before) :]
-        if text and not text.endswith(REPLACEMENT):
-            return text
-        return bytes_of_entry(str(self.tokenizer.convert_ids_to_tokens(token_id)))
+        # A model may have more embeddings than its tokenizer has entries.
+        entry = str(self.tokenizer.convert_ids_to_tokens(token_id) or f"[{token_id}]")
+        if text.endswith(REPLACEMENT):
+            return bytes_of_entry(entry)
+        return text or entry
 
     def _keep(self, text: str) -> None:
         """Called by the stream with text that has come to its end."""

@@ -22,7 +22,7 @@ import socketserver
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from common.errors import DataError, UserError
 from common.wording import one_line, printable
-from scripts.playground.models import MOST_NEW_TOKENS, Outcome, PlayedModel, TooManyError
+from scripts.playground.models import MOST_NEW_TOKENS, Outcome, PlayedModel, Request, TooManyError
 from scripts.playground.pieces import Piece
 from scripts.playground.requests import MOST_BODY_BYTES, MOST_CHARACTERS, is_own_host, parse_request
 from scripts.playground.runs import RunFolder
@@ -150,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
         return "minimind"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the page asks every second, and nobody wants to read it."""
+        """Nothing: the page asks every two seconds, and nobody wants to read it."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What http.server itself refuses: in plain text, and in the same way."""
@@ -158,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _answer_safely(self, answer: Any) -> None:
+    def _answer_safely(self, answer: Callable[[], None]) -> None:
         self.close_connection = True
         try:
             self._check_host()
@@ -219,7 +219,7 @@ class Handler(BaseHTTPRequestHandler):
             site = self.headers.get("Sec-Fetch-Site", "none")
             is_own = not must_be_there and site in ("none", "same-origin")
         else:
-            is_own = urlsplit_host(origin) == self.headers["Host"].lower()
+            is_own = host_of_origin(origin) == self.headers["Host"].lower()
         if not is_own:
             raise Refused(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
 
@@ -243,7 +243,7 @@ class Handler(BaseHTTPRequestHandler):
 
     # ------------------------------------------------------------------------------------------- answers
 
-    def _write_text(self, model: PlayedModel, request: Any) -> None:
+    def _write_text(self, model: PlayedModel, request: Request) -> None:
         """The text of a model as a stream of JSON lines."""
         self._begin(HTTPStatus.OK, "application/x-ndjson", {"Transfer-Encoding": "chunked"})
 
@@ -309,7 +309,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def urlsplit_host(origin: str) -> str | None:
+def host_of_origin(origin: str) -> str | None:
     """The host and port of an origin such as http://localhost:8000; None for anything else, such as "null"."""
     try:
         parts = urlsplit(origin)

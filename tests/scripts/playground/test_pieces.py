@@ -16,13 +16,13 @@ def tokenizer():
     return load_tokenizer(ROOT / "model")
 
 
-def streamed(tokenizer, ids, scores=None):
-    """The pieces of these tokens, one list for each token and one for the end."""
+def streamed(tokenizer, ids, scores=None, size=None):
+    """The pieces of these tokens, one list for each token and one for the end. size: of the model's vocabulary."""
     probabilities = Probabilities()
     found = []
     stream = PieceStream(tokenizer, probabilities, found.append)
     stream.put(torch.tensor([[1, 2, 3]]))
-    size = len(tokenizer)
+    size = size or len(tokenizer)
     for number, token in enumerate(ids):
         row = torch.zeros(1, size) if scores is None else scores[number : number + 1]
         assert torch.equal(probabilities(torch.tensor([[1]]), row), row)
@@ -91,6 +91,14 @@ def test_a_special_token_comes_at_once_and_by_its_name(tokenizer):
     first, special, *_ = streamed(tokenizer, [words[0], tokenizer.eos_token_id, *words[1:]])
     assert [piece.text for piece in first] == ["one"]
     assert [(piece.text, piece.tokens[0].label) for piece in special] == [("", "<|im_end|>")]
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_told_by_its_number(tokenizer):
+    """Public models have more embeddings than their tokenizers have entries."""
+    (word,) = tokenizer.encode("one", add_special_tokens=False)
+    pieces = [piece for pieces in streamed(tokenizer, [word, 6405, word], size=6410) for piece in pieces]
+    assert "".join(piece.text for piece in pieces) == "oneone"
+    assert [token.label for piece in pieces for token in piece.tokens] == ["one", "[6405]", "one"]
 
 
 def test_tokens_that_come_a_step_late_keep_their_probabilities(tokenizer):

@@ -1,0 +1,369 @@
+"""The page of play.py in a real browser: what a person sees and presses, and what hostile texts cannot do.
+
+`pytest -s` prints how long the first token took after the click.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from common.wording import printable
+from scripts.playground.models import Outcome, PlayedModel
+from scripts.playground.pieces import Piece, Token
+from scripts.playground.requests import parse_request
+from tests.scripts.playground.chromium import chromium, needs_chromium, requested, set_window, until
+from tests.scripts.playground.pages import HOSTILE, played_model, serving
+from tests.trainer.reporting.test_html_report import START, metrics_file
+from trainer.reporting.charts import Chart
+
+# Half a minute in all
+pytestmark = [needs_chromium, pytest.mark.slow]
+
+
+class Parrot(PlayedModel):
+    """Writes pieces that were given to it, and keeps what it was asked."""
+
+    def __init__(self, name, texts):
+        real = played_model(name)
+        super().__init__(name, real.model, real.tokenizer, real.encoder)
+        self.texts = texts
+        self.requests = []
+
+    def write(self, request, tell, wait):
+        self.requests.append(request)
+        for text in self.texts:
+            likeliest = [(other, 0.1) for other in (text, *HOSTILE[:3])]
+            tell([Piece(text, [Token(text, 0.1, likeliest), Token("F0 9F", 0.97, [("F0 9F", 0.97)])])])
+        tell([Piece("", [Token("<|im_end|>", 0.5, [("<|im_end|>", 0.5)])])])
+        return Outcome("end", 1, len(self.texts), 0.1)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A server with a model of the size of `make pretrain`, a smaller one, and a run."""
+    folder = tmp_path_factory.mktemp("out")
+    metrics_file(folder / "pretrain_256.metrics.jsonl", n=200)
+    size = {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": None}
+    models = [played_model("pretrain_256", **size), played_model("pretrain_32", seed=1)]
+    for model in models:
+        model.warm_up()
+    with serving(models, folder) as server:
+        yield server
+
+
+class Page:
+    """The page of a server in a browser, with names for what a person does there."""
+
+    def __init__(self, driver, server, width=1280, is_dark=False):
+        self.driver = driver
+        set_window(driver, width, is_dark)
+        # What the pages before have left in the logs
+        requested(driver)
+        driver.get_log("browser")
+        driver.get(server.address)
+        until(lambda: self.all(".card") or not self.one("#no-model").get_property("hidden"))
+
+    def one(self, selector):
+        return self.driver.find_element("css selector", selector)
+
+    def all(self, selector):
+        return self.driver.find_elements("css selector", selector)
+
+    def run(self, script, *arguments):
+        return self.driver.execute_script(script, *arguments)
+
+    def set(self, name, value):
+        self.run(
+            "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", self.one(name), value
+        )
+
+    def write(self, text, tokens=30):
+        self.set("#prompt", text)
+        self.set("#max_new_tokens", tokens)
+        self.one("#go").click()
+        self.wait()
+
+    def wait(self):
+        until(lambda: self.one("#go").is_enabled())
+
+    def texts(self):
+        return [text.get_property("textContent") for text in self.all(".text")]
+
+    def press(self, *keys):
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def check_that_nothing_was_obeyed(self, server):
+        """No dialog, no other title, no element that our own page does not make, no other host, no complaint."""
+        from selenium.common.exceptions import NoAlertPresentException
+
+        with pytest.raises(NoAlertPresentException):
+            _ = self.driver.switch_to.alert
+        assert self.driver.title == "MiniMind: play"
+        inside = "[...document.querySelectorAll('main *, #hint *')].map(e => e.tagName.toLowerCase())"
+        ours = {
+            "section",
+            "form",
+            "div",
+            "p",
+            "button",
+            "textarea",
+            "label",
+            "output",
+            "input",
+            "span",
+            "i",
+            "h2",
+            "h3",
+        }
+        ours |= {"b", "pre", "code", "figure", "figcaption", "svg", "line", "text", "polyline", "circle"}
+        assert set(self.run(f"return {inside}")) <= ours
+        counts = (
+            "return ['script', 'style', 'link', 'iframe', 'img', 'a'].map(t => document.querySelectorAll(t).length)"
+        )
+        assert self.run(counts) == [1, 1, 1, 0, 0, 0]
+        assert (
+            self.run(
+                "return document.querySelectorAll('main [onerror], main [onload], main [href], main [src]').length"
+            )
+            == 0
+        )
+        others = [url for url in requested(self.driver) if not url.startswith((server.address, "data:,"))]
+        assert others == []
+        assert [entry["message"] for entry in self.driver.get_log("browser")] == []
+
+
+def test_a_click_gives_text_coloured_by_probability(browser, small, capsys):
+    """Both models, each what it writes without the page; the time of the first token is printed."""
+    page = Page(browser, small)
+    page.write("the cat", tokens=40)
+    for card, model in zip(page.all(".card"), small.models, strict=True):
+        with capsys.disabled():
+            print(f"\nfirst token of {model.name} after the click: {card.get_attribute('data-first-token')} ms")
+        assert float(card.get_attribute("data-first-token")) > 0
+    request = request_of(page, "the cat", 40)
+    for model, shown in zip(small.models, page.texts(), strict=True):
+        pieces = []
+        model.write(request, pieces.extend, lambda ahead: None)
+        assert shown == "the cat" + "".join(printable(piece.text) or piece.tokens[0].label for piece in pieces)
+    levels = {name for piece in page.all(".piece") for name in piece.get_attribute("class").split()}
+    assert levels & {"p3", "p4"}
+    page.check_that_nothing_was_obeyed(small)
+
+
+def request_of(page, text, tokens):
+    """What the settings of the page ask for."""
+    values = {name: json.loads(page.one(f"#{name}").get_property("value")) for name in ("temperature", "top_p", "seed")}
+    body = {"model": 0, "text": text, "max_new_tokens": tokens, **values}
+    return parse_request(json.dumps(body).encode(), n_models=1)[1]
+
+
+def test_pointing_at_a_piece_shows_what_else_could_have_stood_there(browser, small):
+    from selenium.webdriver import ActionChains
+
+    page = Page(browser, small)
+    page.write("the cat")
+    piece = page.all(".piece")[3]
+    ActionChains(browser).move_to_element(piece).perform()
+    until(lambda: page.one("#hint").is_displayed())
+    rows = page.one("#hint").text.splitlines()
+    assert len(page.all("#hint .bar")) >= 6 and any("%" in row for row in rows)
+    assert page.all("#hint .bar.drawn")
+    box = page.one("#hint").rect
+    width, height = page.run("return [innerWidth, innerHeight]")
+    assert box["x"] >= 0 and box["x"] + box["width"] <= width
+    assert box["y"] >= 0 and box["y"] + box["height"] <= height
+
+
+def test_everything_works_by_keyboard(browser, small):
+    """Ctrl+Enter starts, arrows walk, Escape stops, arrows change the tab."""
+    from selenium.webdriver import Keys
+
+    page = Page(browser, small)
+    page.set("#max_new_tokens", 12)
+    page.one("#prompt").send_keys("the cat", Keys.CONTROL, Keys.ENTER)
+    until(lambda: page.all(".piece"))
+    page.wait()
+    page.run("arguments[0].focus()", page.all(".text")[0])
+    page.press(Keys.ARROW_RIGHT)
+    page.press(Keys.ARROW_RIGHT)
+    first = page.all(".card")[0].find_elements("css selector", ".piece")
+    assert "chosen" in first[1].get_attribute("class") and page.one("#hint").is_displayed()
+    page.press(Keys.ESCAPE)
+    assert not page.one("#hint").is_displayed()
+    page.set("#max_new_tokens", 1024)
+    page.one("#prompt").send_keys(Keys.CONTROL, Keys.ENTER)
+    until(lambda: len(page.all(".piece")) > 4)
+    page.press(Keys.ESCAPE)
+    page.wait()
+    assert "stopped after" in page.one(".card [role=status]").text
+    until(lambda: not any(model.line._waiting for model in small.models))
+    page.run("arguments[0].focus()", page.one("#tab-text"))
+    page.press(Keys.ARROW_RIGHT)
+    assert page.one("#panel-runs").is_displayed() and not page.one("#panel-text").is_displayed()
+
+
+def test_everything_that_can_be_reached_has_a_name(browser, small):
+    """Reference: the tree that Chromium gives to screen readers."""
+    page = Page(browser, small)
+    page.write("the cat", tokens=3)
+    for tab in ("#tab-text", "#tab-runs"):
+        page.one(tab).click()
+        if tab == "#tab-runs":
+            until(lambda: page.all("#runs input"))
+        tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        focusable = 0
+        for node in tree:
+            properties = {entry["name"]: entry["value"].get("value") for entry in node.get("properties", [])}
+            if properties.get("focusable") and node["role"]["value"] != "RootWebArea":
+                focusable += 1
+                assert node["name"]["value"].strip(), (node["role"], properties)
+        assert focusable >= 3
+
+
+def test_a_conversation_keeps_each_models_own_answers(browser, tmp_path):
+    parrots = [Parrot("one", ["a", "b"]), Parrot("two", ["c"])]
+    with serving(parrots, tmp_path) as server:
+        page = Page(browser, server)
+        page.one("#mode-chat").click()
+        page.write("first")
+        page.write("second")
+        assert [message["content"] for message in parrots[0].requests[1].messages] == ["first", "ab", "second"]
+        assert [message["content"] for message in parrots[1].requests[1].messages] == ["first", "c", "second"]
+        page.one("#clear").click()
+        page.write("third")
+        assert [message["content"] for message in parrots[0].requests[2].messages] == ["third"]
+
+
+def test_hostile_texts_of_people_models_and_names_are_shown(browser, tmp_path):
+    """Reference: the text itself, with visible signs for what a browser would obey, and no trace of markup."""
+    assert len(HOSTILE) >= 30
+    parrots = [Parrot(f"model {HOSTILE[0]}", HOSTILE), Parrot(HOSTILE[1], HOSTILE[:1])]
+    with serving(parrots, tmp_path) as server:
+        page = Page(browser, server)
+        for number, text in enumerate(HOSTILE):
+            page.write(text)
+            assert parrots[0].requests[number].text == text
+        shown = page.texts()[0]
+        for text in HOSTILE:
+            assert printable(text) in shown
+        for piece in page.all(".card")[0].find_elements("css selector", ".piece"):
+            page.run("arguments[0].click()", piece)
+        page.check_that_nothing_was_obeyed(server)
+        page.one("#mode-chat").click()
+        page.write(HOSTILE[0])
+        page.write(HOSTILE[1])
+        page.check_that_nothing_was_obeyed(server)
+
+
+def test_hostile_files_are_shown(browser, tmp_path):
+    for number, text in enumerate(HOSTILE):
+        path = metrics_file(tmp_path / f"run{number}.metrics.jsonl", n=3)
+        lines = path.read_text(encoding="utf-8").splitlines()[1:]
+        start = {**START, "charts": [Chart(text, ("loss", "lr", text)).as_record()]}
+        lines += [json.dumps({"step": 9, "update": 9, "tokens": 400, text: 1.0})]
+        lines += [json.dumps({"step": 9, "update": 9, "tokens": 400, "prompt": text, "text": text * 2})]
+        path.write_text("\n".join([json.dumps(start), *lines, '{"half']), encoding="utf-8")
+        # The latest six are looked at.
+        os.utime(path, (number, number))
+    if os.name != "nt":
+        metrics_file(tmp_path / "<img src=x onerror=alert(1)>\u202e.metrics.jsonl")
+    with serving([], tmp_path) as server:
+        page = Page(browser, server)
+        until(lambda: len(page.all(".run")) >= 30)
+        boxes = page.all(".run input")
+        for begin in range(0, len(boxes), 6):
+            for box in boxes:
+                wanted = box in boxes[begin : begin + 6]
+                if box.is_selected() != wanted:
+                    page.run("arguments[0].click()", box)
+            wanted = page.run(
+                "return [...document.querySelectorAll('.run:has(:checked)')].map(r => r.dataset.id).join()"
+            )
+            until(lambda wanted=wanted: page.one("#run-charts").get_attribute("data-shown") == wanted)
+            assert page.all("figure") and page.all("#run-samples pre")
+            page.check_that_nothing_was_obeyed(server)
+
+
+def test_a_run_that_trains_is_followed(browser, tmp_path):
+    path = metrics_file(tmp_path / "pretrain_16.metrics.jsonl", n=10)
+    with serving([], tmp_path) as server:
+        page = Page(browser, server)
+        assert page.one("#panel-runs").is_displayed(), "without a model there is nothing else to see"
+        until(lambda: page.all("figure polyline"))
+        before = page.one("figure polyline").get_attribute("points")
+        with open(path, "a", encoding="utf-8") as file:
+            for i in range(10, 20):
+                line = {"step": i, "update": i, "tokens": 100 * i, "loss": 0.5, "eta": 3.0}
+                file.write(json.dumps(line) + "\n")
+            file.write('{"step": 21, "upd')
+        until(lambda: "updates 19" in page.one(".run").text)
+        assert "training, about 3 min left" in page.one(".run").text
+        until(lambda: page.one("figure polyline").get_attribute("points") != before)
+        points = page.one("figure polyline").get_attribute("points").split()
+        assert len(points) == 20
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_and_can_be_read(browser, small, tmp_path, width, is_dark):
+    """On a phone and a desktop, light and dark: nothing sticks out, and text stands out from what is behind it by 4.5 to 1
+    (WCAG 2.2, 1.4.3). PLAY_SCREENSHOTS=folder keeps pictures."""
+    page = Page(browser, small, width, is_dark)
+    page.write("The harbour lies on the eastern side of", tokens=60)
+    pieces = page.all(".piece")
+    page.run("arguments[0].click()", pieces[min(9, len(pieces) - 1)])
+    folder = Path(os.environ.get("PLAY_SCREENSHOTS", tmp_path))
+    for tab in ("text", "runs"):
+        if tab == "runs":
+            page.one("#tab-runs").click()
+            until(lambda: page.all("figure"))
+        page.run("scrollTo(0, 0)")
+        browser.save_screenshot(str(folder / f"{tab}_{width}_{'dark' if is_dark else 'light'}.png"))
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+        for colours in page.run(CONTRASTS):
+            assert contrast(colours[1], colours[2]) >= 4.5, colours
+
+
+# [what, colour of the text, colour behind it] of each element that is seen and has text of its own
+CONTRASTS = """
+const solid = element => {
+  for (let e = element; e; e = e.parentElement) {
+    const colour = getComputedStyle(e).backgroundColor;
+    if (!/, 0\\)$/.test(colour)) return colour;
+  }
+};
+return [...document.querySelectorAll('body *')].filter(e => e.checkVisibility() && !e.disabled && e.tagName !== 'SCRIPT' &&
+    [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()))
+  .map(e => [e.tagName + '.' + e.className, e.ownerSVGElement ? getComputedStyle(e).fill : getComputedStyle(e).color, solid(e)]);
+"""
+
+
+def contrast(first, second):
+    """The ratio of WCAG 2.2 of two colours as a browser writes them."""
+    lights = []
+    for colour in (first, second):
+        parts = []
+        for number in re.findall(r"[\d.]+", colour)[:3]:
+            share = float(number) / 255
+            parts.append(share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4)
+        lights.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+def test_an_error_is_told_in_words(browser, small):
+    page = Page(browser, small)
+    page.write("word " * 6000)
+    assert "4,096 fit; make it shorter" in page.one(".card .bad").text
+    page.write("the cat", tokens=2)
+    assert not page.all(".card .bad")
