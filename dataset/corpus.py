@@ -352,6 +352,15 @@ class Corpus:
             )
         return sources
 
+    def parts(self) -> list[tuple[float, int]]:
+        """[(share of the trained tokens of the run, tokens that may be trained in a pass)] of each source with a share."""
+        if self.planned is not None:
+            shares = [curve.area(1.0) for curve in self.planned.curves]
+            return list(zip(shares, self.planned.targets, strict=True))
+        if self.mixture is not None:
+            return list(zip(self.mixture.asked.tolist(), self.mixture.targets, strict=True))
+        return []
+
     def trained(self, epoch: int, row: int) -> list[tuple[str, int, float]]:
         """(name, tokens, passes) of each source with a share, as they were trained by row `row` of `epoch`."""
         if self.planned is not None:

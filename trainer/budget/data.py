@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from dataset.corpus import EVAL_ROWS, ValidationBatches
 from dataset.sources import split_by_hash
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from trainer.budget.text import text_scale
+from trainer.budget import laws
+from trainer.budget.text import parts_of, text_scale
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.flops import mean_context
 from trainer.pretrain.job import open_corpus
@@ -25,9 +26,11 @@ FEWEST_DOCUMENTS = 200
 class Data:
     """The text of a run.
 
-    unique: tokens that one pass trains. T: positions of a row; fill: share of them that hold a token; length: that of the
-    documents in a row, as `mean_context` in trainer/pretrain/flops.py has it. evaluated: positions of one evaluation.
-    val_fraction: of the documents, that is held out. text_scale: how hard the text is, relative to that of the law.
+    unique: tokens that one pass trains; parts: of a mixture each source, since its later passes bring other text. most: tokens
+    that a run can train where shares change over the run; None: any number. T: positions of a row; fill: share of them that
+    hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/flops.py has it. evaluated:
+    positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text is, relative
+    to that of the law.
     """
 
     vocab_size: int
@@ -39,6 +42,8 @@ class Data:
     evaluated: int
     val_fraction: float
     text_scale: float
+    parts: tuple[laws.Part, ...] = ()
+    most: float | None = None
 
 
 def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Ranks) -> Data:
@@ -72,6 +77,9 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         evaluated=evaluated_positions(corpus.validation(), val_fraction * n_tokens, plan.T),
         val_fraction=val_fraction,
         text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
+        parts=parts_of(corpus),
+        # One pass is the longest run there is, see PlannedMixture.
+        most=unique if corpus.planned is not None else None,
     )
 
 

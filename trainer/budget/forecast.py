@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.budget import laws
@@ -22,10 +23,10 @@ SMOOTHED = 5
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run may expect. unique: tokens of different text. text_scale: see trainer/budget/text.py."""
+    """What a run may expect. unique: as of laws.effective_tokens. text_scale: see trainer/budget/text.py."""
 
     parameters: float
-    unique: float
+    unique: float | Sequence[laws.Part]
     text_scale: float
     muon: bool = True
 

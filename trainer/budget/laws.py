@@ -9,6 +9,7 @@ Sources of the forms. Loss: Hoffmann et al. 2022 (arXiv 2203.15556). Repeated te
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -47,11 +48,21 @@ MEASURED_TOKENS = (1.3e6, 4.1e7)
 WORTH_OF_REPEATS = 15.4
 
 
-def effective_tokens(tokens: float, unique: float) -> float:
+class Part(NamedTuple):
+    """A source of a mixture: its share of what is trained, and its tokens of different text."""
+
+    share: float
+    unique: float
+
+
+def effective_tokens(tokens: float, unique: float | Sequence[Part]) -> float:
     """The tokens of different text that would teach as much as `tokens` of a text of only `unique` ones.
 
-    D' = U + U R* (1 - exp(-R / R*)) with R = D / U - 1 repeats.
+    D' = U + U R* (1 - exp(-R / R*)) with R = D / U - 1 repeats; of a mixture the sum over its sources, of which one may be
+    read again while another still gives new text.
     """
+    if not isinstance(unique, (int, float)):
+        return sum(effective_tokens(tokens * part.share, part.unique) for part in unique)
     if tokens <= unique:
         return tokens
     repeats = tokens / unique - 1
@@ -59,7 +70,12 @@ def effective_tokens(tokens: float, unique: float) -> float:
 
 
 def expected_loss(
-    parameters: float, tokens: float, unique: float, scale: float = 1.0, muon: bool = True, law: LossLaw = WIKI
+    parameters: float,
+    tokens: float,
+    unique: float | Sequence[Part],
+    scale: float = 1.0,
+    muon: bool = True,
+    law: LossLaw = WIKI,
 ) -> float:
     """In nats per token, on text that is `scale` times as hard as that of the law. muon: else AdamW trains."""
     effective = effective_tokens(tokens, unique)

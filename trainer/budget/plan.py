@@ -35,7 +35,7 @@ class NothingFits(ValueError):
 class Demands:
     """What the planner must keep to. None: free.
 
-    seconds: that are left. tokens, flops: instead of seconds. unique: tokens of different text. T: positions of
+    seconds: that are left. tokens, flops: instead of seconds. unique, parts: see Data. T: positions of
     a row; fill: share of them that hold a token. world_size, sharing: see Ranks.
     """
 
@@ -53,6 +53,12 @@ class Demands:
     memory: float | None = None
     text_scale: float = 1.0
     muon: bool = True
+    parts: tuple[laws.Part, ...] = ()
+
+    @property
+    def different(self) -> float:
+        """Tokens of different text."""
+        return sum(part.unique for part in self.parts) or self.unique
 
     @property
     def at_once(self) -> int:
@@ -180,12 +186,12 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
         cut=cut,
         updates=updates,
         tokens=tokens,
-        passes=tokens / demands.unique,
+        passes=tokens / demands.different,
         seconds=updates * costs.update_seconds(config, cut.rows),
         other_seconds=costs.other_seconds(config, cut.rows),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
-        loss=laws.expected_loss(parameters, tokens, demands.unique, demands.text_scale, demands.muon),
+        loss=laws.expected_loss(parameters, tokens, demands.parts or demands.unique, demands.text_scale, demands.muon),
     )
 
 

@@ -12,6 +12,7 @@ All ranks plan together, since all of them measure at once, as they will train a
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ from trainer.budget.outcome import chosen_settings, told
 from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, plan_for, sizes
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import Machine, share_of_product_rate
-from trainer.budget.table import shape_text
+from trainer.budget.table import quantity, shape_text
 from trainer.job import Surroundings
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
@@ -70,6 +71,7 @@ def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: S
         data = look_at_data(settings, given, ranks)
         planner = Planner(settings, given, data, machine, config)
         plan = planner.choose()
+        refuse_too_long(plan, data)
     # Ranks that evaluated or saved at different updates would wait for each other for ever.
     chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, planner.costs, planner.given))
     chosen = dataclasses.replace(settings, **chosen_by_main)
@@ -100,6 +102,18 @@ def advice_on_planning() -> str:
     return (
         "a program beside this one may have taken it since the plan was made; try the same again, or limit the plan by "
         "--hidden_size or --batch_size"
+    )
+
+
+def refuse_too_long(plan: Plan, data: Data) -> None:
+    """Errors: UserError where the shares over the run leave no text for the end of it."""
+    if data.most is None or plan.tokens <= data.most:
+        return
+    times = math.ceil(plan.tokens / data.most)
+    raise UserError(
+        f"--data_path: the plan takes {quantity(plan.tokens)} tokens, and with these shares the sources have "
+        f"{quantity(data.most)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a --mixture file, "
+        "where there is one now), or give a smaller budget"
     )
 
 
@@ -212,6 +226,7 @@ class Planner:
         seconds = None if self.costs.seconds is None else self.costs.seconds * factor - seconds_since_start()
         return Demands(
             unique=self.data.unique,
+            parts=self.data.parts,
             T=self.data.T,
             fill=self.data.fill,
             device_type=self.machine.device.type,

@@ -1,11 +1,13 @@
-"""How hard a text is for a language model, found without training one."""
+"""What a text gives to a language model: how hard it is, found without training one, and what a mixture is made of."""
 
 import lzma
 from typing import Any
 
 import numpy as np
 
+from dataset.corpus import Corpus
 from dataset.store.interface import HasTokens
+from trainer.budget import laws
 
 # So many places of the text are looked at, and so many tokens at each.
 SAMPLES = 8
@@ -13,6 +15,11 @@ SAMPLE_TOKENS = 50_000
 # Of the text of laws.WIKI: the bits per byte that xz makes of such samples, and the bytes of a token.
 WIKI_XZ = 2.72
 WIKI_BYTES_PER_TOKEN = 3.16
+
+
+def parts_of(corpus: Corpus) -> tuple[laws.Part, ...]:
+    """The sources of a mixture; none without shares."""
+    return tuple(laws.Part(share, targets) for share, targets in corpus.parts())
 
 
 def text_scale(store: HasTokens, tokenizer: Any, bytes_per_token: float) -> float:

@@ -201,6 +201,20 @@ def test_repeated_text_counts_less_and_less():
     assert gains == sorted(gains, reverse=True) and min(gains) > 0
 
 
+def test_each_source_of_a_mixture_is_repeated_by_itself():
+    """Reference: the formula of each source. Later passes of a mixture bring other text of the large one."""
+    parts = (laws.Part(0.75, 9e6), laws.Part(0.25, 1e6))
+    assert laws.effective_tokens(4e6, parts) == 4e6
+    assert laws.effective_tokens(8e6, parts) == 6e6 + laws.effective_tokens(2e6, 1e6)
+    assert laws.effective_tokens(8e6, [laws.Part(1.0, 2e6)]) == laws.effective_tokens(8e6, 2e6)
+    # One pass has 4 M tokens: the source that is used up makes it end.
+    machine = SimulatedMachine()
+    of_mixture = best_plan(ALL, demands(unique=4e6, parts=parts, seconds=None, tokens=8e6), machine)
+    of_a_text = best_plan(ALL, demands(unique=4e6, seconds=None, tokens=8e6), machine)
+    assert of_mixture.loss < of_a_text.loss
+    assert of_mixture.passes == pytest.approx(0.8, rel=0.01) and of_a_text.passes == pytest.approx(2, rel=0.01)
+
+
 def test_the_expected_loss_falls_with_size_and_tokens():
     losses = [laws.expected_loss(3e6, tokens, 1e9) for tokens in (1e6, 3e6, 1e7, 1e8)]
     assert losses == sorted(losses, reverse=True)

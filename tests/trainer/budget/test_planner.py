@@ -284,3 +284,21 @@ def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, mo
     command = repeated_command(capfd.readouterr().out)
     chosen = {name: command[command.index(f"--{name}") + 1] for name in ("hidden_size", "batch_size")}
     assert (int(chosen["hidden_size"]), int(chosen["batch_size"])) == measured[-1]
+
+
+def test_a_plan_for_shares_that_change_needs_text_to_its_end(text, tmp_path):
+    """The line says what would fit, and that fits."""
+    other = write_corpus(tmp_path / "other.jsonl", n_documents=300, seed=1)
+    options = {name: value for name, value in SMALL_MODEL.items() if name != "data_path"}
+    command = flags(**options, out_dir=tmp_path, budget_tokens=40_000)
+    with pytest.raises(
+        UserError, match=r"the plan takes 39\.\d K tokens, .*: allow \d+ times as many passes"
+    ) as caught:
+        train_pretrain.main([*command, "--data_path", f"{text}:0.7..0.2", f"{other}:0.3..0.8"])
+    times = int(str(caught.value).split("allow ")[1].split(" ")[0]) + 1
+    with trainers_that_fit() as trainers:
+        paths = [f"{text}:0.7..0.2:x{times}", f"{other}:0.3..0.8:x{times}"]
+        assert train_pretrain.main([*command, "--data_path", *paths]) == 0
+    (run,) = trainers
+    assert run.progress.tokens == pytest.approx(40_000, rel=0.1)
+    assert all(passes <= times for _, _, passes in run.job.trained(run.progress))
