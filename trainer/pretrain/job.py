@@ -34,7 +34,7 @@ from model.pth_format import vocabulary_of
 from trainer.budget.forecast import Alarm, Forecast
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import EVALUATION_SHARE, FILES_S, sample_seconds
-from trainer.budget.text import text_scale
+from trainer.budget.text import parts_of, text_scale
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
@@ -48,6 +48,7 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
+from trainer.pretrain.compressors import compressed
 from trainer.pretrain.division import USUAL_ROWS, note_on_small, settle
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
@@ -459,7 +460,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             return None
         return Forecast(
             parameters=parameter_count(self.config),
-            unique=first.row_targets(0, first.n_rows),
+            unique=parts_of(self.corpus) or first.row_targets(0, first.n_rows),
             text_scale=text_scale(self.corpus.store, self.tokenizer, self.bytes_per_token),
             muon=self.settings.optimizer == "muon",
         )
@@ -495,10 +496,14 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         """What the metrics say of the data. Only the main rank writes them, and the bytes of a large corpus take a while."""
         if not self.ranks.is_main:
             return {}
-        return {
+        fields: dict[str, object] = {
             "sources": self.corpus.sources_of_epoch(progress.epoch),
             "bytes_per_token": self.bytes_per_token,
         }
+        if self.validation is not None:
+            assert self.corpus.val_documents is not None
+            fields["compressors"] = compressed(self.validation.store, self.corpus.val_documents, self.tokenizer)
+        return fields
 
     def next_commands(self) -> list[NextCommand]:
         weight = "--weight {stem}.pth"

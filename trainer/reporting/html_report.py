@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import matplotlib
 import numpy as np
@@ -21,6 +21,7 @@ from common.wording import counted, printable
 from trainer.reporting.charts import LOSS, charts_of_runs, fields_of
 from trainer.reporting.curves import LABELS, is_noisy, smooth, thin
 from trainer.reporting.next_commands import commands_of_record
+from trainer.reporting.quality import Bar, quality
 from trainer.reporting.records import FIGURES, RunRecords, is_number
 
 # Evaluations with samples.
@@ -30,6 +31,19 @@ COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5
 INK, GRID = "#010203", "#040506"
 
 Value = TypeVar("Value")
+
+
+class Section(NamedTuple):
+    """What the page says of one run by itself. commands: [(what for, command)]."""
+
+    name: str
+    summary: str
+    samples: list[tuple[int, str, str]]
+    commands: list[tuple[str, str]]
+    quality: list[Bar]
+    trained: list[tuple[str, str, str, str]]
+
+
 # Of the page's tables: label, the text of each run, whether they differ.
 Row = tuple[str, list[str], bool]
 
@@ -199,7 +213,7 @@ def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=shown)
     sections = []
     for name, run in zip(names, runs, strict=True):
-        sections.append((name, summary(run), samples(run), go_on(run)))
+        sections.append(Section(name, summary(run), samples(run), go_on(run), quality(run), trained(run)))
     figures = [(label, [run.last(field) for run in runs], write) for label, field, write in FIGURES]
     return environment.get_template("report.html").render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
@@ -302,6 +316,14 @@ def summary(run: RunRecords) -> str:
         f"{model['parameters'] / 1e6:,.2f} M parameters, {counted(data['documents'], 'document')} in rows that are {data['fill']:.1%} "
         f"full; started {first['started']}{resumed}"
     )
+
+
+def trained(run: RunRecords) -> list[tuple[str, str, str, str]]:
+    """[(source, tokens, share, passes)] of the data that the run has trained, as texts."""
+    rows = []
+    for source in run.trained:
+        rows.append((source["source"], f"{source['tokens']:,}", f"{source['share']:.1%}", f"{source['passes']:.2f}"))
+    return rows
 
 
 def go_on(run: RunRecords) -> list[tuple[str, str]]:

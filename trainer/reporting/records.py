@@ -44,6 +44,7 @@ START_FIELDS = {
     "started": str, "command": str, "settings": dict, "model": dict, "data": dict, "machine": dict, "versions": dict,
 }  # fmt: skip
 SAMPLE_FIELDS = {"update": int, "prompt": str, "text": str}
+TRAINED_FIELDS = {"source": str, "tokens": int, "share": float, "passes": float}
 
 # {field: (tokens, values)} as lines come in: a Python number takes four times the memory of an array's.
 Columns = dict[str, tuple[array, array]]
@@ -61,12 +62,15 @@ def has_fields(record: Mapping[str, object], fields: Mapping[str, type]) -> bool
 
 
 class Records:
-    """What lines of a metrics file hold. samples and starts: lists of dicts."""
+    """What lines of a metrics file hold. samples and starts: lists of dicts; trained: what the run has noted of each source
+    of its data at its last end.
+    """
 
     def __init__(self) -> None:
         self.samples: list[dict[str, Any]] = []
         self.starts: list[dict[str, Any]] = []
         self.columns: Columns = {}
+        self.trained: list[dict[str, Any]] = []
 
     def take(self, line: str | bytes) -> None:
         """Take over one line. One that a crash cut off, or that is none of ours, is passed over."""
@@ -83,6 +87,8 @@ class Records:
         elif "text" in record:
             if has_fields(record, SAMPLE_FIELDS):
                 self.samples.append(record)
+        elif "trained" in record:
+            self._take_trained(record["trained"])
         else:
             for field, value in record.items():
                 if isinstance(value, list):
@@ -91,6 +97,18 @@ class Records:
                         self._add(f"{field}/{i}", tokens, item)
                 else:
                     self._add(field, tokens, value)
+
+    def _take_trained(self, sources: object) -> None:
+        """Take over what was trained of each source, if it is that."""
+        if not isinstance(sources, list):
+            return
+        found = []
+        for source in sources:
+            is_one = isinstance(source, dict) and has_fields(source, TRAINED_FIELDS)
+            if not is_one or not all(map(is_number, (source["tokens"], source["share"], source["passes"]))):
+                return
+            found.append(source)
+        self.trained = found
 
     def _add(self, field: str, tokens: float, value: Any) -> None:
         # Not the null of a loss that was not finite.
