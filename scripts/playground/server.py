@@ -196,8 +196,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _post(self) -> None:
         self._check_origin(must_be_there=True)
-        if self.path != "/api/generate":
-            raise Refused(HTTPStatus.NOT_FOUND, "no such page")
+        if self.path != "/api/generate" or not self.server.models:
+            raise Refused(HTTPStatus.NOT_FOUND, "no such page, or no model to write")
         # A form of another page can send text, but not this type.
         if self.headers.get_content_type() != "application/json":
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "JSON is wanted (Content-Type: application/json)")

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -354,6 +355,31 @@ def test_a_server_that_ends_stops_the_texts(tmp_path):
     assert not server.models[0].line._waiting
     assert time.monotonic() - start < 60
     leave(connection, answer)
+
+
+def test_without_a_model_nothing_is_written(tmp_path):
+    with serving([], tmp_path) as server:
+        assert ask(server, "POST", "/api/generate", asked())[0] == 404
+
+
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+IPV6 = pytest.param("::1", "http://[::1]:", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine"))
+
+
+@pytest.mark.parametrize(("host", "address"), [("0.0.0.0", "http://127.0.0.1:"), IPV6])
+def test_the_address_that_is_printed_leads_to_the_page(tmp_path, host, address):
+    with serving([], tmp_path, host) as server:
+        assert server.address.startswith(address)
+        with urllib.request.urlopen(server.address + "api/models", timeout=60) as answer:
+            assert json.load(answer)["models"] == []
 
 
 def test_the_second_server_on_a_port_is_refused(server, tmp_path):
