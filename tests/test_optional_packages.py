@@ -33,6 +33,7 @@ MISSING = [
     "zstandard",
     "pyarrow",
     "tiktoken",
+    "rensa",
     "matplotlib",
     "sklearn",
     "scipy",

@@ -412,6 +412,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         parameters = sum(p.numel() for p in self.model.parameters())
         lines = [*self.corpus.notices, *self.corpus.mixture_report(progress.epoch)]
         lines += self.corpus.cut_off_report(rows)
+        leaks = self.corpus.leak_notice() if self.ranks.is_main else None
+        if leaks is not None:
+            lines.append(leaks)
         for bad_lines in self.corpus.bad_lines:
             lines += bad_lines.report()
         lines += [

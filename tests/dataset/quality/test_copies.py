@@ -8,16 +8,12 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.errors import DataError
 from dataset.quality import copies as module
 from dataset.quality.copies import NONE, exact_copies, near_copies, shingles
 from tests.dataset.quality.planted import changed, chinese, english, jaccard
 from tests.helpers import ROOT, SHARED, needs_shared
-
-TEXTS = st.lists(st.text(st.sampled_from("aAbB 中文\n\t\U0001f600"), max_size=30), min_size=1, max_size=6)
 
 
 def no_exact(n):
@@ -28,17 +24,21 @@ def find(texts):
     return near_copies(enumerate(texts), no_exact(len(texts)))
 
 
-@given(TEXTS)
-def test_shingles_are_the_runs_of_five_characters(texts):
+def test_shingles_are_the_runs_of_five_characters():
     """Reference: substrings. Two hashes are the same where the substrings are, in all texts together."""
-    hashes, begins = shingles(texts)
-    expected = []
-    for text in texts:
-        plain = " ".join(text.lower().split()).ljust(5)
-        expected += [plain[i : i + 5] for i in range(len(plain) - 4)]
-        assert len(expected) == begins[texts.index(text) + 1] or texts.count(text) > 1
-    assert len(hashes) == len(expected) == begins[-1]
-    assert len(set(zip(expected, hashes.tolist(), strict=True))) == len(set(expected)) == len(set(hashes.tolist()))
+    generator = random.Random(11)
+    for _ in range(100):
+        texts = []
+        for _ in range(generator.randint(1, 6)):
+            texts.append("".join(generator.choices("aAbB 中文\n\t\U0001f600", k=generator.randint(0, 30))))
+        hashes, begins = shingles(texts)
+        expected = []
+        for number, text in enumerate(texts):
+            assert begins[number] == len(expected)
+            plain = " ".join(text.lower().split()).ljust(5)
+            expected += [plain[i : i + 5] for i in range(len(plain) - 4)]
+        assert len(hashes) == len(expected) == begins[-1]
+        assert len(set(zip(expected, hashes.tolist(), strict=True))) == len(set(expected)) == len(set(hashes.tolist()))
 
 
 def test_half_a_surrogate_pair_is_a_character_like_others():
@@ -46,17 +46,22 @@ def test_half_a_surrogate_pair_is_a_character_like_others():
     assert len(hashes) == 2 and hashes[0] != hashes[1]
 
 
-@given(st.lists(st.integers(0, 5), max_size=40))
-def test_exact_copies_are_those_of_an_earlier_hash(numbers):
-    first = {}
-    expected = []
-    for i, number in enumerate(numbers):
-        expected.append(first.get(number, NONE))
-        first.setdefault(number, i)
-    found = exact_copies(np.array(numbers, np.uint64))
-    assert found.of.tolist() == expected
-    assert found.is_exact.tolist() == [of != NONE for of in expected]
-    assert found.exact == len(numbers) - len(first)
+def test_exact_copies_are_those_of_an_earlier_hash():
+    """Reference: a dictionary. All 50 of 50 planted ones among others."""
+    generator = random.Random(12)
+    for size, kinds in ((0, 1), (1, 1), (40, 5), (300, 250)):
+        numbers = [generator.randrange(kinds) for _ in range(size)]
+        first = {}
+        expected = []
+        for i, number in enumerate(numbers):
+            expected.append(first.get(number, NONE))
+            first.setdefault(number, i)
+        found = exact_copies(np.array(numbers, np.uint64))
+        assert found.of.tolist() == expected
+        assert found.is_exact.tolist() == [of != NONE for of in expected]
+        assert found.exact == len(numbers) - len(first)
+    planted = [*range(1000), *generator.sample(range(1000), 50)]
+    assert exact_copies(np.array(planted, np.uint64)).exact == 50
 
 
 @pytest.mark.parametrize("kind", [english, chinese])
