@@ -289,8 +289,8 @@ class Corpus:
             return None
         part = "" if seen == 1 else f" in the {seen:.1%} of it that was looked at"
         return (
-            f"warning: {leaked:,} of {counted(len(documents), 'validation document')} ({leaked / len(documents):.1%}) are in the "
-            f"training text nearly whole{part}, so the validation loss is too low; scripts/inspect_data.py names them"
+            f"note: {leaked:,} of {counted(len(documents), 'validation document')} ({leaked / len(documents):.1%}) are in the training "
+            f"text nearly whole{part}, so the validation loss may be too low; scripts/inspect_data.py names them"
         )
 
     def plan(self, epoch: int) -> RowPlan:

@@ -25,7 +25,7 @@ from common.processes import obey_ctrl_c
 from common.wording import counted, one_line
 from dataset.reading.settings import OFF
 from dataset.shares import group_sources, name_of
-from dataset.store.deduplicate import notice_of, without_copies
+from dataset.store.deduplicate import check_library, notice_of, without_copies
 from dataset.store.format import TokenStore
 from dataset.store.token_store import StoreOptions, build_shard
 from dataset.tokenize_arguments import parse_args
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "num_procs": settings.num_procs,
         "text_suffixes": settings.text_suffixes,
     }
+    check_library(settings.deduplicate)
     groups = [source.paths for source in group_sources(settings.data_path)]
     whole = []
     for paths in groups:

@@ -16,7 +16,7 @@ from benchmarks import arguments as benchmark_arguments
 from common.settings import field_name
 from dataset import tokenize_arguments
 from scripts import arguments as script_arguments
-from scripts import tasks
+from scripts import inspect_settings, tasks
 from tests.helpers import ROOT
 from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
@@ -36,6 +36,7 @@ PARSERS = {
     "scripts/export_hf.py": script_arguments.export_parser,
     "scripts/export_gguf.py": script_arguments.export_gguf_parser,
     "scripts/report.py": script_arguments.report_parser,
+    "scripts/inspect_data.py": inspect_settings.parser,
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
     "benchmarks/budget.py": benchmark_arguments.budget_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
@@ -117,6 +118,7 @@ ENTRY_SCRIPTS = (
     "scripts/export_hf.py",
     "scripts/export_gguf.py",
     "scripts/report.py",
+    "scripts/inspect_data.py",
     "dataset/tokenize_corpus.py",
     *(script for script in PARSERS if script.startswith("benchmarks/")),
 )

@@ -38,7 +38,7 @@ ROWS = 6
 SLOTS = BANDS * ROWS
 # Of the numbers of a signature. The share that is equal lies within 0.026 of the similarity in two cases of three, so
 # this finds nearly all that are similar by 0.8.
-NEAR = 0.75
+NEAR_FROM = 0.75
 SEED = 1
 # A bucket of documents that look alike and are not near each other is given up after so many rounds, see `_compare`.
 MOST_ROUNDS = 64
@@ -83,7 +83,7 @@ def library() -> ModuleType:
 
 def version_of_near() -> list[object]:
     """All that decides, beside the texts, which documents are near copies: part of the identity of what is made so."""
-    return [SHINGLE, MOST_CHARACTERS, BANDS, ROWS, NEAR, SEED, MOST_ROUNDS, library().RMinHash.ALGORITHM_VERSION]
+    return [SHINGLE, MOST_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MOST_ROUNDS, library().RMinHash.ALGORITHM_VERSION]
 
 
 def exact_copies(doc_hash: Column) -> Copies:
@@ -217,7 +217,7 @@ def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
                 break
             of_others = firsts[~is_first]
             found = _similarities(signatures, of_others, others)
-            is_near = found >= NEAR
+            is_near = found >= NEAR_FROM
             of[others[is_near]] = of_others[is_near]
             similarity[others[is_near]] = found[is_near]
             buckets = buckets[~is_first][~is_near]
@@ -242,7 +242,7 @@ def _cut_chains(signatures: Ints, of: Ints, similarity: Ints, exact: Copies) -> 
         if first == NONE:
             continue
         (found,) = _similarities(signatures, np.array([first]), np.array([number]))
-        is_near = found >= NEAR
+        is_near = found >= NEAR_FROM
         of[number] = first if is_near else NONE
         similarity[number] = found if is_near else 0
 

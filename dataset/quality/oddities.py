@@ -65,7 +65,9 @@ class OddityFinder:
             if match is not None:
                 found.append(Oddity(kind, match.start()))
         if markup_share(body) >= MARKUP_SHARE:
-            found.append(Oddity(MOSTLY_MARKUP))
+            first = MARKUP.search(body)
+            assert first is not None
+            found.append(Oddity(MOSTLY_MARKUP, first.start()))
         line = repeated_line(body)
         if line is not None:
             found.append(Oddity(REPEATED_LINE, body.index(line)))

@@ -20,7 +20,7 @@ import numpy as np
 from common.errors import DataError
 from common.notices import announce
 from common.wording import counted
-from dataset.quality.copies import NONE, Copies, exact_copies, near_copies, version_of_near
+from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.settings import EXACT, NEAR, OFF
 from dataset.store.builder import open_store
 from dataset.store.check import DigestCheck
@@ -44,8 +44,15 @@ def open_sources(
     groups: list[list[str]], encoder: DocumentEncoder, deduplicate: str = OFF, **options: Unpack[StoreOptions]
 ) -> list[TokenStore]:
     """The store of each group of paths, tokenised now if it is not there yet, without copies if that is asked for."""
+    check_library(deduplicate)
     whole = [open_or_build(paths, encoder, **options) for paths in groups]
     return without_copies(whole, groups, encoder, deduplicate, **options)
+
+
+def check_library(method: str) -> None:
+    """Errors: DataError where near copies are to be found and the library is missing, which is told before hours of work."""
+    if method == NEAR:
+        library()
 
 
 def without_copies(

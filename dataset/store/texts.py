@@ -16,7 +16,8 @@ class StoredText(NamedTuple):
 
     # Of the document in its store.
     number: int
-    path: Path
+    # Of its file among those of the store.
+    file: int
     # From 1; a row of a table likewise.
     line: int
     text: str
@@ -32,11 +33,11 @@ def stored_texts(
     Errors: DataError where the files have changed.
     """
     number = 0
-    for path in files:
+    for file, path in enumerate(files):
         # What is wrong with a line was told when the store was made, or was to be skipped.
         for line, text in read_documents(path, text_field, BadLines()):
             if number < len(store) and measure(encoder.body(text)).digest == store.doc_hash[number]:
-                yield StoredText(number, path, line, text)
+                yield StoredText(number, file, line, text)
                 number += 1
     if number != len(store):
         raise DataError(f"{files[0].parent}: the data has changed since it was tokenised; start again")

@@ -195,7 +195,7 @@ def test_validation_documents_within_other_training_text_are_told(tmp_path, enco
     paths = write_texts(tmp_path / "a.jsonl", training), write_texts(tmp_path / "b.jsonl", validation)
     corpus = Corpus([paths[0]], encoder, max_seq_len=16, seed=0, val_path=paths[1], progress=False)
     assert corpus.leak_notice().startswith(
-        "warning: 5 of 39 validation documents (12.8%) are in the training text nearly whole,"
+        "note: 5 of 39 validation documents (12.8%) are in the training text nearly whole,"
     )
     monkeypatch.setattr("dataset.quality.leaks.CHUNK", 100)
     monkeypatch.setattr("dataset.corpus.LEAK_TOKENS", 100)
@@ -214,7 +214,7 @@ def test_what_is_held_out_is_looked_for_in_the_rest(tmp_path, encoder):
     held_out = [texts[i] for i in corpus.val_documents[[0, -1]]]
     third = write_texts(tmp_path / "c.jsonl", [f"before {text} behind" for text in held_out])
     corpus = Corpus([*paths, f"{third}:0.1"], encoder, **options)
-    assert corpus.leak_notice().startswith(f"warning: 2 of {len(corpus.val_documents)} validation documents")
+    assert corpus.leak_notice().startswith(f"note: 2 of {len(corpus.val_documents)} validation documents")
 
 
 def test_without_validation_nothing_is_looked_for(tmp_path, encoder):

@@ -169,7 +169,8 @@ def test_other_data_is_refused_at_a_resume(lab, whole):
     other = make_corpus(lab.folder / "other.jsonl", seed=1)
     process = lab.run("run", expect=2, from_resume=1, data_path=other)
     assert (
-        process.err.count("\n") == 1 and "another data (--data_path, --text_field, --skip_bad_lines): " in process.err
+        process.err.count("\n") == 1
+        and "another data (--data_path, --text_field, --skip_bad_lines, --deduplicate): " in process.err
     )
 
 

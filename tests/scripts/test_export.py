@@ -277,14 +277,14 @@ def ask(url, request, server, patience_s=240):
 
 
 # README_zh.md has the commands of README.md (tests/test_readme.py), and tests/test_commands.py parses those of all documents.
-LONGER = [pytest.param(*case, marks=pytest.mark.slow) for case in (("docs/scripts.md", 17), ("README_zh.md", 6))]
+LONGER = [pytest.param(*case, marks=pytest.mark.slow) for case in (("docs/scripts.md", 19), ("README_zh.md", 7))]
 
 
-@pytest.mark.parametrize("document, count", [("README.md", 6), *LONGER])
+@pytest.mark.parametrize("document, count", [("README.md", 7), *LONGER])
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, document, count):
     """Every `python scripts/...` line, in its order, on a tiny model and tiny data."""
     pytest.importorskip("gguf")
-    from scripts import evaluate, export_gguf, generate, play, report
+    from scripts import evaluate, export_gguf, generate, inspect_data, play, report
     from tests.trainer.reporting.test_html_report import metrics_file
 
     (tmp_path / "out").mkdir()
@@ -293,6 +293,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
         write(tmp_path / "out", name)
     data = {
         "valid": {"text": "the cat sat"},
+        "my": {"text": "the cat sat on the mat"},
         "pairs": {"sentence_good": "the cat sat", "sentence_bad": "cat the sat", "UID": "order"},
         "last_words": {"text": "the cat sat"},
         "questions": {"context": "the cat", "choices": ["sat", "mat"], "answer": 0},
@@ -305,7 +306,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
     lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("python scripts/")]
     assert len(commands) == count
-    scripts = (generate, play, export_hf, export_gguf, evaluate, report)
+    scripts = (generate, play, export_hf, export_gguf, evaluate, report, inspect_data)
     modules = {f"scripts/{script.__name__.split('.')[1]}.py": script for script in scripts}
     extra = {generate: ["--max_new_tokens", "4", "--device", "cpu"], evaluate: ["--device", "cpu"]}
     extra[play] = ["--device", "cpu", "--port", "0"]

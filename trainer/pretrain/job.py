@@ -65,6 +65,7 @@ from trainer.pretrain.settings import (
     AUTO,
     DEFAULT_TOKENIZER,
     MODEL_FLAGS,
+    DataSettings,
     PretrainSettings,
     weight_candidates,
     weight_folder,
@@ -101,7 +102,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     only_at_start = ("from_weight", "init_scheme")
 
     mended_by = {
-        "data": "--data_path, --text_field, --skip_bad_lines",
+        "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
         "tokenizer": "--tokenizer_path",
     }
 
@@ -598,22 +599,9 @@ def why_not_found(from_weight: str, path: Path) -> str:
 
 
 def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
-    """The Corpus of --data_path or --mixture; the embedded one where neither that nor the default file is there."""
-    data_path: Sequence[str | Source] | None = settings.data_path
-    if settings.mixture:
-        data_path = read_mixture(Path(settings.mixture))
-    default = ROOT / "dataset" / "pretrain_hq.jsonl"
-    if not data_path:
-        data_path = [str(default)]
-        if not default.exists():
-            data_path = [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
-            if ranks.is_main:
-                announce(
-                    f"{default} is not there: training on {data_path[0]}, the documentation inside the installed Python.\n"
-                    "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
-                )
+    """The Corpus of the settings."""
     return Corpus(
-        data_path,
+        data_of(settings, tell=ranks.is_main),
         encoder,
         max_seq_len=settings.max_seq_len,
         seed=settings.seed,
@@ -637,6 +625,24 @@ def rows_of_update(settings: PretrainSettings, ranks: Ranks) -> int:
     # With "auto" an update has the rows that it has without.
     rows = USUAL_ROWS if settings.batch_size == AUTO else settings.batch_size
     return rows * settings.accumulation_steps * ranks.micro_batches_at_once
+
+
+def data_of(settings: DataSettings, tell: bool = True) -> Sequence[str | Source]:
+    """What --data_path or --mixture names; the embedded corpus where neither that nor the default file is there."""
+    if settings.mixture:
+        return read_mixture(Path(settings.mixture))
+    if settings.data_path:
+        return settings.data_path
+    default = ROOT / "dataset" / "pretrain_hq.jsonl"
+    if default.exists():
+        return [str(default)]
+    embedded = build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")
+    if tell:
+        announce(
+            f"{default} is not there: training on {embedded}, the documentation inside the installed Python.\n"
+            "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
+        )
+    return [str(embedded)]
 
 
 def check_length(max_seq_len: int, config: MiniMindConfig) -> None:

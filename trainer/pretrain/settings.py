@@ -208,17 +208,23 @@ class TrainingSettings(OptimizerSettings, UpdateSettings):
 
 
 @dataclass(kw_only=True)
-class ValidationSettings(Settings):
+class HeldOutSettings(Settings):
     """validation"""
 
     val_path: str | None = setting(None, help="validation documents: a file, a folder or a glob")
     val_fraction: float = setting(0.0, check=fraction, help="share of the documents held out, by their hash")
-    allow_val_overlap: bool = switch(False, help="train although all documents of --val_path are trained too")
-    eval_interval: int = setting(500, check=not_negative(int), help="micro-batches between evaluations; 0: at the end")
 
     def check(self) -> None:
         if self.val_path and self.val_fraction:
             raise ValueError("--val_path and --val_fraction exclude each other: drop one")
+
+
+@dataclass(kw_only=True)
+class ValidationSettings(HeldOutSettings):
+    """validation"""
+
+    allow_val_overlap: bool = switch(False, help="train although all documents of --val_path are trained too")
+    eval_interval: int = setting(500, check=not_negative(int), help="micro-batches between evaluations; 0: at the end")
 
 
 @dataclass(kw_only=True)

@@ -208,9 +208,7 @@ def svg(figure: Figure, salt: str) -> Markup:
 
 def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
     """The page as text, from report.html."""
-    # Texts of a run are escaped: a sample that holds markup is shown as it was written.
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=shown)
+    environment = page_environment()
     sections = []
     for name, run in zip(names, runs, strict=True):
         sections.append(Section(name, summary(run), samples(run), go_on(run), quality(run), trained(run)))
@@ -224,6 +222,13 @@ def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
         settings=table(gathered([run.settings for run in runs])),
         machine=table(gathered([machine(run) for run in runs])),
     )
+
+
+def page_environment(*folders: Path) -> Environment:
+    """What makes pages of templates in this folder, and in those given."""
+    # Texts are escaped: a sample that holds markup is shown as it was written.
+    loader = FileSystemLoader([Path(__file__).parent, *folders])
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=shown)
 
 
 def shown(value: object) -> object:

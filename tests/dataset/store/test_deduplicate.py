@@ -190,7 +190,7 @@ def test_texts_come_back_in_the_order_of_the_store(tmp_path, encoder):
     path.write_text("\n".join(lines))
     store = open_or_build(str(path), encoder, skip_bad_lines=True, num_procs=1, progress=False)
     found = list(stored_texts(store, [path], encoder, "text"))
-    assert found == [(0, path, 1, "one"), (1, path, 5, "two"), (2, path, 6, "one")]
+    assert found == [(0, 0, 1, "one"), (1, 0, 5, "two"), (2, 0, 6, "one")]
     path.write_text("\n".join(lines[:-1]))
     with pytest.raises(DataError, match="has changed since"):
         list(stored_texts(store, [path], encoder, "text"))
@@ -201,4 +201,7 @@ def test_near_without_the_library_is_told_before_anything_is_looked_at(tmp_path,
     monkeypatch.setitem(sys.modules, "rensa", None)
     with pytest.raises(DataError, match="pip install rensa"):
         open_sources([[path]], encoder, "near", num_procs=1, progress=False)
+    with pytest.raises(DataError, match="pip install rensa"):
+        tokenize_corpus.main(["--data_path", path, "--deduplicate", "near"])
+    assert not (tmp_path / ".token_store").exists()
     assert len(open_sources([[path]], encoder, "exact", num_procs=1, progress=False)[0]) == 1

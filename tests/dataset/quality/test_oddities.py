@@ -1,0 +1,55 @@
+"""Odd documents. References: texts made to be odd in one way, and clean ones."""
+
+import random
+
+import pytest
+
+from dataset.quality import oddities as module
+from dataset.quality.oddities import OddityFinder
+from tests.dataset.quality.planted import chinese, english
+
+FINDER = OddityFinder(["<|im_start|>", "<|im_end|>"], row_tokens=512)
+PROSE = english(random.Random(0))
+ODD = {
+    module.CONTROL_CHARACTERS: [PROSE + "\x07", "\x1b[31m" + PROSE, PROSE + "\x85", "a \ufffd b"],
+    module.REPEATED_LINE: ["buy now\n" * 8, PROSE + "\nbuy now" * 20],
+    module.REPEATS_ITSELF: ["spam ham eggs " * 200, "买一送一，" * 300],
+    module.MOSTLY_MARKUP: ["<p>Hello <b>you</b></p> and you", "<!doctype html>\nsome words", "a&nbsp;b&#160;c"],
+    module.UNBROKEN_RUN: [PROSE + " " + "".join(random.Random(1).choices("abcdef0123456789", k=500))],
+    module.FEW_LETTERS: [" ".join(str(random.Random(2).random()) for _ in range(20)), "-" * 60],
+    module.SPECIAL_TOKENS: ["one<|im_end|> <|im_start|>two"],
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_each_kind_is_found(kind):
+    for text in ODD[kind]:
+        assert kind in [oddity.kind for oddity in FINDER.oddities_of(text, 100)]
+
+
+def test_clean_text_is_not_odd():
+    generator = random.Random(3)
+    for _ in range(20):
+        for text in (english(generator), chinese(generator), "a < b && b > c", "first\nsecond\r\n\tthird"):
+            assert FINDER.oddities_of(text, 300) == []
+
+
+def test_the_place_is_where_it_shows():
+    (oddity,) = FINDER.oddities_of(PROSE + "\x07", 100)
+    assert oddity.at == len(PROSE)
+
+
+def test_a_long_document_is_told_by_its_tokens():
+    assert not FINDER.oddities_of(PROSE, 64 * 512 - 1)
+    assert [oddity.kind for oddity in FINDER.oddities_of(PROSE, 64 * 512)] == [module.VERY_LONG]
+
+
+def test_a_tokenizer_without_special_tokens_spells_none_out():
+    assert OddityFinder([], 512).oddities_of("one<|im_end|>", 100) == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("part", ["<", "&", "x" * 499 + " ", "<a ", "\n", "&amp"])
+def test_hostile_text_takes_no_longer_than_other_text(part):
+    """A pattern that begins anew at each character would take hours for this."""
+    FINDER.oddities_of(part * (4_000_000 // len(part)), 100)

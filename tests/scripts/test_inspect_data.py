@@ -1,0 +1,247 @@
+"""scripts/inspect_data.py. References: planted copies and leaks, counts by hand, the batches of the loader."""
+
+import html
+import json
+import random
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from common.errors import DataError, UserError
+from common.wording import printable
+from dataset.loader import assemble
+from dataset.quality.copies import NONE
+from scripts import inspect_data
+from scripts.data_figures import DataLook
+from scripts.data_rows import row_of, spans_of
+from scripts.evaluation_texts import evaluation_texts
+from scripts.inspect_settings import parse_args
+from tests.dataset.quality.planted import changed, chinese, english, jaccard
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
+from tests.helpers import ROOT, SHARED, needs_shared
+
+
+def write(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A corpus of two files, English and Chinese, with 50 copies to the letter, 20 near ones and 5 leaked documents of 30."""
+    folder = tmp_path_factory.mktemp("planted")
+    generator = random.Random(0)
+    texts = [english(generator) for _ in range(150)] + [chinese(generator) for _ in range(150)]
+    validation = [english(generator) for _ in range(15)] + [chinese(generator) for _ in range(15)]
+    leaked = generator.sample(range(30), 5)
+    # One to the letter, the others within documents.
+    with_leaks = [validation[leaked[0]]]
+    for number in leaked[1:]:
+        with_leaks.append(f"{english(generator)}\n{validation[number]}\n{chinese(generator)}")
+    exact = generator.sample(texts, 50)
+    near = [changed(text, generator, 0.8, 0.95) for text in generator.sample(texts, 20)]
+    first = write(folder / "a.jsonl", texts + with_leaks)
+    second = write(folder / "b.jsonl", exact + near)
+    valid = write(folder / "valid.jsonl", validation)
+    return folder, first, second, valid, leaked
+
+
+def look_at(*arguments):
+    return DataLook(parse_args([*map(str, arguments), "--tokenizer_path", str(ROOT / "model")]))
+
+
+def test_all_that_was_planted_is_found_and_nothing_else(planted):
+    folder, first, second, valid, leaked = planted
+    look = look_at("--data_path", first, second, "--val_path", valid, "--against", valid)
+    figures = look.figures()
+    assert figures.copies.exact == 50
+    assert 19 <= figures.copies.near <= 20
+    assert (figures.copies.of[:305] == NONE).all()
+    assert [(source.exact, source.near) for source in figures.sources] == [(0, 0), (50, figures.copies.near)]
+    for leak in figures.leaks:
+        assert (leak.documents, leak.leaked, leak.some, leak.too_short) == (30, 5, 5, 0)
+    places = {
+        example.place
+        for example in look_at("--data_path", first, "--against", valid, "--examples", 9).figures().leaks[0].examples
+    }
+    assert places == {f"{valid}:{number + 1}" for number in leaked}
+
+
+def test_counts_are_those_of_the_files(planted):
+    """Reference: the texts and their ids, one by one."""
+    folder, first, second, _, _ = planted
+    look = look_at("--data_path", first, second, "--texts", 1)
+    figures = look.figures()
+    all_lengths = []
+    for source, path in zip(figures.sources, (first, second), strict=True):
+        with open(path, encoding="utf-8") as file:
+            texts = [json.loads(line)["text"] for line in file]
+        lengths = [len(ids) for ids in look.encoder.encode(texts)]
+        all_lengths += lengths
+        n_bytes = sum(len(text.encode()) for text in texts)
+        assert (source.name, source.documents, source.tokens, source.n_bytes) == (
+            path,
+            len(texts),
+            sum(lengths),
+            n_bytes,
+        )
+        assert source.bytes_per_token == pytest.approx(n_bytes / (sum(lengths) - 2 * len(texts)))
+        assert (source.median, source.longest) == (int(np.median(lengths)), max(lengths))
+    for bin in figures.lengths:
+        inside = [length for length in all_lengths if bin.lowest <= length <= bin.highest]
+        assert (bin.documents, bin.tokens) == (len(inside), sum(inside))
+    assert sum(bin.documents for bin in figures.lengths) == len(all_lengths)
+    assert {language.name for language in figures.languages} == {"other in Latin letters", "Chinese"}
+    # Each source with a share of its own: the same figures.
+    shares = look_at("--data_path", f"{first}:0.5", f"{second}:0.5").figures()
+    assert shares.sources == figures.sources
+
+
+@pytest.mark.parametrize("pack", [1, 0])
+def test_a_row_is_what_the_loader_gives(planted, pack):
+    """Reference: the batch. The texts of the spans are those of the documents."""
+    folder, first, second, _, _ = planted
+    look = look_at("--data_path", first, second, "--max_seq_len", 256, "--pack", pack)
+    # The places of documents are known once the texts were read.
+    look.figures()
+    plan = look.corpus.plan(0)
+    for number in (0, 1, plan.n_rows - 1):
+        row = row_of(look, number)
+        batch = assemble(look.corpus.store, plan, range(number, number + 1))
+        trained = [token for piece in row.pieces for span in piece.spans if span.is_trained for token in span.tokens]
+        assert trained == batch.targets[0][batch.targets[0] >= 0].tolist()
+        assert f"{len(trained)} trained" in row.title
+        for piece, (document, start, pairs) in zip(row.pieces, plan.pieces_of_row(number), strict=True):
+            begin = int(look.corpus.store.offsets[document]) + start
+            tokens = look.corpus.store.tokens[begin : begin + pairs + 1].tolist()
+            assert [token for span in piece.spans for token in span.tokens] == tokens
+            assert "".join(span.text for span in piece.spans) == look.tokenizer.decode(tokens)
+            path, line = re.match(r"(.*):(\d+), ", piece.title).groups()
+            with open(path, encoding="utf-8") as file:
+                text = json.loads(file.read().splitlines()[int(line) - 1])["text"]
+            assert look.encoder.encode([text])[0][start : start + pairs + 1] == tokens
+
+
+def test_spans_are_whole_characters_and_the_text_of_all_tokens():
+    tokenizer = small_tokenizer()
+    text = "the cat, 中文 and 🦜"
+    tokens = tokenizer(text, add_special_tokens=False).input_ids
+    spans = spans_of(tokenizer, tokens, [False] + [True] * (len(tokens) - 1))
+    assert "".join(span.text for span in spans) == text
+    assert "🦜" in [span.text[-1] for span in spans] and not any("\ufffd" in span.text for span in spans)
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\x1b[31mred\x07",
+    "</pre></body>&lt;b&gt;",
+    "{{ 1 + 1 }}",
+    "\u202egnp",
+]
+
+
+def test_hostile_texts_are_shown_as_texts(tmp_path, capsys):
+    """On a terminal and on the page: no control character, no tag that is not the page's own."""
+    path = write(tmp_path / "<b>a.jsonl", [f"{text} {i}" for i, text in enumerate(HOSTILE * 3)])
+    page = tmp_path / "data.html"
+    assert inspect_data.main(["--data_path", path, "--row", "0", "--out", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out)
+    text = page.read_text(encoding="utf-8")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
+    assert "<script" not in text and "<img" not in text and "<b>a" not in text and text.count("</body>") == 1
+    # What is left without the page's own tags is the texts as they were written. All of them are in this row.
+    without_tags = html.unescape(re.sub("<[^<>]*>", "", text))
+    for hostile in HOSTILE:
+        assert printable(hostile) in without_tags and printable(hostile) in out
+
+
+def test_without_the_library_the_rest_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rensa", None)
+    path = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
+    assert inspect_data.main(["--data_path", path]) == 0
+    out = capsys.readouterr().out
+    assert "pip install rensa" in out and "not looked for" in out and "1 (33.3%)" in out and "LANGUAGES" in out
+
+
+def test_texts_are_not_read_if_that_is_asked_for(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
+    assert inspect_data.main(["--data_path", path, "--texts", "0", "--row", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "LANGUAGES" not in out and "1 (33.3%)" in out and "document 0 of" in out
+
+
+def test_the_store_is_the_one_that_the_trainer_opens(tmp_path):
+    path = write(tmp_path / "a.jsonl", ["one text", "another"])
+    look = look_at("--data_path", path)
+    assert [store.folder for store in look.stores] == [store.folder for store in look.corpus.stores]
+    assert len(list((tmp_path / ".token_store").glob("a-*/"))) == 1
+
+
+def test_rows_are_those_of_a_run_without_copies_if_it_leaves_them_out(tmp_path):
+    path = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
+    look = look_at("--data_path", path, "--deduplicate", "exact")
+    assert look.figures().copies.exact == 1
+    assert len(row_of(look, 0).pieces) == 2
+
+
+def test_objects_of_any_kind_give_their_texts(tmp_path):
+    lines = [
+        {"context": "a", "choices": ["b", {"c": "d"}], "answer": 1},
+        {"text": "only this", "other": "x"},
+        {"answer": 2},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert list(evaluation_texts(str(path), "text")) == [(f"{path}:1", ["a", "b", "d"]), (f"{path}:2", ["only this"])]
+
+
+def test_what_can_be_mended_is_a_line(tmp_path):
+    path = write(tmp_path / "a.jsonl", ["one text"])
+    for arguments, message in (
+        (["--row", "7"], "--row 7"),
+        (["--out", "page.txt"], "ends in .html"),
+        (["--out", str(tmp_path / "no" / "page.html")], "cannot be written"),
+        (["--against", str(tmp_path / "none.jsonl")], "none.jsonl"),
+        (["--tokenizer_path", str(tmp_path)], "no tokenizer can be loaded"),
+    ):
+        with pytest.raises((UserError, DataError), match=message):
+            inspect_data.main(["--data_path", path, *arguments])
+
+
+def test_the_command_ends_well_by_path(tmp_path):
+    path = write(tmp_path / "a.jsonl", ["one text", "another"])
+    command = [sys.executable, str(ROOT / "scripts" / "inspect_data.py"), "--data_path", path]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", timeout=120)
+    assert ended.returncode == 0 and ended.stderr == "" and "LENGTHS" in ended.stdout
+
+
+@needs_shared
+@pytest.mark.slow
+def test_what_is_planted_in_real_text_is_found(tmp_path):
+    """In 6 MB of English and Chinese: 50 copies, 20 near ones, 5 of the validation documents."""
+    generator = random.Random(4)
+    texts = []
+    validation = []
+    for name in ("en_wiki", "zh_wiki"):
+        with open(SHARED / "corpora" / f"{name}.train.jsonl", encoding="utf-8") as file:
+            texts += [json.loads(line)["text"] for line, _ in zip(file, range(1500), strict=False)]
+        with open(SHARED / "corpora" / f"{name}.valid.jsonl", encoding="utf-8") as file:
+            validation += [json.loads(line)["text"] for line in file]
+    options = ["--val_path", write(tmp_path / "valid.jsonl", validation)]
+    before = look_at("--data_path", write(tmp_path / "clean.jsonl", texts), *options).figures()
+    usual = [text for text in texts if 300 < len(text) < 20_000]
+    near = [changed(text, generator, 0.8, 0.9) for text in generator.sample(usual, 20)]
+    leaked = [f"{english(generator)}\n{text}" for text in generator.sample(validation, 5)]
+    planted = [*texts, *generator.sample(texts, 50), *near, *leaked]
+    after = look_at("--data_path", write(tmp_path / "planted.jsonl", planted), *options).figures()
+    assert after.copies.exact - before.copies.exact == 50
+    assert after.copies.near - before.copies.near >= 19
+    assert after.leaks[0].leaked - before.leaks[0].leaked == 5
+    # What is told of the clean text is near by the sets too.
+    for number in np.flatnonzero(before.copies.of != NONE):
+        assert jaccard(texts[before.copies.of[number]], texts[number]) > 0.65
