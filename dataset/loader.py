@@ -72,7 +72,8 @@ class Batch(NamedTuple):
 def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = None) -> Batch:
     """The Batch of a Recipe, from the array of all tokens.
 
-    n_rows: fill up with empty rows to that many, so that all batches have one shape (evaluation).
+    n_rows: fill up with empty rows to that many, so that all batches have one shape. They change no count, and no sum over
+    targets or documents.
 
     There is no loop over the pieces. The pairs of all pieces, one after the other, are numbered from 0; for each of them
     two index arrays say from where in `tokens` it comes and to where in the flat batch it goes. Within a piece both go
@@ -211,12 +212,15 @@ class Assembler:
     itself.
     """
 
-    def __init__(self, store: HasTokens, pad_id: int = 0) -> None:
+    def __init__(self, store: HasTokens, pad_id: int = 0, n_rows: int = 0) -> None:
+        """n_rows: batches of fewer rows are filled up to that many, see `gather`."""
         self.store = store
         self.pad_id = pad_id
+        self.n_rows = n_rows
 
     def __getitem__(self, what: Recipe) -> Batch:
-        return gather(self.store.tokens, what, self.pad_id)
+        n_rows = max(self.n_rows, len(what.per_row))
+        return gather(self.store.tokens, what, self.pad_id, n_rows)
 
 
 class HasRecipes(Protocol[RecipeT_co]):

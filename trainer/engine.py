@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.pace import NO_PROPOSAL
 from trainer.reducer import SumsGradients, broadcast_weights
@@ -122,9 +123,7 @@ class Engine(Generic[BatchT, TotalsT]):
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
-        if self.dtype is torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        return autocast(self.device, self.dtype)
 
     # -------------------------------------------------------------------------------------------------- an update
 

@@ -41,7 +41,7 @@ from trainer.machine.ranks import init_distributed_mode, on_main
 from trainer.optim.schedules import get_lr
 from trainer.pretrain.job import PretrainJob, init_model
 from trainer.pretrain.micro_batch import micro_batch_of
-from trainer.pretrain.settings import AUTO, PretrainSettings, given_settings, parse_args
+from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings, given_settings, parse_args
 
 # What other people's code imports from here
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     settings = parse_args(argv)
     given = given_settings(argv)
-    if settings.batch_size == AUTO:
+    if settings.batch_size == AUTO_ROWS:
         # It is left open, as if nothing had been said of it.
         given -= {"batch_size"}
     division = divide(settings, partial(micro_batch_of, settings, given), by_itself=is_own_command)

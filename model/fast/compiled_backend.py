@@ -1,7 +1,8 @@
 """The compiled form of what `training_losses` computes, for micro-batches of one shape.
 
-Everything else stays with the plain code: micro-batches of another shape (the last of an epoch: compiling for it takes
-longer than the batch), evaluation, generation. The results agree to rounding.
+Everything else stays with the plain code: evaluation, generation, and micro-batches of another shape, since compiling for
+them takes longer than they do. On a CPU that is the last one of an epoch; on a GPU the trainer fills it up with empty rows.
+The results agree to rounding.
 """
 
 from collections.abc import Callable

@@ -284,6 +284,21 @@ def test_batch_moves_as_one():
 
 
 @pytest.mark.slow
+def test_a_short_batch_is_filled_up_with_empty_rows():
+    """Reference: the batch as it is. A batch that has the rows, or more, stays as it is."""
+    store = make_store(random_lengths(40, 30))
+    plan = EpochPlan(store, 16, seed=0, epoch=0)
+    for rows, n_rows in ((3, 7), (7, 7), (9, 7)):
+        recipe = plan.recipe(range(rows))
+        filled = Assembler(store, 5, n_rows)[recipe]
+        batch = Assembler(store, 5)[recipe]
+        assert (filled.n_targets, filled.n_documents) == (batch.n_targets, batch.n_documents)
+        assert len(filled.input_ids) == max(rows, n_rows)
+        for ours, reference, empty in zip(filled[:4], batch[:4], (5, IGNORE, -1, 0), strict=True):
+            assert torch.equal(ours[:rows], reference)
+            assert (ours[rows:] == empty).all()
+
+
 def test_assembling_five_million_tokens_a_second():
     """The loader on one core, uint16 store, 32 rows of 512."""
     lengths = random_lengths(20_000, mean=5.0, top=5000)

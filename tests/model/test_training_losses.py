@@ -4,12 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dataset.loader import Batch
+from dataset.packing import Totals
 from model import chunks
 from model import loss as loss_module
 from model.chunks import chunk_rows
 from model.loss import chunked_cross_entropy
 from tests.helpers import tiny_model
 from tests.operators import Operators
+from trainer.pretrain.loss import pretrain_loss
 
 KINDS = {
     "minimind2": {},
@@ -68,6 +71,31 @@ def test_packed_rows_give_the_losses_and_gradients_of_padded_rows(kind):
     torch.testing.assert_close((loss, aux_loss), (padded_loss, padded_aux), atol=1e-5, rtol=1e-6)
     torch.testing.assert_close(got, gradients(model), atol=1e-5, rtol=1e-5)
     assert (aux_loss > 0) == ("moe" in kind or "top1" in kind)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_empty_rows_change_nothing(kind, dtype):
+    """A micro-batch that is filled up, as the last one of an epoch is on a GPU. Reference: the batch as it is. What is
+    counted is the same number, what is computed is equal to rounding."""
+    parts = batches()[0]
+    batch = Batch(*parts, n_targets=int((parts[1] != -100).sum()), n_documents=4)
+    empty = (0, -100, -1, 0)
+    filled = [torch.cat((part, torch.full((3, 24), value))) for part, value in zip(parts, empty, strict=True)]
+    model = tiny(kind, router_aux_loss_coef=0.1)
+    totals = Totals(targets=100, documents=9)
+    found = []
+    for rows in (batch, Batch(*filled, batch.n_targets, batch.n_documents)):
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            loss, sums = pretrain_loss(model, rows, totals)
+        loss.backward()
+        found.append((loss, sums, gradients(model)))
+    (loss, sums, grads), (filled_loss, filled_sums, filled_grads) = found
+    # Targets, documents, and the tokens of each expert
+    assert torch.equal(sums[2:], filled_sums[2:])
+    accuracy = {"atol": 1e-5, "rtol": 1e-6} if dtype is torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
+    torch.testing.assert_close((filled_loss, filled_sums[:2]), (loss, sums[:2]), **accuracy)
+    torch.testing.assert_close(filled_grads, grads, **accuracy)
 
 
 @every_kind

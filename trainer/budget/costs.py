@@ -116,7 +116,7 @@ class RunCosts:
         """Bytes at the peak, with micro-batches of so many rows."""
         batch = MicroBatch(config, batch_size, self.data.T, self.settings.gradient_checkpointing)
         if self.machine.device.type == "cuda":
-            # Its micro-batches are as large as they can be, so the plain code for the last rows of an epoch counts.
+            # Its micro-batches are as large as they can be, so plain code counts, which a run may turn out to need.
             return self.memory_plan.needed_at_most(batch)
         return self.memory_plan.needed(batch)
 

@@ -2,13 +2,13 @@
 
 from model.electra.sizes import SIZES
 from trainer.electra.settings import ElectraSettings
-from trainer.machine.processes import MicroBatch
+from trainer.machine.processes import Divisible
 
 # Of the published models.
 VOCABULARY = 30_522
 
 
-def micro_batch_of(settings: ElectraSettings) -> MicroBatch:
+def micro_batch_of(settings: ElectraSettings) -> Divisible:
     """Its parameters are about those of the flags; --model_path counts as the published size."""
     published = SIZES[settings.size]
     rows = batch_size_of(settings, 1)
@@ -18,7 +18,7 @@ def micro_batch_of(settings: ElectraSettings) -> MicroBatch:
     # The generator is narrower, and shares the embeddings.
     one_network = layers * (4 * width * width + 2 * width * inner)
     parameters = 2 * one_network + VOCABULARY * (settings.embedding_size or published.embedding)
-    return MicroBatch(rows, settings.max_seq_len, parameters)
+    return Divisible(rows, settings.max_seq_len, parameters)
 
 
 def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:

@@ -1,5 +1,7 @@
 """Which device a run takes, and the precision that it computes in."""
 
+import contextlib
+
 import torch
 
 from common.errors import UserError
@@ -54,3 +56,10 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None
     ):
         return torch.float16, "this GPU has no native bfloat16: training in float16 with a gradient scaler instead"
     return dtype, None
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
+    """The context in which a model is computed: matrix products in `dtype`."""
+    if dtype is torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=dtype)

@@ -41,7 +41,7 @@ SHARE_OF_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class Divisible:
     """What there is to divide. rows: --batch_size. positions: of a row. parameters: of the model, about.
 
     whole: why its loss cannot be computed in parts, "" where it can. is_planned: a plan will choose the rows, and `rows` is
@@ -75,7 +75,7 @@ class CpuSettings(Protocol):
     cpu_processes: str
 
 
-def divide(settings: CpuSettings, micro_batch_of: Callable[[], MicroBatch | None], by_itself: bool) -> Division:
+def divide(settings: CpuSettings, micro_batch_of: Callable[[], Divisible | None], by_itself: bool) -> Division:
     """What --cpu_processes asks for, or what suits the machine.
 
     micro_batch_of: the run's, None where its flags do not fit each other. by_itself: whether "auto" may start processes.
@@ -140,7 +140,7 @@ def available_threads() -> int:
     return n_threads
 
 
-def choose(n_threads: int, micro_batch: MicroBatch, memory: int | None) -> int:
+def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
     """How many processes suit a run best. memory: bytes that it may use, None: not known.
 
     The most processes, up to MOST_BY_ITSELF, for which all of this holds:
@@ -176,7 +176,7 @@ def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
     return parameters * (FP32 * (n_processes + 1) + BF16)
 
 
-def check(n: int, micro_batch: MicroBatch) -> None:
+def check(n: int, micro_batch: Divisible) -> None:
     """Errors: UserError where a micro-batch cannot be divided into n parts."""
     if n == 1:
         return

@@ -5,11 +5,14 @@ without the flag, those of --accumulation_steps micro-batches of USUAL_ROWS. Its
 (docs/design.md), but for the last bits. What the flags count in micro-batches, as --log_interval does, they count in those
 of USUAL_ROWS with "auto" too, and it is converted here: so the flags mean the same on each machine.
 
+On a GPU the estimate of the memory is tried: one micro-batch is computed and thrown away.
+
 It is settled once, before the first update, and from then on stands in the settings of the run like any other number.
 A resume goes on with it, since other micro-batches would change the last bits.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,11 +25,14 @@ from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.out_of_memory import gigabytes
 from trainer.machine.ranks import on_main
 from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
-from trainer.pretrain.settings import AUTO, DESCRIPTION, PROG, PretrainSettings
+from trainer.pretrain.settings import AUTO_ROWS, DESCRIPTION, PROG, PretrainSettings
 
 USUAL_ROWS: int = default_of(PretrainSettings, "batch_size")
 # Positions of a micro-batch that keep a GPU busy while the host launches the next operations.
 ENOUGH_POSITIONS = 32_768
+
+# Whether a micro-batch of so many rows fits all ranks, found out by computing one. A collective.
+Trial = Callable[[int], bool]
 
 
 def why_whole(config: MiniMindConfig) -> str:
@@ -37,9 +43,15 @@ def why_whole(config: MiniMindConfig) -> str:
 
 
 def settle(
-    settings: PretrainSettings, stem: Path, config: MiniMindConfig, rows_of_epoch: int, T: int, memory: MemoryPlan
+    settings: PretrainSettings,
+    stem: Path,
+    config: MiniMindConfig,
+    rows_of_epoch: int,
+    T: int,
+    memory: MemoryPlan,
+    trial: Trial,
 ) -> tuple[PretrainSettings, str]:
-    """The settings with a number of rows in the place of AUTO, and a line that tells it. A collective.
+    """The settings with a number of rows in the place of AUTO_ROWS, and a line that tells it. A collective.
 
     stem: path of the run's files without their endings. rows_of_epoch: of all ranks; T: positions of a row.
     Errors: UserError for a settings file of the run that is none, and for a number of processes that do not divide the update.
@@ -49,26 +61,50 @@ def settle(
     # Another machine may divide itself into another number of processes.
     if recorded is not None and recorded % ranks.sharing == 0:
         return with_rows(settings, recorded), f"--batch_size auto: {division(settings, recorded)}, as before the resume"
-    most = MOST_ROWS_OF_MICRO_BATCH[memory.device.type]
-    # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
-    most = max(min(most, -(-rows_of_epoch // ranks.micro_batches_at_once)), ranks.sharing)
-    rows_of_warmup = USUAL_ROWS * settings.warmup_iters
-    choices = row_choices(USUAL_ROWS * settings.accumulation_steps, most, ranks.sharing, rows_of_warmup)
+    rows_of_update = USUAL_ROWS * settings.accumulation_steps
+    choices = possible_rows(rows_of_update, USUAL_ROWS * settings.warmup_iters, rows_of_epoch, memory)
     if why_whole(config):
         # Other micro-batches would be another loss.
         choices = [USUAL_ROWS]
     if not choices:
         raise UserError(
-            f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {USUAL_ROWS * settings.accumulation_steps:,} rows "
+            f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows "
             "cannot be divided so that all processes have the same; take another number, or auto"
         )
     free = memory.free_on_all_ranks()
-    rows = memory.first_that_fits(config, choices, T, free)
+    estimated = memory.first_that_fits(config, choices, T, free)
+    rows = rows_that_ran(choices, estimated, trial) if memory.device.type == "cuda" else estimated
     needed = memory.needed_at_most(MicroBatch(config, rows, T, settings.gradient_checkpointing))
     line = f"--batch_size auto: {division(settings, rows)}, for which {gigabytes(needed)} are enough"
     if free is not None:
         line += f" of the {gigabytes(free)} that are free on {memory.device}"
+    if rows != estimated:
+        line = (
+            f"--batch_size auto: {division(settings, rows)}, since {counted(estimated, 'row')} did not fit when tried"
+        )
     return with_rows(settings, rows), line
+
+
+def possible_rows(rows_of_update: int, rows_of_warmup: int, rows_of_epoch: int, memory: MemoryPlan) -> list[int]:
+    """`row_choices` of a run on this device, whose epochs have so many rows for all ranks."""
+    ranks = memory.ranks
+    most = MOST_ROWS_OF_MICRO_BATCH[memory.device.type]
+    # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
+    most = max(min(most, -(-rows_of_epoch // ranks.micro_batches_at_once)), ranks.sharing)
+    return row_choices(rows_of_update, most, ranks.sharing, rows_of_warmup)
+
+
+def rows_that_ran(choices: Sequence[int], rows: int, trial: Trial) -> int:
+    """The first number of rows with which a trial fits, of `rows`, half of them or fewer, and so on. A collective.
+
+    Where not even the smallest choice fits it is taken all the same: the run will say what would help.
+    """
+    while not trial(rows):
+        smaller = [choice for choice in choices if 2 * choice <= rows]
+        if not smaller:
+            break
+        rows = smaller[0]
+    return rows
 
 
 def division(settings: PretrainSettings, rows: int) -> str:
@@ -92,7 +128,7 @@ def row_choices(rows_of_update: int, most: int, sharing: int = 1, rows_of_warmup
 
 
 def with_rows(settings: PretrainSettings, rows: int) -> PretrainSettings:
-    """The settings with micro-batches of so many rows in the place of AUTO, and the same updates."""
+    """The settings with micro-batches of so many rows in the place of AUTO_ROWS, and the same updates."""
     return dataclasses.replace(
         settings,
         batch_size=rows,
@@ -123,7 +159,7 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
         return None
     before = parse(PretrainSettings, PROG, DESCRIPTION, ["--config", str(path)])
     rows_of_update = before.batch_size * before.accumulation_steps
-    if before.batch_size == AUTO or rows_of_update != USUAL_ROWS * settings.accumulation_steps:
+    if before.batch_size == AUTO_ROWS or rows_of_update != USUAL_ROWS * settings.accumulation_steps:
         return None
     return before.batch_size
 
@@ -138,9 +174,8 @@ def note_on_small(
     # A budget has been planned with its micro-batches, and a resume keeps those that it has.
     if not is_small or settings.has_budget or settings.from_resume or why_whole(config):
         return None
-    most = min(MOST_ROWS_OF_MICRO_BATCH["cuda"], -(-rows_of_epoch // memory.ranks.micro_batches_at_once))
     rows_of_warmup = batch_size * settings.warmup_iters
-    possible = row_choices(batch_size * steps, most, rows_of_warmup=rows_of_warmup)
+    possible = possible_rows(batch_size * steps, rows_of_warmup, rows_of_epoch, memory)
     choices = [rows for rows in possible if rows >= 2 * batch_size]
     free = memory.free_on_all_ranks()
     if not choices:

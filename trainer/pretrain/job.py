@@ -43,11 +43,12 @@ from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
+from trainer.pretrain import trial
 from trainer.pretrain.compressors import compressed
 from trainer.pretrain.division import USUAL_ROWS, note_on_small, settle
 from trainer.pretrain.flops import flops_per_token, mean_context
@@ -62,7 +63,7 @@ from trainer.pretrain.public_weights import (
     tokenizer_notices,
 )
 from trainer.pretrain.settings import (
-    AUTO,
+    AUTO_ROWS,
     DEFAULT_TOKENIZER,
     MODEL_FLAGS,
     DataSettings,
@@ -137,13 +138,15 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 self.epochs = 1
                 self.plans_to_end = bool(settings.max_updates)
             self._check_tokens()
+            # Padding is not trained, so any id that the model has will do.
+            self.pad_id = self.tokenizer.pad_token_id or 0
+            if settings.gradient_checkpointing:
+                recompute_layers(self.model)
+            self.model.train()
             self._settle_batch()
             self._check_memory()
         # The model's folder and --batch_size auto have decided on some of them.
         settings = self.settings
-        if settings.gradient_checkpointing:
-            recompute_layers(self.model)
-        self.model.train()
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
@@ -151,10 +154,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.model, settings.learning_rate, settings.weight_decay, settings.optimizer, settings.muon_lr, self.ranks
         )
         self.n_sums = n_sums(self.config)
-        # Padding is not trained, so any id that the model has will do.
-        pad_id = self.tokenizer.pad_token_id or 0
-        self.assembler = Assembler(self.corpus.store, pad_id)
-        self.validation = self.corpus.validation(pad_id)
+        self.assembler = Assembler(self.corpus.store, self.pad_id)
+        self.validation = self.corpus.validation(self.pad_id)
         # It reads all tokens in a thread. One rank of each machine does it, since all read the same files.
         self.digest_check = self.corpus.digest_check() if self.ranks.local_rank == 0 else None
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
@@ -269,20 +270,33 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.batch_notice: str | None = None
         # What is said of flags is said of these.
         self.asked = self.settings
-        if self.settings.batch_size != AUTO:
+        if self.settings.batch_size != AUTO_ROWS:
             return
         plan = self.plan(0)
         self.settings, self.batch_notice = settle(
-            self.settings, self.stem, self.config, plan.n_rows, plan.T, self.memory
+            self.settings, self.stem, self.config, plan.n_rows, plan.T, self.memory, self._trial
         )
         # Its advice begins with the flags of the run.
         self.memory.settings = self.settings
 
-    def _check_memory(self) -> None:
-        """Errors: UserError where a micro-batch, which never has more rows than an epoch has for a rank, cannot fit."""
+    def _trial(self, rows: int) -> bool:
+        """Whether a micro-batch of so many rows fits all ranks' GPUs. A collective."""
         plan = self.plan(0)
-        rows = min(self.settings.batch_size, -(-plan.n_rows // self.ranks.micro_batches_at_once))
-        self.memory.check(self.config, rows, plan.T)
+        first_rows = range(min(rows, plan.n_rows))
+        batch = Assembler(self.corpus.store, self.pad_id, rows)[plan.recipe(first_rows)]
+        totals = plan.totals(0, len(first_rows))
+        states = self.memory.optimizer_states(self.config)
+        own = trial.fits(self.model, batch, totals, self.device, self.dtype, states)
+        return least_of_ranks(self.ranks, float(own), self.device) > 0
+
+    def _check_memory(self) -> None:
+        """Errors: UserError where a micro-batch cannot fit."""
+        plan = self.plan(0)
+        self.memory.check(self.config, self._most_rows(plan), plan.T)
+
+    def _most_rows(self, plan: EpochPlan) -> int:
+        """The rows of the largest micro-batch of an epoch, which may have fewer than --batch_size for a rank."""
+        return min(self.settings.batch_size, -(-plan.n_rows // self.ranks.micro_batches_at_once))
 
     def memory_advice(self) -> str:
         return self.memory.advice()
@@ -406,7 +420,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         per_token = flops_per_token(config, first.T)
         flops = per_token * rows_of_run * first.T / self.ranks.world_size
         # As the flags count them, rounded up: the last micro-batch may have fewer rows.
-        rows_of_flags = USUAL_ROWS if self.asked.batch_size == AUTO else self.asked.batch_size
+        rows_of_flags = USUAL_ROWS if self.asked.batch_size == AUTO_ROWS else self.asked.batch_size
         micro_batches = math.ceil(rows_of_run / (rows_of_flags * self.ranks.micro_batches_at_once))
         rows = self.corpus.plan(progress.epoch)
         self.forecast = self._forecast(first, flops)
@@ -523,10 +537,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def make_fast(self, outlook: Outlook) -> list[str]:
         said: list[str] = []
-        shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
+        on_gpu = self.device.type == "cuda"
+        rows = self._most_rows(self.plan(0)) if on_gpu else self.ranks.rows_of(self.settings.batch_size)
+        shape = (rows, outlook.rows.T)
         compile_blocks(
             self.model, self.settings.use_compile, self.device, said.append, shape, outlook.flops, self.dtype
         )
+        if on_gpu and self.model.compiled_backend is not None:
+            # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
+            # attention may add up in any order in its backward pass there, so that a resume would end with other bits.
+            self.assembler = Assembler(self.corpus.store, self.pad_id, rows)
         return said
 
 

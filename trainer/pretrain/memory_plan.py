@@ -13,7 +13,7 @@ from trainer.machine.measure import available_memory, total_memory
 from trainer.machine.out_of_memory import gigabytes, same_update
 from trainer.machine.processes import bytes_in_shared_memory
 from trainer.machine.ranks import Ranks, least_of_ranks
-from trainer.pretrain.memory import training_memory
+from trainer.pretrain.memory import MemoryEstimate, training_memory
 from trainer.pretrain.settings import PretrainSettings
 
 ONE_RANK = Ranks()
@@ -64,7 +64,7 @@ class MemoryPlan:
         return min(self._needed(batch, compiled) for compiled in choices)
 
     def needed_at_most(self, batch: MicroBatch) -> int:
-        """As `needed`, be it compiled or not: the last rows of an epoch never are, and plain code takes more."""
+        """As `needed`, be it compiled or not: a run may turn out not to be, and plain code takes more."""
         return max(self._needed(batch, compiled) for compiled in (False, True))
 
     def _needed(self, batch: MicroBatch, compiled: bool) -> int:
@@ -81,6 +81,10 @@ class MemoryPlan:
             half=self.half,
         )
         return sharing * estimate.total + bytes_in_shared_memory(sharing, parameter_count(batch.config))
+
+    def optimizer_states(self, config: MiniMindConfig) -> int:
+        """Bytes that the optimiser keeps on each rank."""
+        return self._one_short_row(config).optimizer_states
 
     def free_on_all_ranks(self) -> float | None:
         """Bytes that the rank with the least had free when the run began; None: not known. A collective."""
@@ -112,9 +116,7 @@ class MemoryPlan:
 
     def check_weights(self, config: MiniMindConfig) -> None:
         """Errors: UserError where not even weights, gradients and the optimiser's states fit."""
-        one_row = training_memory(
-            config, 1, 2, self.settings.optimizer, compiled=False, gradient_checkpointing=True, device=self.device.type
-        )
+        one_row = self._one_short_row(config)
         needed = self.ranks.sharing * (one_row.weights + one_row.gradients + one_row.optimizer_states)
         if self.total is None or needed <= self.total:
             return
@@ -123,6 +125,12 @@ class MemoryPlan:
             f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: "
             f"{parameter_count(config) / 1e9:,.1f} billion parameters need {needed / 1e9:,.0f} GB to train, and this "
             f"machine has {self.total / 1e9:,.0f} GB on {self.device}: {self._smaller_model(batch, self.total)}"
+        )
+
+    def _one_short_row(self, config: MiniMindConfig) -> MemoryEstimate:
+        """The least that training takes: of a row of two positions."""
+        return training_memory(
+            config, 1, 2, self.settings.optimizer, compiled=False, gradient_checkpointing=True, device=self.device.type
         )
 
     def warning(self) -> str | None:

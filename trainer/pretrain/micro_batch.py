@@ -6,15 +6,15 @@ from model.config import MiniMindConfig, parameter_count
 from model.hf_folder import read_config
 from trainer.budget.kept_plan import kept_settings
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
-from trainer.machine.processes import MicroBatch
+from trainer.machine.processes import Divisible
 from trainer.pretrain.division import why_whole
-from trainer.pretrain.settings import AUTO, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
+from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 
 # Of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
 LARGE_VOCABULARY = 64_000
 
 
-def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> MicroBatch | None:
+def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> Divisible | None:
     """given: names of the settings that the user has said. None where flags or a folder of weights are wrong: the job says why."""
     folder = settings.weight_folder()
     try:
@@ -34,8 +34,8 @@ def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> M
         # A run that goes on: its first start has chosen the batch, and the processes that share it.
         shape = (before.batch_size, before.max_seq_len)
         processes = int(before.cpu_processes) if before.cpu_processes.isdecimal() else None
-        return MicroBatch(*shape, parameter_count(config), whole, processes=processes)
+        return Divisible(*shape, parameter_count(config), whole, processes=processes)
     # The plan, or the job, will take a batch that the processes can share.
-    is_free = is_planned or settings.batch_size == AUTO
+    is_free = is_planned or settings.batch_size == AUTO_ROWS
     rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_free else settings.batch_size
-    return MicroBatch(rows, settings.max_seq_len, parameter_count(config), whole, is_planned=is_free)
+    return Divisible(rows, settings.max_seq_len, parameter_count(config), whole, is_planned=is_free)

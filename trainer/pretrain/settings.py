@@ -18,7 +18,7 @@ from trainer.reporting.settings import OutputSettings
 
 MOST_LAYERS = 1000
 # What --batch_size auto is in the settings until the job knows how many rows fit: no number of rows is 0.
-AUTO = 0
+AUTO_ROWS = 0
 DEFAULT_TOKENIZER = str(ROOT / "model")
 DEFAULT_GENERATION = "minimind2"
 DEFAULT_WIDTH = 512
@@ -57,8 +57,8 @@ def row_length(text: str) -> int:
 
 
 def rows_or_auto(text: str) -> int:
-    """A number of rows, or AUTO."""
-    return AUTO if text == "auto" else positive(int)(text)
+    """A number of rows, or AUTO_ROWS."""
+    return AUTO_ROWS if text == "auto" else positive(int)(text)
 
 
 # What argparse calls it in its message.

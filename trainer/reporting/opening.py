@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from common.settings_files import write_settings
 from trainer.reporting.trackers import open_tracker
 from trainer.saving.places import check_space
+from trainer.saving.save_clock import by_time_alone
 
 if TYPE_CHECKING:
     from trainer.loop import Trainer
@@ -76,8 +77,7 @@ def never_saved(metrics: Path) -> bool:
         for line in metrics.read_bytes().splitlines():
             record = json.loads(line)
             if "settings" in record:
-                # 0: no number of micro-batches is saved after. A run that was saved by time has a checkpoint.
-                save_intervals.append(record["settings"]["save_interval"] or math.inf)
+                save_intervals.append(save_interval_of(record))
             elif "eta" in record:
                 last_step = record["step"]
                 updates_left = record["eta"] > 0
@@ -88,6 +88,18 @@ def never_saved(metrics: Path) -> bool:
     except (OSError, ValueError, TypeError, KeyError):
         # No file of ours, or cut off: it is kept.
         return False
+
+
+def save_interval_of(start: dict[str, Any]) -> float:
+    """The micro-batches between two saves of the run that began with this line of its metrics file.
+
+    Infinity: it is not saved by their number. One that was saved by time has a checkpoint.
+    """
+    settings = start["settings"]
+    device_type = start["machine"]["device"].split(":")[0]
+    if by_time_alone(settings["save_minutes"], device_type):
+        return math.inf
+    return settings["save_interval"] or math.inf
 
 
 def write_own_report(stem: Path, say: Callable[[str], None]) -> None:

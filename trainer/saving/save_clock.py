@@ -16,6 +16,11 @@ class SaveSettings(Protocol):
     save_minutes: str
 
 
+def by_time_alone(save_minutes: str, device_type: str) -> bool:
+    """Whether `auto` puts minutes in the place of --save_interval. device_type: of a torch device."""
+    return save_minutes == AUTO and device_type == "cuda"
+
+
 class SaveClock:
     """The micro-batches and the seconds between two saves; 0: they do not count.
 
@@ -30,11 +35,11 @@ class SaveClock:
         """device_type: of a torch device."""
         self.interval = settings.save_interval
         self.seconds = 0.0
-        if settings.save_minutes != AUTO:
-            self.seconds = 60 * float(settings.save_minutes)
-        elif device_type == "cuda":
+        if by_time_alone(settings.save_minutes, device_type):
             self.interval = 0
             self.seconds = 60 * GPU_MINUTES
+        elif settings.save_minutes != AUTO:
+            self.seconds = 60 * float(settings.save_minutes)
         # On the monotonic clock: when training began, or when a save was last asked for or made.
         self._last = time.monotonic()
 

@@ -106,6 +106,7 @@ def simulated_cuda(gpus: int = 1) -> Iterator[SimpleNamespace]:
         "set_device": lambda device: set_device(device, chosen),
         "is_bf16_supported": lambda including_emulation=True: True,
         "max_memory_allocated": lambda device=None: 1 << 20,
+        "reset_peak_memory_stats": lambda device=None: None,
         "memory_allocated": lambda device=None: 1 << 20,
         "memory_reserved": lambda device=None: 2 << 20,
         "mem_get_info": lambda device=None: (20 << 30, properties.total_memory),

@@ -5,15 +5,20 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from common.errors import UserError
+from model import model_minimind, moe
+from model.fast import compiled_backend, flex_attention
 from tests.dataset.electra.test_electra_dataset import write_lines
-from tests.helpers import losses, train, write_corpus
+from tests.helpers import losses, records, train, write_corpus
 from tests.trainer.glue.glue_helpers import fine_tune, make_place
 from tests.trainer.machine.simulated_cuda import REAL_SET_DEVICE, set_device, simulated_cuda
 from tests.trainer.test_train_electra import train as train_electra
 from tests.trainer.test_train_electra import write_vocab
+from trainer.machine import compiling
 from trainer.machine import ranks as ranks_module
+from trainer.saving import checkpoint
 
 
 def test_the_simulated_set_device_refuses_what_the_real_one_refuses():
@@ -44,6 +49,106 @@ def test_a_run_goes_on_there(tmp_path):
         train(data_path=data, out_dir=tmp_path, device=None, dtype="float32")
         run = train(data_path=data, out_dir=tmp_path, device=None, dtype="float32", from_resume=1, epochs=2)
     assert run.progress.epoch == 2
+
+
+class CompiledOnAGpu:
+    """What a compiled run did: the backend of each micro-batch, its shape, and how many tensors were saved through pinned
+    memory."""
+
+    def __init__(self):
+        self.backends = []
+        self.shapes = []
+        self.pinned = 0
+        self.by_rule = False
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Compiled runs on a simulated GPU take the code of a GPU: a CompiledOnAGpu that looks on.
+
+    Their tensors are on the CPU all the same. So the choice of the backend and the saves are told that they were not, the
+    compiler gives each function back as it is, and FlexAttention, which has no gradients on a CPU, is SDPA with its mask.
+    """
+    seen = CompiledOnAGpu()
+
+    def attend(q, k, v, mask, tile=None):
+        B, _, T, _ = q.shape
+        rows = torch.arange(B).view(B, 1, 1, 1)
+        positions = torch.arange(T)
+        visible = mask.mask_mod(rows, None, positions.unsqueeze(1), positions)  # [B, 1, T, T]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+
+    def for_a_gpu(block_class, config, device, shape, dtype):
+        return compiled_backend.compiled_backend(block_class, config, torch.device("cuda", 0), shape, dtype)
+
+    backend_of = model_minimind.MiniMindForCausalLM._backend
+
+    def noted(model, x):
+        backend = backend_of(model, x)
+        seen.backends.append(type(backend).__name__)
+        seen.shapes.append(tuple(x.shape[:2]))
+        return backend
+
+    pinned_like = checkpoint.pinned_like
+
+    def counted(tensor):
+        copy = pinned_like(tensor)
+        seen.pinned += copy.is_pinned_here
+        return copy
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
+    monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
+    monkeypatch.setattr(compiling, "choose_kernels_by_rule", lambda: setattr(seen, "by_rule", True))
+    monkeypatch.setattr(flex_attention, "flex_attend", attend)
+    monkeypatch.setattr(compiled_backend, "flex_attend", attend)
+    monkeypatch.setattr(model_minimind, "compiled_backend", for_a_gpu)
+    monkeypatch.setattr(model_minimind.MiniMindForCausalLM, "_backend", noted)
+    monkeypatch.setattr(checkpoint, "is_on_gpu", lambda tensor: torch.cuda.is_available())
+    monkeypatch.setattr(checkpoint, "pinned_like", counted)
+    return seen
+
+
+COMPILED_RUN = {"dtype": "float32", "use_compile": 1, "batch_size": 5, "lr_schedule": "constant", "num_workers": 0}
+
+
+@pytest.mark.parametrize("use_moe, optimizer", [(0, "adamw"), (1, "muon")], ids=["dense", "experts in blocks"])
+def test_a_compiled_run_there_takes_compiled_code_for_every_micro_batch(
+    compiled, use_moe, optimizer, tmp_path, monkeypatch, capsys
+):
+    """The last one of an epoch too, which is filled up. References: the plain run on the CPU, to rounding; and the run that
+    was not stopped, bit for bit."""
+    data = write_corpus(tmp_path / "corpus.jsonl", 20)
+    flags = {"data_path": data, "use_moe": use_moe, "optimizer": optimizer, **COMPILED_RUN}
+    plain = train(**{**flags, "out_dir": tmp_path / "cpu", "device": "cpu", "use_compile": 0, "epochs": 2})
+    rows = plain.job.plan(0).n_rows
+    assert rows % 5 and set(compiled.backends) == {"Backend"} and (rows % 5, 24) in compiled.shapes
+    assert not compiled.pinned
+    on_cpu = len(compiled.backends)
+
+    monkeypatch.setattr(moe, "mixing", lambda experts, tokens: lambda *args: moe.blocked_experts(*args, sizes=(32, 8)))
+    capsys.readouterr()
+    with simulated_cuda():
+        whole = train(**flags, out_dir=tmp_path / "whole", device=None, epochs=2)
+        assert "attention: FlexAttention, which skips the blocks of other documents" in capsys.readouterr().out
+        train(**flags, out_dir=tmp_path / "parts", device=None, epochs=1)
+        resumed = train(**flags, out_dir=tmp_path / "parts", device=None, epochs=2, from_resume=1)
+    assert compiled.by_rule
+    assert set(compiled.backends[on_cpu:]) == {"CompiledFlexBackend"} and set(compiled.shapes[on_cpu:]) == {(5, 24)}
+    assert compiled.pinned > 0
+    # Muon makes much of little, since it scales each gradient up.
+    assert losses(whole) == pytest.approx(losses(plain), rel=1e-3)
+    assert [record["tokens"] for record in records(whole)] == [record["tokens"] for record in records(plain)]
+    for ours, reference in zip(resumed.engine.parameters, whole.engine.parameters, strict=True):
+        assert torch.equal(ours, reference)
+
+
+def test_an_epoch_without_a_full_micro_batch_is_not_filled_beyond_its_rows(compiled, tmp_path):
+    data = write_corpus(tmp_path / "corpus.jsonl", 20)
+    with simulated_cuda():
+        run = train(**{**COMPILED_RUN, "batch_size": 64}, data_path=data, out_dir=tmp_path, device=None)
+    assert set(compiled.shapes) == {(run.job.plan(0).n_rows, 24)}
+    assert set(compiled.backends) == {"CompiledFlexBackend"}
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])

@@ -9,7 +9,7 @@ from tests.helpers import flags
 from trainer.electra import micro_batch as electra
 from trainer.electra.settings import parse_args as electra_args
 from trainer.machine import processes
-from trainer.machine.processes import MicroBatch, choose, divide
+from trainer.machine.processes import Divisible, choose, divide
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import parse_args
@@ -49,12 +49,12 @@ M26 = 26_000_000
 )  # fmt: skip
 def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chosen):
     memory = None if memory_gb is None else memory_gb * GB
-    assert choose(threads, MicroBatch(rows, positions, M26), memory) == chosen
+    assert choose(threads, Divisible(rows, positions, M26), memory) == chosen
 
 
 def test_a_loss_of_a_whole_micro_batch_is_not_divided():
     """minimind3's mixture of experts; that of minimind2 is defined for each document."""
-    assert choose(2, MicroBatch(32, 512, M26, whole="because"), None) == 1
+    assert choose(2, Divisible(32, 512, M26, whole="because"), None) == 1
     assert micro_batch_of(parse_args(flags(generation="minimind3", num_attention_heads=4, use_moe=1))).whole
     assert not micro_batch_of(parse_args(flags(use_moe=1))).whole
     assert not micro_batch_of(parse_args(flags(generation="minimind3", num_attention_heads=4))).whole
@@ -75,7 +75,7 @@ def cpu(asked="auto", device="cpu"):
 
 
 def wide():
-    return MicroBatch(32, 512, M26)
+    return Divisible(32, 512, M26)
 
 
 @pytest.fixture
@@ -117,13 +117,13 @@ def test_a_number_that_does_not_fit_is_one_line(two_threads):
     with pytest.raises(UserError, match="--cpu_processes 3: --batch_size 32 cannot be divided"):
         divide(cpu("3"), wide, by_itself=True)
     with pytest.raises(UserError, match="--cpu_processes 2: because; drop the flag"):
-        divide(cpu("2"), lambda: MicroBatch(32, 512, M26, whole="because"), by_itself=True)
+        divide(cpu("2"), lambda: Divisible(32, 512, M26, whole="because"), by_itself=True)
     # A run that goes on keeps its processes, as long as the machine has threads for them.
     for had, got in ((1, 1), (2, 2), (3, 2)):
-        batch = MicroBatch(32, 512, M26, processes=had)
+        batch = Divisible(32, 512, M26, processes=had)
         assert divide(cpu("auto"), lambda batch=batch: batch, by_itself=True).processes == got
     # A plan will choose rows that three processes can share.
-    assert divide(cpu("3"), lambda: MicroBatch(16, 512, M26, is_planned=True), by_itself=True).processes == 3
+    assert divide(cpu("3"), lambda: Divisible(16, 512, M26, is_planned=True), by_itself=True).processes == 3
     for wrong in ("0", "65", "some", "-1"):
         with pytest.raises(SystemExit):
             parse_args(["--cpu_processes", wrong])

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,13 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
+from dataset.loader import Batch
+from dataset.packing import EpochPlan, Totals
 from model.config import MiniMindConfig
-from tests.helpers import losses, new_port, records, run_ranks, train, write_corpus
+from model.model_minimind import MiniMindForCausalLM
+from tests.helpers import losses, new_port, records, run_ranks, tiny_model, token_store, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
-from trainer.machine.processes import MicroBatch as Divisible
+from trainer.machine.processes import Divisible
 from trainer.machine.ranks import Ranks, init_distributed_mode
-from trainer.pretrain import memory_plan
+from trainer.pretrain import memory_plan, trial
 from trainer.pretrain.division import (
     USUAL_ROWS,
     converted,
@@ -25,6 +29,7 @@ from trainer.pretrain.division import (
     settle,
     with_rows,
 )
+from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory_plan import SAFE_SHARE, MemoryPlan, MicroBatch
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import parse_args
@@ -47,10 +52,24 @@ def plan_with(monkeypatch, settings, free, device=CUDA, ranks=None):
     return MemoryPlan(settings, torch.bfloat16, device, ranks or Ranks())
 
 
-def settled(monkeypatch, tmp_path, free, *argv, rows_of_epoch=MANY_ROWS, config=SIZE, device=CUDA, ranks=None):
+def always_fits(rows):
+    return True
+
+
+def settled(
+    monkeypatch,
+    tmp_path,
+    free,
+    *argv,
+    rows_of_epoch=MANY_ROWS,
+    config=SIZE,
+    device=CUDA,
+    ranks=None,
+    trial=always_fits,
+):
     settings = settings_of(*argv)
     memory = plan_with(monkeypatch, settings, free, device, ranks)
-    return settle(settings, tmp_path / "run", config, rows_of_epoch, T, memory)
+    return settle(settings, tmp_path / "run", config, rows_of_epoch, T, memory, trial)
 
 
 # ------------------------------------------------------------------------------------------ which rows are taken
@@ -137,6 +156,36 @@ def test_a_loss_that_is_defined_over_a_micro_batch_keeps_it(monkeypatch, tmp_pat
         assert (settings.batch_size, settings.accumulation_steps) == (32, 8)
 
 
+@pytest.mark.parametrize(
+    ("argv", "fit", "tried", "wanted"),
+    [
+        ((), 256, [256], (256, 1)),
+        ((), 100, [256, 128, 64], (64, 4)),
+        # An odd number of rows is not halved but for the next one that divides the update.
+        (("--accumulation_steps", "7"), 100, [224, 112, 56], (56, 4)),
+        (("--accumulation_steps", "11"), 30, [176, 88, 44, 22], (22, 16)),
+        # 25 of 128 rows are the warm-up's, and 50 of 64.
+        (("--warmup_iters", "100"), 100, [128, 64], (64, 4)),
+        # Where nothing fits, the run itself ends with a line.
+        ((), 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
+    ],
+)
+def test_a_micro_batch_that_does_not_fit_when_tried_is_halved(monkeypatch, tmp_path, argv, fit, tried, wanted):
+    trials = []
+
+    def trial(rows):
+        trials.append(rows)
+        return rows <= fit
+
+    settings, line = settled(monkeypatch, tmp_path, 1000 * GB, *argv, trial=trial)
+    assert trials == tried and (settings.batch_size, settings.accumulation_steps) == wanted
+    assert (f"since {tried[0]} rows did not fit when tried" in line) == (len(tried) > 1)
+    # On a CPU nothing is tried: the system would end the process.
+    trials.clear()
+    settled(monkeypatch, tmp_path, 1000 * GB, *argv, device=torch.device("cpu"), trial=trial)
+    assert trials == []
+
+
 def test_what_counts_micro_batches_counts_as_many_rows():
     settings = with_rows(
         settings_of("--eval_interval", "0", "--log_interval", "1", "--save_interval", "1000000000"), 16
@@ -167,7 +216,7 @@ def rows_of_rank(folder):
     memory = MemoryPlan(settings, torch.bfloat16, device, ranks)
     memory.device = CUDA
     memory.available = (24 if ranks.rank == 1 else 80) * GB
-    found, line = settle(settings, Path(folder) / "run", SIZE, MANY_ROWS, T, memory)
+    found, line = settle(settings, Path(folder) / "run", SIZE, MANY_ROWS, T, memory, always_fits)
     torch.distributed.destroy_process_group()
     return [found.batch_size, found.accumulation_steps, line]
 
@@ -214,6 +263,82 @@ def test_a_run_is_that_of_the_flags_which_it_comes_to(tmp_path, data):
         assert curves[0] == pytest.approx(curves[1][: len(curves[0])], rel=1e-6)
     for name, weight in usual.engine.model.state_dict().items():
         torch.testing.assert_close(auto.engine.model.state_dict()[name], weight, rtol=1e-4, atol=1e-6)
+
+
+def fails_beyond(monkeypatch, most_rows):
+    """A GPU whose memory ends with the backward pass of more rows than these; gives the rows of each micro-batch."""
+    seen = []
+    losses_of = MiniMindForCausalLM.training_losses
+
+    def limited(model, input_ids, *arguments):
+        seen.append(len(input_ids))
+        loss, aux_loss = losses_of(model, input_ids, *arguments)
+        if len(input_ids) > most_rows:
+            loss.register_hook(out_of_memory)
+        return loss, aux_loss
+
+    def out_of_memory(gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(MiniMindForCausalLM, "training_losses", limited)
+    return seen
+
+
+@pytest.mark.parametrize("recomputed", [0, 1])
+def test_a_run_whose_estimate_was_too_low_takes_fewer_rows_at_once(tmp_path, data, monkeypatch, capsys, recomputed):
+    """Reference: the run with the flags that it comes to, bit for bit."""
+    given = {**AUTO_RUN, "data_path": data, "device": None, "max_updates": 4, "accumulation_steps": 4}
+    given["gradient_checkpointing"] = recomputed
+    with simulated_cuda():
+        seen = fails_beyond(monkeypatch, 32)
+        auto = train(out_dir=tmp_path / "auto", **given)
+        said = capsys.readouterr().out
+        assert seen[:3] == [128, 64, 32] and max(seen[3:]) <= 32
+        explicit = train(out_dir=tmp_path / "explicit", **{**given, "batch_size": 32})
+    line = "--batch_size auto: an update is 4 micro-batches of 32 rows, since 128 rows did not fit when tried"
+    assert said.splitlines().count(line) == 1
+    assert (auto.settings.batch_size, auto.settings.accumulation_steps) == (32, 4)
+    assert losses(auto) == losses(explicit)
+    for ours, reference in zip(auto.engine.parameters, explicit.engine.parameters, strict=True):
+        assert torch.equal(ours, reference)
+
+
+def test_a_trial_leaves_nothing_behind_and_hides_no_other_fault(monkeypatch):
+    model = tiny_model(dropout=0.2)
+    ids = torch.randint(3, 97, (2, 12))
+    batch = Batch(ids, ids, torch.zeros_like(ids), torch.arange(12).expand(2, 12), 24, 2)
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    arguments = (model, batch, Totals(24, 2), CUDA, torch.bfloat16, 1000)
+    with simulated_cuda():
+        before = torch.get_rng_state()
+        assert trial.fits(*arguments)
+        assert torch.equal(torch.get_rng_state(), before)
+        fails_beyond(monkeypatch, 1)
+        assert not trial.fits(*arguments)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
+        with pytest.raises(RuntimeError, match="negative"):
+            trial.fits(*arguments[:-1], -1)
+
+
+def trial_of_rank():
+    """What the job says of a trial that fits rank 0 alone."""
+    new_port("trial")
+    ranks, device = init_distributed_mode("cpu")
+    trial.fits = lambda *arguments: ranks.rank == 0
+    store = token_store([30] * 8)
+    job = SimpleNamespace(ranks=ranks, device=device, model=None, dtype=None, config=SIZE, pad_id=0)
+    job.corpus = SimpleNamespace(store=store)
+    job.memory = SimpleNamespace(optimizer_states=lambda config: 0)
+    job.plan = lambda epoch: EpochPlan(store, 16, seed=0, epoch=epoch)
+    fits = PretrainJob._trial(job, 4)
+    torch.distributed.destroy_process_group()
+    return fits
+
+
+def test_a_trial_fits_where_it_fits_all_ranks():
+    assert run_ranks(trial_of_rank) == [False, False]
 
 
 def test_a_resume_keeps_the_division_bit_for_bit(tmp_path, data, monkeypatch):
