@@ -20,7 +20,8 @@ enough, in whatever versions an image has. Sections:
     9 parts                    attention, a save beside training, the exchange of gradients
 
 Each section is a process with a time limit of its own, so that one that fails or hangs leaves the others alone. After
-LAST_START_S no section starts any more. What is found goes to --out at once, a table of it comes last. `pytest -m gpu`
+LAST_START_S no section starts any more, and after END_S none goes on. Compiled code is kept from section to section, and for
+no later command. What is found goes to --out at once, a table of it comes last. `pytest -m gpu`
 runs the checks of 2 to 5 as tests. Exit code 1: a check failed, or a section did not end.
 """
 
@@ -37,9 +38,11 @@ if __name__ == "__main__":
     gpu_parser().parse_args()
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -55,6 +58,7 @@ from benchmarks.gpu_checks import Check
 from benchmarks.gpu_figures import FULL, SMALL, Measurement
 
 LAST_START_S = 500
+END_S = 535
 # Of a section, in seconds, where it is not this
 LIMIT_S = 90
 LIMITS_S = {1: 120, 2: 120, 3: 150, 6: 120}
@@ -72,8 +76,6 @@ CHECKS: dict[int, Mapping[str, Check]] = {
     4: gpu_checks.WAITING,
     5: gpu_checks.BAD_NUMBERS,
 }
-# Sections that begin without any code that torch.compile has kept from earlier ones
-WITH_AN_EMPTY_CACHE = (1,)
 # A result as a line of --out: of a Figure, or {"what", "value", "ok"} of a check.
 Result = dict[str, Any]
 
@@ -110,11 +112,28 @@ def run_section(args: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------------------------- the command
 
 
-def ask(number: int, args: argparse.Namespace, out: IO[str]) -> list[Result]:
-    """Run a section in a process of its own; its results, also the first ones of a section that fails."""
+def limit_of(number: int, seconds_so_far: float) -> float:
+    """Seconds that a section may take."""
+    return min(LIMITS_S.get(number, LIMIT_S), END_S - seconds_so_far)
+
+
+def end_with_its_own(process: "subprocess.Popen[str]") -> None:
+    """Kill the process of a section, and the trainers that it may have started."""
+    if not hasattr(os, "killpg"):
+        process.kill()
+        return
+    # Its group has its number, and is gone where all of them have ended.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def ask(number: int, args: argparse.Namespace, out: IO[str], limit: float, compiled_code: str) -> list[Result]:
+    """Run a section in a process of its own; its results, also the first ones of a section that fails.
+
+    limit: of its seconds. compiled_code: the folder of what torch.compile keeps.
+    """
     command = [sys.executable, str(Path(__file__).resolve()), "--section", str(number)]
     command += ["--device", args.device, "--seconds", args.seconds]
-    limit = LIMITS_S.get(number, LIMIT_S)
     results: list[Result] = []
 
     def add(result: Result) -> None:
@@ -124,21 +143,22 @@ def ask(number: int, args: argparse.Namespace, out: IO[str]) -> list[Result]:
         print(f"  {line_of(result)}", flush=True)
 
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ)
-        if number in WITH_AN_EMPTY_CACHE:
-            environment["TORCHINDUCTOR_CACHE_DIR"] = folder
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        alarm = threading.Timer(limit, process.kill)
-        alarm.start()
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled_code}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    alarm = threading.Timer(limit, end_with_its_own, [process])
+    alarm.start()
+    try:
         assert process.stdout is not None
         for line in process.stdout:
             add(json.loads(line))
         code = process.wait()
+    finally:
         alarm.cancel()
+        # Ctrl-C reaches this process alone.
+        end_with_its_own(process)
     seconds = time.monotonic() - start
     if code:
-        reason = f"stopped after {limit} s" if seconds >= limit else f"exit code {code}; its error stands above"
+        reason = f"stopped after {limit:g} s" if seconds >= limit else f"exit code {code}; its error stands above"
         add({"what": "the section did not end", "value": reason, "ok": False})
     add({"what": "seconds of the section", "value": round(seconds, 1)})
     return results
@@ -182,13 +202,14 @@ def main() -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     results: list[Result] = []
-    with open(path, "w", encoding="utf-8") as out:
+    with open(path, "w", encoding="utf-8") as out, tempfile.TemporaryDirectory() as compiled_code:
         for number in numbers:
-            if time.monotonic() - start > LAST_START_S:
+            so_far = time.monotonic() - start
+            if so_far > LAST_START_S:
                 print(f"section {number} is left out: {LAST_START_S} s have passed")
                 continue
             print(f"section {number}: {GPU_SECTIONS[number]}", flush=True)
-            results += ask(number, args, out)
+            results += ask(number, args, out, limit_of(number, so_far), compiled_code)
     print("\n".join(["", *table_of(results)]))
     failed = [result["what"] for result in results if result.get("ok") is False]
     print(f"\nall results: {path}")

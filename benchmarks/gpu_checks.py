@@ -8,7 +8,6 @@ import contextlib
 import functools
 import json
 import math
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.training import Training
+from benchmarks.training import LEARNING_RATE, Training
 from common.paths import ROOT
 from dataset.packing import Totals
 from trainer.machine.measure import synchronize
@@ -52,6 +51,10 @@ GRADIENT_ERROR_OF_MOE = {"float32": 5e-2, "bfloat16": 3e-1}
 UPDATES = 50
 # Relative distance of two losses after so many updates that differ in their rounding only
 LOSS_AFTER_UPDATES = 0.02
+# What a run says whose backward pass may add up in any order
+ANY_ORDER = "attention: PyTorch's own"
+# Of the runs that are killed. On a GPU they last for some seconds after the first save.
+UPDATES_OF_RUN = {"cuda": 600, "cpu": 16}
 # With it some gradient is beyond 65,504, the largest float16.
 TOO_LARGE_SCALE = 2.0**26
 
@@ -188,9 +191,12 @@ def documents_for(folder: Path) -> Path:
 def trainer_command(folder: Path, out_dir: Path, device: torch.device, *flags: str) -> list[str]:
     """Without --device where that is the machine's own choice, as nearly everybody starts it."""
     command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py")]
-    command += ["--data_path", str(folder / "text.jsonl"), "--out_dir", str(out_dir), "--max_updates", "40"]
-    command += ["--hidden_size", "128", "--num_hidden_layers", "2", "--max_seq_len", "128", "--batch_size", "8"]
-    command += ["--accumulation_steps", "1", "--log_interval", "10", "--save_interval", "10"]
+    command += ["--data_path", str(folder / "text.jsonl"), "--out_dir", str(out_dir)]
+    # Each run has its own tokens, since two of them begin at once.
+    command += ["--cache_dir", str(out_dir / "tokens"), "--max_updates", str(UPDATES_OF_RUN[device.type])]
+    command += ["--hidden_size", "128", "--num_hidden_layers", "2", "--max_seq_len", "512", "--accumulation_steps", "1"]
+    # Compiled code alone promises the same bits on a GPU. On a CPU compiling takes longer than everything else here.
+    command += ["--log_interval", "10", "--use_compile", str(int(device.type == "cuda"))]
     if device.type == "cpu":
         # The machine may have a GPU all the same.
         command += ["--device", "cpu", "--cpu_processes", "1"]
@@ -214,27 +220,43 @@ def weights_in(folder: Path) -> bytes:
     return path.read_bytes()
 
 
+def killed_after_its_first_save(command: list[str], out_dir: Path) -> str:
+    """Start a trainer and end it without a word; the name of the last checkpoint that it leaves."""
+    process = start(command)
+    while process.poll() is None and not any(out_dir.glob("*_resume/*.pt")):
+        time.sleep(0.01)
+    process.kill()
+    printed, _ = process.communicate()
+    assert process.returncode != 0, "the run had ended before it could be killed"
+    saved = sorted(path.name for path in out_dir.glob("*_resume/*.pt"))
+    assert saved, f"nothing was saved before the run was killed: {printed[-2000:]}"
+    return saved[-1]
+
+
 def resumes_bitwise(device: torch.device, *flags: str) -> str:
-    """A run that is killed and resumed ends with the bytes of one that went through."""
+    """A run that is killed and resumed ends with the bytes of one that went through.
+
+    Both begin with an empty cache of compiled code, and the resume with a full one: the kernels must not depend on that.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         documents_for(folder)
-        printed = end_of(start(trainer_command(folder, folder / "whole", device, *flags)))
+        whole = start(trainer_command(folder, folder / "whole", device, *flags))
+        try:
+            command = trainer_command(folder, folder / "again", device, *flags)
+            last_save = killed_after_its_first_save(command, folder / "again")
+            printed = end_of(whole)
+        finally:
+            whole.kill()
         assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
-
-        command = trainer_command(folder, folder / "again", device, *flags)
-        process = start(command)
-        while process.poll() is None and not any((folder / "again").glob("*_resume/*.pt")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        saved = sorted(path.name for path in (folder / "again").glob("*_resume/*.pt"))
-        assert saved, "nothing was saved before the run was killed"
         resumed = end_of(start([*command, "--from_resume", "1"]))
         assert "resumed from" in resumed, resumed[:1000]
         same = weights_in(folder / "whole") == weights_in(folder / "again")
-        assert same, f"the weights differ (killed behind {saved[-1]})"
-        return f"on {device.type}, killed behind {saved[-1]}, the same weights to the last bit"
+        found = f"on {device.type}, killed behind {last_save}"
+        if not same and ANY_ORDER in printed:
+            return f"{found}: other bits, which is possible here, since attention is PyTorch's own"
+        assert same, f"{found}: the weights differ"
+        return f"{found}: the same weights to the last bit"
 
 
 # ------------------------------------------------------------------------------------------- no waiting
@@ -269,17 +291,24 @@ def waits_are_errors(device: torch.device) -> Iterator[None]:
 
 
 def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, dtype: str = "bfloat16") -> str:
-    """Five updates after two that set everything up."""
-    compiled = device.type == "cuda"
-    training = Training({**SMALL, **fields}, device, ROWS, T, compiled=compiled, optimizer=optimizer, dtype=dtype)
-    poll = training.engine.poll if device.type == "cuda" else list
-    for _ in range(2):
-        training.step()
+    """Five updates after two that set everything up, on batches that come from main memory as the loader's do."""
+    on_gpu = device.type == "cuda"
+    training = Training({**SMALL, **fields}, device, ROWS, T, compiled=on_gpu, optimizer=optimizer, dtype=dtype)
+    poll = training.engine.poll if on_gpu else list
+    batch = training.host_batch.pin_memory() if on_gpu else training.host_batch
+    # A copy from other memory may wait all the same, and torch does not call that an error.
+    assert not on_gpu or batch.input_ids.is_pinned()
+
+    def update() -> None:
+        training.engine.micro_batch(batch.to(device), training.totals)
+        training.engine.update(LEARNING_RATE)
         poll()
+
+    for _ in range(2):
+        update()
     with waits_are_errors(device):
         for _ in range(5):
-            training.step()
-            poll()
+            update()
     return f"five updates, {backend_name(training)}, {training.engine.dtype}"
 
 
@@ -340,10 +369,10 @@ NUMBERS: dict[str, Check] = {
     "an expert without tokens": an_expert_without_tokens_gets_a_zero_gradient,
 }
 TRAINER: dict[str, Check] = {
-    # Compiling three times is enough for a check: on a CPU it takes longer than everything else here.
-    "resume, AdamW": lambda device: resumes_bitwise(device, "--use_compile", str(int(device.type == "cuda"))),
-    "resume, Muon, eager": lambda device: resumes_bitwise(device, "--optimizer", "muon", "--use_compile", "0"),
-    "resume, MoE, eager": lambda device: resumes_bitwise(device, "--use_moe", "1", "--use_compile", "0"),
+    "resume, AdamW": lambda device: resumes_bitwise(device, "--batch_size", "8", "--save_interval", "5"),
+    "resume, Muon, MoE, --batch_size auto, --save_minutes": lambda device: resumes_bitwise(
+        device, "--optimizer", "muon", "--use_moe", "1", "--batch_size", "auto", "--save_minutes", "0.01"
+    ),
 }
 WAITING: dict[str, Check] = {
     "no wait, AdamW": lambda device: does_not_wait(device, {}, "adamw"),

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import transformers
 
 from benchmarks.arguments import SIZES
+from benchmarks.timing import per_step
 from benchmarks.training import MEAN_LENGTH, Training, packed_batch
 from common.paths import ROOT
 from model.attention import document_mask, scaled_dot_product_attention
@@ -71,19 +72,6 @@ SMALL = Scale(sizes=("tiny",), rows=(2, 4), turn_s=0.5, product_s=0.5, copied_by
 PREDICTED_SHARE = {"26m": "38 to 43", "104m": "45", "64m": "30 to 35", "moe": "20 to 26"}
 
 Measurement = Callable[[torch.device, Scale], Iterator[Figure]]
-
-
-def per_step(step: Callable[[], object], device: torch.device, turn_s: float) -> tuple[float, float]:
-    """(seconds of a step on the device, seconds that the host takes to begin one), over a turn of so many seconds."""
-    one = seconds(step, device)
-    steps = max(3, int(turn_s / max(one, 1e-6)))
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    begun = time.perf_counter() - start
-    synchronize(device)
-    return (time.perf_counter() - start) / steps, begun / steps
 
 
 # -------------------------------------------------------------------------------------------- sections

@@ -30,11 +30,13 @@ from typing import Any
 import torch
 
 from benchmarks.arguments import guards_parser
+from benchmarks.timing import step_seconds
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine, Outcome
 from trainer.machine.devices import pick_device, pick_dtype
+from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.pace import NO_PROPOSAL
@@ -75,15 +77,11 @@ def random_batch(rows: int, T: int, vocab_size: int) -> Batch:
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids, position_ids, rows * T, rows)
 
 
-def one_update(engine: Engine, batch: Batch, totals: Totals) -> float:
-    """Seconds of a micro-batch, its update and the poll."""
-    start = time.perf_counter()
+def one_update(engine: Engine, batch: Batch, totals: Totals) -> None:
+    """A micro-batch, its update and the poll."""
     engine.micro_batch(batch, totals)
     engine.update(1e-4)
     engine.poll()
-    if engine.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -101,40 +99,40 @@ def main() -> None:
     batch = random_batch(args.rows, 512, model.config.vocab_size).to(device)
     totals = Totals(batch.n_targets, batch.n_documents)
     print(f"26 M model, {args.rows} rows of 512, {device}, {dtype}, {torch.get_num_threads()} threads")
-    for engine in engines:
-        one_update(engine, batch, totals)
+    sides = [partial(one_update, engine, batch, totals) for engine in engines]
+    for update in sides:
+        update()
 
-    seconds: tuple[list[float], list[float]] = ([], [])
+    times: tuple[list[float], list[float]] = ([], [])
     for pair in range(args.pairs):
         for side in (0, 1) if pair % 2 else (1, 0):
-            seconds[side].append(one_update(engines[side], batch, totals))
-    guarded, plain = map(median, seconds)
-    pairwise = median(a / b for a, b in zip(*seconds, strict=True))
+            times[side].append(step_seconds(sides[side], device))
+    guarded, plain = map(median, times)
+    pairwise = median(a / b for a, b in zip(*times, strict=True))
     print(
         f"update: guarded {guarded:.3f} s, plain {plain:.3f} s; ratio of medians {guarded / plain:.4f}, of pairs {pairwise:.4f}"
     )
 
-    engine = engines[0]
-    state = {"model": model.state_dict(), "engine": engine.state_dict()}
+    state = {"model": model.state_dict(), "engine": engines[0].state_dict()}
     copies = []
     waits = []
     extra = []
     with tempfile.TemporaryDirectory(dir=ROOT / "out") as folder:
         checkpoints = Checkpoints(folder, keep=2)
-        for update in range(args.saves):
+        for number in range(args.saves):
             start = time.perf_counter()
             snapshot(state)
             copies.append(time.perf_counter() - start)
             start = time.perf_counter()
             checkpoints.save(
-                state, update, before=lambda copy: save_weights(copy["model"], {}, Path(folder, "weights"))
+                state, number, before=lambda copy: save_weights(copy["model"], {}, Path(folder, "weights"))
             )
             begun = time.perf_counter()
             beside = []
             while checkpoints.writing():
-                beside.append(one_update(engine, batch, totals))
+                beside.append(seconds(sides[0], device))
             waits.append(time.perf_counter() - begun)
-            alone = [one_update(engine, batch, totals) for _ in beside]
+            alone = [seconds(sides[0], device) for _ in beside]
             extra.append(sum(beside) - sum(alone))
     print(
         f"save of 310 MB and the weights: copy {median(copies):.3f} s; written beside the training within {median(waits):.2f} s, "

@@ -47,6 +47,8 @@ class Training:
             self.model.gradient_checkpointing_enable()
         generator = torch.Generator().manual_seed(1)
         batch, self.length = packed_batch(rows, T, mean_length, config.vocab_size, generator)
+        # As a loader gives it, and where it is computed.
+        self.host_batch = batch
         self.batch = batch.to(device)
         self.totals = Totals(batch.n_targets, batch.n_documents)
         self.tokens = rows * T

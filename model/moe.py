@@ -279,15 +279,33 @@ def blocked_experts(
     return _Combine.apply(experts[0].dropout(torch.cat(routed)), weights, place, slot).type_as(tokens)
 
 
+def block_counts(n_slots: int, num_experts: int, sizes: Sequence[int] = BLOCK_ROWS) -> list[tuple[int, int]]:
+    """[(rows of a block, number of such blocks), ...] of `blocked_experts`, from large to small.
+
+    No number may depend on the routing, since reading it would make the host wait. So it is one that every routing can do
+    with:
+
+    - Of a size that is not the last, as many as every routing fills. An expert has at most size - 1 rows that fill none.
+    - Of the last size, as many as any routing needs for the rows that are left, where each expert fills up its last one.
+    """
+    counts = []
+    n_left = n_slots
+    for size in sizes:
+        if size == sizes[-1]:
+            n_blocks = (n_left + num_experts * (size - 1)) // size
+        else:
+            n_blocks = max(0, _rounded_up(n_left - num_experts * (size - 1), size) // size)
+        if n_blocks:
+            counts.append((size, n_blocks))
+        n_left -= n_blocks * size
+    return counts
+
+
 def block_plan(chosen: torch.Tensor, num_experts: int, sizes: Sequence[int]) -> BlockPlan:
     """chosen [N, K] -> the BlockPlan of blocks of `sizes` rows, from large to small.
 
-    No size may depend on the routing, since reading one would make the host wait. So the number of blocks of each size is
-    that which every routing can do with:
-
-    - Of a size that is not the last, as many as every routing fills. An expert has at most size - 1 rows that fill none.
-      Whose blocks these are is found on the device: the first experts take theirs until there are no more.
-    - Of the last size, as many as any routing needs for the rows that are left, where each expert fills up its last one.
+    `block_counts` tells how many there are. Whose they are is found on the device: of a size that is not the last the first
+    experts take theirs until there are no more.
     """
     expert_of_slot = chosen.reshape(-1)
     device = chosen.device
@@ -300,18 +318,10 @@ def block_plan(chosen: torch.Tensor, num_experts: int, sizes: Sequence[int]) -> 
     left = counted[:, -1]  # [E]: rows of each expert that are in no block yet
     taken = torch.zeros_like(left)
     place = torch.zeros_like(rank)
-    n_left = n
     M = 0
     blocks = []
-    for size in sizes:
-        if size == sizes[-1]:
-            n_blocks = (n_left + num_experts * (size - 1)) // size
-            wanted = _rounded_up(left, size) // size
-        else:
-            n_blocks = max(0, _rounded_up(n_left - num_experts * (size - 1), size) // size)
-            wanted = left // size
-        if not n_blocks:
-            continue
+    for size, n_blocks in block_counts(n, num_experts, sizes):
+        wanted = _rounded_up(left, size) // size if size == sizes[-1] else left // size
         ends = wanted.cumsum(dim=0).clamp(max=n_blocks)  # [E]: the blocks of each expert end before this one
         starts = F.pad(ends[:-1], (1, 0))
         owner = (torch.arange(n_blocks, device=device) >= ends.unsqueeze(1)).sum(dim=0)
@@ -323,7 +333,6 @@ def block_plan(chosen: torch.Tensor, num_experts: int, sizes: Sequence[int]) -> 
         rows_taken = (ends - starts) * size
         taken = taken + rows_taken
         left = left - rows_taken
-        n_left -= n_blocks * size
         M += n_blocks * size
     slot = torch.full((M,), n, device=device).scatter(0, place, torch.arange(n, device=device))
     return BlockPlan(place.view(chosen.shape), slot, blocks)

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import gpu, gpu_checks
+from dataset.loader import Batch
 from tests.helpers import ROOT
 
 CPU = torch.device("cpu")
@@ -32,6 +34,63 @@ def test_gradients_that_are_wrong_are_found(monkeypatch):
     monkeypatch.setattr(gpu_checks, "gradient_of", lambda training: (1.02, torch.zeros(0)))
     with pytest.raises(AssertionError, match="off by"):
         gpu_checks.agrees_with_float64("minimind2", "bfloat16", False, CPU)
+
+
+def test_steady_updates_take_their_batches_from_main_memory(monkeypatch):
+    """Reference: where the tensors of each batch were before `Batch.to`."""
+    moved = []
+    to = Batch.to
+
+    def noted(batch, device):
+        moved.append(device)
+        return to(batch, device)
+
+    monkeypatch.setattr(Batch, "to", noted)
+    assert "five updates" in gpu_checks.does_not_wait(CPU, {}, "adamw")
+    # One when the training is made, and one for each of seven updates
+    assert moved == [CPU] * 8
+
+
+@pytest.mark.parametrize("attention", ["FlexAttention, which", "PyTorch's own with"])
+def test_other_bits_are_no_failure_where_attention_may_add_in_any_order(monkeypatch, attention):
+    """As PyTorch's does. The runs are programs that print and write what the trainer would."""
+    said = f"cuda:0, attention: {attention}, resumed from update_1.pt"
+    weights = iter((b"one", b"other"))
+
+    def start(command):
+        out_dir = Path(command[command.index("--out_dir") + 1])
+        out_dir.mkdir(parents=True, exist_ok=True)
+        if "--from_resume" not in command:
+            (out_dir / "run.pth").write_bytes(next(weights))
+        return subprocess.Popen([sys.executable, "-c", f"print({said!r})"], stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(gpu_checks, "start", start)
+    monkeypatch.setattr(
+        gpu_checks, "killed_after_its_first_save", lambda command, out_dir: end(start(command)) or "update_1.pt"
+    )
+    if "Flex" in attention:
+        with pytest.raises(AssertionError, match="the weights differ"):
+            gpu_checks.resumes_bitwise(torch.device("cuda"))
+    else:
+        assert "other bits" in gpu_checks.resumes_bitwise(torch.device("cuda"))
+
+
+def end(process) -> None:
+    process.communicate()
+
+
+def test_a_run_that_ends_before_it_is_killed_or_saves_nothing_is_a_failure(tmp_path, monkeypatch):
+    (tmp_path / "run_resume").mkdir()
+    with pytest.raises(AssertionError, match="nothing was saved"):
+        gpu_checks.killed_after_its_first_save([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
+    (tmp_path / "run_resume" / "update_00000005.pt").write_bytes(b"")
+    asleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert gpu_checks.killed_after_its_first_save(asleep, tmp_path) == "update_00000005.pt"
+    ended = gpu_checks.start([sys.executable, "-c", "pass"])
+    ended.wait()
+    monkeypatch.setattr(gpu_checks, "start", lambda command: ended)
+    with pytest.raises(AssertionError, match="had ended"):
+        gpu_checks.killed_after_its_first_save([], tmp_path)
 
 
 def test_a_wait_is_found():
@@ -65,20 +124,46 @@ def test_the_command_measures_and_writes_a_table(tmp_path):
     assert {result["section"] for result in results} == {0} and results[-1]["what"] == "seconds of the section"
 
 
-def test_a_section_that_hangs_is_stopped(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(gpu.LIMITS_S, 0, 0.5)
+def test_a_section_that_hangs_is_stopped(tmp_path, capsys):
     arguments = gpu.gpu_parser().parse_args(["--device", "cpu", "--seconds", "small"])
     with open(tmp_path / "out", "w", encoding="utf-8") as out:
-        results = gpu.ask(0, arguments, out)
+        results = gpu.ask(0, arguments, out, 0.5, str(tmp_path))
     assert [result["value"] for result in results if result.get("ok") is False] == ["stopped after 0.5 s"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux whether a process is there")
+def test_what_a_section_has_started_ends_with_it():
+    program = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        child = int(process.stdout.readline())
+        gpu.end_with_its_own(process)
+        # The pipe is closed when nobody is left who could write to it.
+        assert process.stdout.read() == ""
+    # One that has ended already
+    gpu.end_with_its_own(process)
+    assert not is_running(child)
+
+
+def is_running(pid) -> bool:
+    """Whether a process does anything: one that was killed may be left for its parent to see."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_no_section_goes_on_beyond_nine_minutes():
+    assert [gpu.limit_of(number, 0) for number in (0, 3)] == [90, 150]
+    assert gpu.limit_of(3, gpu.LAST_START_S) == gpu.END_S - gpu.LAST_START_S == 35
+    assert gpu.END_S < 9 * 60
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", [1, 2, 3, 4, 5, 6, 7, 8, 9])
-def test_every_section_on_a_cpu(section, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "LIMIT_S", 590)
-    monkeypatch.setattr(gpu, "LIMITS_S", {})
+def test_every_section_on_a_cpu(section, tmp_path):
     arguments = gpu.gpu_parser().parse_args(["--device", "cpu", "--seconds", "small"])
     with open(tmp_path / "out", "w", encoding="utf-8") as out:
-        results = gpu.ask(section, arguments, out)
+        results = gpu.ask(section, arguments, out, 590, str(tmp_path))
     assert len(results) > 1 and [result for result in results if result.get("ok") is False] == []

@@ -155,7 +155,7 @@ def test_blocked_products_compile_to_one_graph():
         out, aux_loss = compiled(x, torch.zeros(30, dtype=torch.long), 1)
     (out.sin().sum() + aux_loss).backward()
     grads = {name: p.grad for name, p in net.named_parameters()} | {"x": x.grad}
-    torch.testing.assert_close((out, grads), reference, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close((out, grads), reference, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow

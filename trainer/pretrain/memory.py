@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from model.chunks import chunk_rows
 from model.config import MiniMindConfig, parameter_count
+from model.moe import block_counts
 
 FP32 = 4
 # AdamW keeps two moments of each parameter, Muon one.
@@ -48,8 +49,9 @@ class MemoryEstimate:
     """Bytes at the peak of training, by what they are for.
 
     half_weights: copies of the weights in the dtype of the products. activations: what the blocks keep for the backward
-    pass, and the gradients of one block. logits: of one chunk, with its loss and gradients. optimizer_space: what an
-    update needs for a moment and does not find where the activations were. program: what the process has beside tensors.
+    pass, and the gradients of one block. logits: of one chunk, with its loss and gradients. expert_copies: of the experts'
+    weights for their blocks of rows, what does not find room where the logits were. optimizer_space: what an update needs
+    for a moment and does not find where the activations were. program: what the process has beside tensors.
     """
 
     weights: int
@@ -58,13 +60,14 @@ class MemoryEstimate:
     half_weights: int
     activations: int
     logits: int
+    expert_copies: int
     optimizer_space: int
     program: int
 
     @property
     def total(self) -> int:
         always = self.weights + self.gradients + self.optimizer_states + self.program
-        in_passes = self.half_weights + self.activations + self.logits
+        in_passes = self.half_weights + self.activations + self.logits + self.expert_copies
         return always + in_passes + self.optimizer_space
 
 
@@ -105,6 +108,12 @@ def training_memory(
     outside = 3 * config.hidden_size * FP32 + T * (half if compiled else 1)
     activations = (of_blocks + outside) * tokens + passing
     logits = loss_space(config, tokens, compiled, device, half)
+    expert_copies = 0
+    if config.use_moe and device == "cuda":
+        # Cards with a kernel for all experts at once take a little less.
+        layers_kept = 1 if gradient_checkpointing else config.num_hidden_layers
+        activations += layers_kept * rows_that_fill_up(config, tokens) * kept_by_slot(config, compiled, half)
+        expert_copies = max(0, round(space_of_blocks(config, tokens, compiled, half) - logits))
     # The copies of all blocks live from the forward to the backward pass; those of the head for the loss alone.
     half_weights = half * hidden if half < FP32 and not (gradient_checkpointing and compiled) else 0
 
@@ -124,6 +133,7 @@ def training_memory(
         half_weights=half_weights,
         activations=round(activations),
         logits=round(logits),
+        expert_copies=expert_copies,
         optimizer_space=optimizer_space,
         program=program,
     )
@@ -199,15 +209,43 @@ def kept_by_attention(config: MiniMindConfig, T: int, compiled: bool, device: st
 
 def kept_by_mlp(config: MiniMindConfig, compiled: bool, half: int) -> float:
     """Bytes for each token: gate, up, silu(gate) and silu(gate) * up; compiled code computes the third one again."""
-    numbers = 3 if compiled else 4
     if not config.use_moe:
-        return numbers * config.intermediate_size * half
+        return numbers_of_mlp(compiled) * config.intermediate_size * half
     H = config.hidden_size
-    # Rows that are gathered for the experts, and what becomes of them.
-    routed = config.num_experts_per_tok * (numbers * config.moe_intermediate_size + 2 * H) * half
-    shared = config.n_shared_experts * (numbers * config.moe_intermediate_size + 2 * H) * half
+    experts = config.num_experts_per_tok + config.n_shared_experts
     # The router takes fp32; each token's rows are added up in fp32.
-    return routed + shared + H * FP32 + config.num_experts_per_tok * H * FP32
+    return experts * kept_by_slot(config, compiled, half) + H * FP32 + config.num_experts_per_tok * H * FP32
+
+
+def numbers_of_mlp(compiled: bool) -> int:
+    """Numbers that an MLP keeps for each of its intermediate ones: see `kept_by_mlp`."""
+    return 3 if compiled else 4
+
+
+def kept_by_slot(config: MiniMindConfig, compiled: bool, half: int) -> int:
+    """Bytes for each row of an expert: what was gathered for it, what its MLP keeps, and what comes out."""
+    return (numbers_of_mlp(compiled) * config.moe_intermediate_size + 2 * config.hidden_size) * half
+
+
+def rows_that_fill_up(config: MiniMindConfig, tokens: int) -> int:
+    """Rows in the blocks of `blocked_experts` (model/moe.py) that are no token's."""
+    slots = tokens * config.num_experts_per_tok
+    rows = sum(size * count for size, count in block_counts(slots, config.num_experts))
+    return rows - slots
+
+
+def space_of_blocks(config: MiniMindConfig, tokens: int, compiled: bool, half: int) -> int:
+    """Of `blocked_experts` in one layer, for a moment.
+
+    In the backward pass, for the size with the most blocks: the weights of gate and up copied for each block, the gradient of
+    each copy, and their sums for the experts. In the forward pass plain code joins the weights in fp32, twice.
+    """
+    of_expert = 2 * config.moe_intermediate_size * config.hidden_size
+    slots = tokens * config.num_experts_per_tok
+    most_blocks = max(count for _, count in block_counts(slots, config.num_experts))
+    backward = (2 * most_blocks + config.num_experts) * of_expert * half
+    forward = 0 if compiled else 2 * config.num_experts * of_expert * FP32
+    return max(forward, backward)
 
 
 def loss_space(config: MiniMindConfig, tokens: int, compiled: bool, device: str, half: int) -> float:

@@ -71,7 +71,8 @@ def arguments(place, out, **changes):
         "report": 0,
         **changes,
     }
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    given = {name: value for name, value in settings.items() if value is not None}
+    return [part for name, value in given.items() for part in (f"--{name}", str(value))]
 
 
 def fine_tune(place, out, **changes):

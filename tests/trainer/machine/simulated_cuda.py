@@ -93,18 +93,22 @@ def set_device(device: Any, chosen: list[int]) -> None:
 
 
 @contextlib.contextmanager
-def simulated_cuda(gpus: int = 1) -> Iterator[SimpleNamespace]:
-    """Gives an object with `chosen`, the numbers that set_device was called with, and `mode`."""
+def simulated_cuda(gpus: int = 1, capability: tuple[int, int] = (8, 9)) -> Iterator[SimpleNamespace]:
+    """Gives an object with `chosen`, the numbers that set_device was called with, and `mode`.
+
+    capability: the compute capability. From 8.0 on a GPU has bfloat16; earlier ones compute it by way of float32.
+    """
     chosen: list[int] = []
+    major, minor = capability
     properties = SimpleNamespace(
-        total_memory=24 << 30, name="Simulated GPU", major=8, minor=9, multi_processor_count=80
+        total_memory=24 << 30, name="Simulated GPU", major=major, minor=minor, multi_processor_count=80
     )
     answers = {
         "is_available": lambda: True,
         "device_count": lambda: gpus,
         "current_device": lambda: chosen[-1] if chosen else 0,
         "set_device": lambda device: set_device(device, chosen),
-        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or major >= 8,
         "max_memory_allocated": lambda device=None: 1 << 20,
         "reset_peak_memory_stats": lambda device=None: None,
         "memory_allocated": lambda device=None: 1 << 20,
