@@ -236,7 +236,7 @@ def killed_after_its_first_save(command: list[str], out_dir: Path) -> str:
 def resumes_bitwise(device: torch.device, *flags: str) -> str:
     """A run that is killed and resumed ends with the bytes of one that went through.
 
-    Both begin with an empty cache of compiled code, and the resume with a full one: the kernels must not depend on that.
+    The resume takes the compiled code that the other two have left in the cache: the bits must not depend on that.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -131,27 +131,17 @@ def test_a_section_that_hangs_is_stopped(tmp_path, capsys):
     assert [result["value"] for result in results if result.get("ok") is False] == ["stopped after 0.5 s"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux whether a process is there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
 def test_what_a_section_has_started_ends_with_it():
-    program = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
+    program = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        child = int(process.stdout.readline())
+        assert int(process.stdout.readline()) > 0
         gpu.end_with_its_own(process)
-        # The pipe is closed when nobody is left who could write to it.
+        # The pipe ends when nobody is left who could write to it.
         assert process.stdout.read() == ""
     # One that has ended already
     gpu.end_with_its_own(process)
-    assert not is_running(child)
-
-
-def is_running(pid) -> bool:
-    """Whether a process does anything: one that was killed may be left for its parent to see."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_no_section_goes_on_beyond_nine_minutes():

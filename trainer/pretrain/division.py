@@ -61,6 +61,26 @@ def settle(
     # Another machine may divide itself into another number of processes.
     if recorded is not None and recorded % ranks.sharing == 0:
         return with_rows(settings, recorded), f"--batch_size auto: {division(settings, recorded)}, as before the resume"
+    choices = choices_of_auto(settings, config, rows_of_epoch, memory)
+    free = memory.free_on_all_ranks()
+    estimated = memory.first_that_fits(config, choices, T, free)
+    rows = rows_that_ran(choices, estimated, trial) if memory.device.type == "cuda" else estimated
+    needed = memory.needed_at_most(MicroBatch(config, rows, T, settings.gradient_checkpointing))
+    reason = f"for which {gigabytes(needed)} are enough"
+    if free is not None:
+        reason += f" of the {gigabytes(free)} that are free on {memory.device}"
+    if rows != estimated:
+        reason = f"since {counted(estimated, 'row')} did not fit when tried"
+    return with_rows(settings, rows), f"--batch_size auto: {division(settings, rows)}, {reason}"
+
+
+def choices_of_auto(
+    settings: PretrainSettings, config: MiniMindConfig, rows_of_epoch: int, memory: MemoryPlan
+) -> list[int]:
+    """The numbers of rows that may take the place of AUTO_ROWS, the largest first.
+
+    Errors: UserError for a number of processes that do not divide the update.
+    """
     rows_of_update = USUAL_ROWS * settings.accumulation_steps
     choices = possible_rows(rows_of_update, USUAL_ROWS * settings.warmup_iters, rows_of_epoch, memory)
     if why_whole(config):
@@ -68,21 +88,10 @@ def settle(
         choices = [USUAL_ROWS]
     if not choices:
         raise UserError(
-            f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows "
+            f"--cpu_processes {memory.ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows "
             "cannot be divided so that all processes have the same; take another number, or auto"
         )
-    free = memory.free_on_all_ranks()
-    estimated = memory.first_that_fits(config, choices, T, free)
-    rows = rows_that_ran(choices, estimated, trial) if memory.device.type == "cuda" else estimated
-    needed = memory.needed_at_most(MicroBatch(config, rows, T, settings.gradient_checkpointing))
-    line = f"--batch_size auto: {division(settings, rows)}, for which {gigabytes(needed)} are enough"
-    if free is not None:
-        line += f" of the {gigabytes(free)} that are free on {memory.device}"
-    if rows != estimated:
-        line = (
-            f"--batch_size auto: {division(settings, rows)}, since {counted(estimated, 'row')} did not fit when tried"
-        )
-    return with_rows(settings, rows), line
+    return choices
 
 
 def possible_rows(rows_of_update: int, rows_of_warmup: int, rows_of_epoch: int, memory: MemoryPlan) -> list[int]:
