@@ -2,6 +2,7 @@
 simulated_cuda.py. Reference: the same run on the CPU."""
 
 import json
+from unittest import mock
 
 import pytest
 import torch
@@ -11,13 +12,15 @@ from common.errors import UserError
 from model import model_minimind, moe
 from model.fast import compiled_backend, flex_attention
 from tests.dataset.electra.test_electra_dataset import write_lines
-from tests.helpers import losses, records, train, write_corpus
+from tests.helpers import losses, new_port, records, run_ranks, train, write_corpus
 from tests.trainer.glue.glue_helpers import fine_tune, make_place
 from tests.trainer.machine.simulated_cuda import REAL_SET_DEVICE, set_device, simulated_cuda
 from tests.trainer.test_train_electra import train as train_electra
 from tests.trainer.test_train_electra import write_vocab
+from trainer import engine
 from trainer.machine import compiling
 from trainer.machine import ranks as ranks_module
+from trainer.reducer import Reducer
 from trainer.saving import checkpoint
 
 
@@ -199,6 +202,34 @@ def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
         assert device == torch.device("cuda", local_rank) and cuda.chosen == [local_rank]
         assert asked["backend"] == backend
         assert asked["device_id"] == (device if nccl else None)
+
+
+TWO_RANKS = {"dtype": "float32", "batch_size": 2, "accumulation_steps": 1, "epochs": 1, "num_workers": 0}
+
+
+def run_of_a_rank(folder):
+    """The weights of a run on two simulated GPUs, where Gloo stands in for NCCL, and where it ran."""
+    new_port("run")
+    with (
+        simulated_cuda(gpus=2) as cuda,
+        mock.patch.object(torch.distributed, "is_nccl_available", lambda: False),
+        # Not the shared memory of ranks whose tensors are in main memory
+        mock.patch.object(engine, "make_reducer", lambda parameters, ranks: Reducer(parameters)),
+    ):
+        run = train(data_path=f"{folder}/corpus.jsonl", out_dir=f"{folder}/two", device=None, **TWO_RANKS)
+    weights = [parameter.detach() for parameter in run.engine.parameters]
+    return {"weights": weights, "device": str(run.engine.device), "chosen": cuda.chosen[0]}
+
+
+def test_a_run_of_torchrun_takes_two_gpus(tmp_path):
+    """From the flags to the end. Reference: one process on a CPU with twice the rows at once."""
+    data = write_corpus(tmp_path / "corpus.jsonl", 12)
+    found = run_ranks(run_of_a_rank, str(tmp_path))
+    assert [(rank["device"], rank["chosen"]) for rank in found] == [("cuda:0", 0), ("cuda:1", 1)]
+    run = train(data_path=data, out_dir=tmp_path / "one", **{**TWO_RANKS, "batch_size": 4})
+    for first, second, reference in zip(*(rank["weights"] for rank in found), run.engine.parameters, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first, reference, atol=1e-5, rtol=1e-4)
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
