@@ -53,8 +53,10 @@ UPDATES = 50
 LOSS_AFTER_UPDATES = 0.02
 # What a run says whose backward pass may add up in any order
 ANY_ORDER = "attention: PyTorch's own"
-# Of the runs that are killed. On a GPU they last for some seconds after the first save.
-UPDATES_OF_RUN = {"cuda": 600, "cpu": 16}
+# Of the runs that are killed, by the kind of the device. On a GPU they last for some seconds after the first save. An epoch
+# is no whole number of micro-batches.
+UPDATES_OF_RUN = {"cuda": 600, "cpu": 8}
+DOCUMENTS_OF_RUN = {"cuda": 600, "cpu": 150}
 # With it some gradient is beyond 65,504, the largest float16.
 TOO_LARGE_SCALE = 2.0**26
 
@@ -163,8 +165,8 @@ def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
 # ---------------------------------------------------------------------------------------- the trainer
 
 
-def documents_for(folder: Path) -> Path:
-    """A corpus for some dozens of updates."""
+def documents_for(folder: Path, count: int) -> Path:
+    """A corpus of so many short documents."""
     path = folder / "text.jsonl"
     words = [
         "the",
@@ -182,7 +184,7 @@ def documents_for(folder: Path) -> Path:
         "follow",
     ]
     with open(path, "w", encoding="utf-8") as file:
-        for number in range(600):
+        for number in range(count):
             text = " ".join(words[(number * 7 + i * i) % len(words)] for i in range(20 + number % 60))
             file.write(json.dumps({"text": f"{number}: {text}"}) + "\n")
     return path
@@ -240,7 +242,7 @@ def resumes_bitwise(device: torch.device, *flags: str) -> str:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        documents_for(folder)
+        documents_for(folder, DOCUMENTS_OF_RUN[device.type])
         whole = start(trainer_command(folder, folder / "whole", device, *flags))
         try:
             command = trainer_command(folder, folder / "again", device, *flags)
@@ -369,7 +371,7 @@ NUMBERS: dict[str, Check] = {
     "an expert without tokens": an_expert_without_tokens_gets_a_zero_gradient,
 }
 TRAINER: dict[str, Check] = {
-    "resume, AdamW": lambda device: resumes_bitwise(device, "--batch_size", "8", "--save_interval", "5"),
+    "resume, AdamW": lambda device: resumes_bitwise(device, "--batch_size", "8", "--save_interval", "3"),
     "resume, Muon, MoE, --batch_size auto, --save_minutes": lambda device: resumes_bitwise(
         device, "--optimizer", "muon", "--use_moe", "1", "--batch_size", "auto", "--save_minutes", "0.01"
     ),
