@@ -294,7 +294,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         plan = self.plan(0)
         self.memory.check(self.config, self._most_rows(plan), plan.T)
 
-    def _most_rows(self, plan: EpochPlan) -> int:
+    def _most_rows(self, plan: RowPlan) -> int:
         """The rows of the largest micro-batch of an epoch, which may have fewer than --batch_size for a rank."""
         return min(self.settings.batch_size, -(-plan.n_rows // self.ranks.micro_batches_at_once))
 
@@ -643,7 +643,7 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
 def rows_of_update(settings: PretrainSettings, ranks: Ranks) -> int:
     """Of all ranks."""
     # With "auto" an update has the rows that it has without.
-    rows = USUAL_ROWS if settings.batch_size == AUTO else settings.batch_size
+    rows = USUAL_ROWS if settings.batch_size == AUTO_ROWS else settings.batch_size
     return rows * settings.accumulation_steps * ranks.micro_batches_at_once
 
 
