@@ -31,7 +31,7 @@ SIZES = (
 
 # The flags that shape what is learned, in this order; the sizes stand in the table of the architecture.
 SHAPING = (
-    "data_path", "val_path", "val_fraction", "max_seq_len", "pack", "long_documents", "epochs", "batch_size",
+    "data_path", "mixture", "val_path", "val_fraction", "max_seq_len", "pack", "long_documents", "epochs", "batch_size",
     "accumulation_steps", "optimizer", "learning_rate", "muon_lr", "lr_schedule", "warmup_iters", "weight_decay",
     "grad_clip", "dtype", "init_scheme", "from_weight", "seed",
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from tests.helpers import flags, train, trainers_that_fit, write_corpus
+from tests.helpers import flags, new_port, run_ranks, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine
 from trainer.loop import Trainer
@@ -75,12 +75,12 @@ class Clock:
 
 @contextlib.contextmanager
 def clock(courses):
-    """Runs have this clock."""
+    """Runs have this clock, on rank 0."""
     make = Trainer.__init__
 
     def made(trainer, *args):
         make(trainer, *args)
-        trainer.pace = Clock(courses)
+        trainer.pace = Clock(courses) if trainer.ranks.is_main else None
 
     with mock.patch.object(Trainer, "__init__", made):
         yield
@@ -149,6 +149,32 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
     assert len(rows) == 20 * 4 + 30 * 12 and rows == planned_rows(longer)
     share = [longer.job.corpus.planned.plan.source_targets(20 * 4 + 20 * 12, len(rows))]
     assert share[0][1] / sum(share[0]) == pytest.approx(0.8, abs=0.03)
+
+
+MOVED = {"max_updates": 40, "lr_schedule": "wsd", "decay_share": 0.2}
+MOVES = {4: Course(fall_from=20, end=26), 12: Course(fall_from=26, end=32)}
+
+
+def rows_of_rank(data_path, folder):
+    """What one rank of two computes while the clock moves the end."""
+    new_port("mixture")
+    with clock(MOVES), trained_rows() as rows:
+        ended = run(data_path=data_path, out_dir=folder, batch_size=1, num_workers=1, **MOVED)
+    return {"rows": list(rows), "update": ended.progress.update, "weights": weights(ended)}
+
+
+@pytest.mark.slow
+def test_the_clock_moves_the_rows_of_all_ranks(sources, tmp_path):
+    """Reference: one rank with the same updates. Rank r has every second row of each update."""
+    data_path = schedule(sources, ":x9")
+    with clock(MOVES), trained_rows() as rows:
+        one = run(data_path=data_path, out_dir=tmp_path / "one", **MOVED)
+    first, second = run_ranks(rows_of_rank, data_path, str(tmp_path / "two"))
+    assert first["update"] == second["update"] == one.progress.update == 32
+    assert [row for pair in zip(first["rows"], second["rows"], strict=True) for row in pair] == rows
+    for name, ours in weights(one).items():
+        assert torch.allclose(ours, first["weights"][name], atol=1e-5)
+        assert torch.equal(first["weights"][name], second["weights"][name])
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
