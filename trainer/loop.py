@@ -144,7 +144,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.prepare()
         with self.collector:
             exit_code = self.fit()
-        self.tell_trained()
+        # To count it may take a while, and a run that is stopped must end soon.
+        if exit_code == 0:
+            self.tell_trained()
         if self.progress.skipped:
             self.reporter.say(
                 f"warning: {self.progress.skipped:,} of {counted(self.progress.update, 'update')} were not applied, since "
