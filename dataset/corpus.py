@@ -32,7 +32,7 @@ COUNTED_ROWS = 1 << 14
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
 # What is looked at for leaks at each start: tokens of the training text, validation documents, and runs of each. About
-# 0.3 s of one core and 30 MB.
+# 0.2 s of one core and 10 MB.
 LEAK_TOKENS = 1 << 24
 LEAK_DOCUMENTS = 4096
 LEAK_RUNS = 32

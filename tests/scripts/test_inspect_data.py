@@ -190,14 +190,20 @@ def test_rows_are_those_of_a_run_without_copies_if_it_leaves_them_out(tmp_path):
 
 
 def test_objects_of_any_kind_give_their_texts(tmp_path):
+    """Half a surrogate pair, which an escape can spell, is no text that a tokenizer takes."""
     lines = [
         {"context": "a", "choices": ["b", {"c": "d"}], "answer": 1},
         {"text": "only this", "other": "x"},
         {"answer": 2},
+        {"question": "half \ud800"},
     ]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert list(evaluation_texts(str(path), "text")) == [(f"{path}:1", ["a", "b", "d"]), (f"{path}:2", ["only this"])]
+    assert list(evaluation_texts(str(path), "text")) == [
+        (f"{path}:1", ["a", "b", "d"]),
+        (f"{path}:2", ["only this"]),
+        (f"{path}:4", ["half ?"]),
+    ]
 
 
 def test_what_can_be_mended_is_a_line(tmp_path):
