@@ -90,6 +90,13 @@ class Settings:
             if "check" in vars(group):
                 group.check(self)  # type: ignore[attr-defined]  # it has one, as the line above says
 
+    @classmethod
+    def groups(cls) -> tuple[type["Settings"], ...]:
+        """The groups of a command's settings, the last one of the help first. Settings that take over those of another
+        command say them themselves.
+        """
+        return cls.__bases__
+
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -141,7 +148,7 @@ class SettingsParser(simple_parsing.ArgumentParser):
         self.kind = kind
         self.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
         # The bases stand in the order in which Python looks things up, the last group of the help first.
-        for group in reversed(kind.__bases__):
+        for group in reversed(kind.groups()):
             self.add_arguments(group, dest=group.__name__)
         # simple_parsing makes the flags when it parses. The help is arranged here, so they are wanted now.
         self._preprocessing(args=[], namespace=None)
@@ -177,7 +184,7 @@ class SettingsParser(simple_parsing.ArgumentParser):
 
     def _name_plainly(self) -> None:
         """What simple_parsing calls by the group's name and the field's is called by the field's alone."""
-        titles = {group.__name__: title(group) for group in self.kind.__bases__}
+        titles = {group.__name__: title(group) for group in self.kind.groups()}
         for group in self._action_groups:
             name = (group.title or "").split(" [")[0]
             if name in titles:
@@ -197,7 +204,7 @@ class SettingsParser(simple_parsing.ArgumentParser):
                 self._take_defaults_of(config)
             parsed = self.parse_args(argv)
             values: dict[str, Any] = {}
-            for group in self.kind.__bases__:
+            for group in self.kind.groups():
                 values |= vars(getattr(parsed, group.__name__))
             for name, value in values.items():
                 self._refuse_empty(name, value)

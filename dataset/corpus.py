@@ -9,7 +9,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.loader import Batch, ceil_div, gather
+from dataset.loader import Assembler, Batch, ceil_div, gather
 from dataset.mixed_plan import Move
 from dataset.packing import EpochPlan, RowPlan, chunks
 from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned
@@ -17,7 +17,7 @@ from dataset.quality.leaks import LEAKED, Runs, Search, TrainingText, read_throu
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.sources import ConcatStore, Mixture, Share, split_by_hash, sum_of_targets, text_bytes
+from dataset.sources import ConcatStore, Mixture, MostTargets, Share, split_by_hash, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.format import TokenStore
@@ -121,6 +121,9 @@ class Corpus:
     documents are trained too, unless `allow_val_overlap`.
     """
 
+    # What is said where no epoch would have a row
+    nothing_to_train = "no document of two tokens or more to train on"
+
     def __init__(
         self,
         data_path: Sequence[str | Source],
@@ -201,7 +204,7 @@ class Corpus:
             )
 
     @property
-    def _most_targets(self) -> int | None:
+    def _most_targets(self) -> MostTargets:
         """That a document gives: a share counts trained tokens, so of one that is cut only the part that is trained."""
         is_cut = not self.pack or self.long_documents == "truncate"
         return self.max_seq_len - 1 if is_cut else None
@@ -308,9 +311,13 @@ class Corpus:
         plan = self._epoch_plan(documents, epoch)
         if not plan.n_rows:
             lower = ": lower --val_fraction" if self.val_fraction else ""
-            raise DataError(f"{', '.join(self.sources)}: no document of two tokens or more to train on{lower}")
+            raise DataError(f"{', '.join(self.sources)}: {self.nothing_to_train}{lower}")
         self._last_plan = (epoch, plan)
         return plan
+
+    def assembler(self, pad_id: int, n_rows: int = 0) -> Assembler:
+        """What makes the batches of a plan; see Assembler."""
+        return Assembler(self.store, pad_id, n_rows)
 
     def digest_check(self) -> DigestCheck:
         """What looks at the tokens of all stores of this run while it trains."""
@@ -485,13 +492,19 @@ class Corpus:
 class ValidationBatches:
     """A sequence of Batches of EVAL_ROWS rows in a fixed order, the last one filled up with padding.
 
-    n_bytes: UTF-8 bytes of the documents' texts.
+    n_bytes: UTF-8 bytes of the documents' texts; None where not all of these texts is predicted.
     """
 
-    def __init__(self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int) -> None:
+    n_bytes: int | None
+
+    def __init__(
+        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, long_documents: str = "split"
+    ) -> None:
         self.store = store
         self.pad_id = pad_id
-        self.plan = EpochPlan(store, max_seq_len, seed=0, epoch=0, documents=documents, shuffle=False)
+        self.plan = EpochPlan(
+            store, max_seq_len, seed=0, epoch=0, long_documents=long_documents, documents=documents, shuffle=False
+        )
         self.n_bytes = text_bytes(store, documents)
 
     def __len__(self) -> int:

@@ -54,7 +54,7 @@ def _write(path: Path) -> None:
 
 def documents() -> Iterator[str]:
     """The texts, in a fixed order and without exact duplicates."""
-    library = Path(sysconfig.get_path("stdlib"))
+    library = _library()
     # Found, not imported: the corpus comes from the text of the source files alone.
     found = importlib.util.find_spec("numpy")
     assert found is not None and found.origin is not None
@@ -65,6 +65,16 @@ def documents() -> Iterator[str]:
         if text not in seen:
             seen.add(text)
             yield text
+
+
+def library_entries() -> Iterator[str]:
+    """What the standard library documents, in a fixed order: the name, for a function with its signature, and the text."""
+    for file, name in _files(_library(), ""):
+        yield from _module(file, name)
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
 
 
 def _topics(path: Path) -> Iterator[str]:
@@ -84,12 +94,17 @@ def _topics(path: Path) -> Iterator[str]:
 def _packages(root: Path, package: str) -> Iterator[str]:
     """The documents of all modules under `root`, in the order of their files."""
     seen: set[str] = set()
+    for file, name in _files(root, package):
+        yield from _group(_new_entries(_module(file, name), seen))
+
+
+def _files(root: Path, package: str) -> Iterator[tuple[Path, str]]:
+    """(file, dotted name) of the modules under `root`."""
     # Sorted: a folder lists its files in another order on every machine.
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if SKIPPED.isdisjoint(parts):
-            entries = _module(file, _public_name(package, parts))
-            yield from _group(_new_entries(entries, seen))
+            yield file, _public_name(package, parts)
 
 
 def _public_name(package: str, parts: tuple[str, ...]) -> str:

@@ -100,6 +100,11 @@ class RowPlan(ABC):
         piece's document in the store, its first token within the document, and its pairs.
         """
 
+    @property
+    def n_pairs(self) -> int:
+        """Positions that hold a token, each with a target, be that trained or not."""
+        return round(self.fill * self.n_rows * self.T)
+
     def totals(self, lo: int, hi: int) -> Totals:
         """The Totals of the rows [lo, hi)."""
         return Totals(self.row_targets(lo, hi), self.row_documents(lo, hi))
@@ -130,6 +135,8 @@ class EpochPlan(RowPlan):
     row into pieces, "truncate" keeps the first max_seq_len tokens. Not pack: one document a row in the layout of
     PretrainDataset, T = max_seq_len - 1, the rest cut off.
     shuffle=False: pieces and rows in a fixed order (evaluation).
+    trained: int [documents of the store], how many of a document's pairs are trained, where that is not all of them; for
+    documents that are not split.
     Documents of fewer than two tokens have nothing to predict and are left out.
 
     Attributes: n_rows, n_pieces, T, fill (share of the positions that hold a token).
@@ -146,6 +153,7 @@ class EpochPlan(RowPlan):
         long_documents: str = "split",
         documents: Ints | None = None,
         shuffle: bool = True,
+        trained: Ints | None = None,
     ) -> None:
         if long_documents not in ("split", "truncate"):
             raise ValueError(f"long_documents must be split or truncate, not {long_documents!r}")
@@ -174,6 +182,9 @@ class EpochPlan(RowPlan):
             self._pad_rows(bits)
         self.fill = self.row_targets(0, self.n_rows) / max(self.n_rows * self.T, 1)
         self._number_pieces()
+        if trained is not None:
+            assert not self.split, "of the pieces of a document it is not known which has how many"
+            self._targets = self._sums_of_rows(trained)
 
     def _piece_lengths(self, lo: int, hi: int) -> tuple[Ints, Ints]:
         """(pieces of each document, pairs of each piece) of the documents [lo, hi) of the selection."""
@@ -282,6 +293,14 @@ class EpochPlan(RowPlan):
             ends = at + np.cumsum(self._piece_lengths(lo, hi)[0])
             self._first_piece[lo + 1 : hi + 1] = ends
             at = int(ends[-1])
+
+    def _sums_of_rows(self, of_document: Ints) -> Ints:
+        """Of each row the sum of a number that each document of the store has."""
+        sums = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
+        for lo, hi in chunks(self.n_rows):
+            count, document, _, _ = self.pieces(range(lo, hi))
+            sums[lo:hi] = np.add.reduceat(of_document[document], np.cumsum(count) - count, dtype=np.int64)
+        return sums
 
     def row_targets(self, lo: int, hi: int) -> int:
         return int(self._targets[lo:hi].sum(dtype=np.int64))

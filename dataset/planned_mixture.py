@@ -11,7 +11,7 @@ from common.wording import counted
 from dataset.mixed_plan import MixedPlan, Move, SourceRows, from_the_start
 from dataset.packing import EpochPlan
 from dataset.shares import Curve, Point, Source, name_of
-from dataset.sources import Circle
+from dataset.sources import Circle, MostTargets
 from dataset.store.interface import Documents, Ints
 
 # Where a number of updates is told that would fit: room for what is only known once the rows are laid out.
@@ -68,7 +68,7 @@ class PlannedMixture:
         make_plan: MakePlan,
         seed: int,
         length: RunLength,
-        max_targets: int | None = None,
+        max_targets: MostTargets = None,
     ) -> None:
         self.store = store
         self.sources = sources

@@ -100,15 +100,21 @@ def text_bytes(store: Documents, documents: Ints) -> int:
     return total
 
 
-def target_counts(store: HasOffsets, documents: Ints, most: int | None = None) -> Ints:
+# How many targets of a document count at most: the same for all, or int [documents of the store]; None: all of them.
+MostTargets = int | Ints | None
+
+
+def target_counts(store: HasOffsets, documents: Ints, most: MostTargets = None) -> Ints:
     """int64: the targets of each of the given documents: one less than its tokens, and at most so many."""
     at = np.asarray(documents, dtype=np.int64)
     lengths = np.asarray(store.offsets[at + 1]) - np.asarray(store.offsets[at])
     targets = np.maximum(lengths - 1, 0)
-    return targets if most is None else np.minimum(targets, most)
+    if most is None:
+        return targets
+    return np.minimum(targets, most[at] if isinstance(most, np.ndarray) else most)
 
 
-def sum_of_targets(store: HasOffsets, documents: Ints, most: int | None = None) -> int:
+def sum_of_targets(store: HasOffsets, documents: Ints, most: MostTargets = None) -> int:
     """The targets of all the given documents together."""
     total = 0
     for lo, hi in chunks(len(documents)):
@@ -126,7 +132,7 @@ class Circle(NamedTuple):
     documents: Ints
     seed: int
     source: int
-    max_targets: int | None
+    max_targets: MostTargets
 
     def arc(self, begin: int, length: int, around: int) -> Ints:
         """The numbers of the documents whose first target lies in an arc, ascending. around: all targets of the circle."""
@@ -179,7 +185,7 @@ class Mixture:
         weights: Sequence[float],
         seed: int,
         documents: Ints | None = None,
-        max_targets: int | None = None,
+        max_targets: MostTargets = None,
     ) -> None:
         if len(weights) != len(store.stores) or not all(0 < weight < np.inf for weight in weights):
             raise ValueError(

@@ -123,6 +123,21 @@ def play_parser() -> Parser:
     return p
 
 
+def quiz_parser() -> Parser:
+    """The flags of quiz.py."""
+    p = Parser(
+        prog="quiz.py", description="Ask a model questions whose answers are known, and count.", allow_abbrev=False
+    )
+    model_flags(p)
+    p.add_argument(
+        "--data_path", nargs="+", help="conversations, as for train_sft.py (default: the embedded questions on Python)"
+    )
+    p.add_argument("--base", help="another model that is asked the same, such as the one before fine-tuning")
+    p.add_argument("--questions", type=positive(int), default=40, help="how many are asked (default 40)")
+    p.add_argument("--show", type=positive(int), default=10, help="how many answers are printed (default 10)")
+    return p
+
+
 def evaluate_parser() -> Parser:
     """The flags of evaluate.py."""
     p = Parser(

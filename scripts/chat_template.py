@@ -1,8 +1,9 @@
-"""A conversation as the text that a tokenizer's chat template makes of it.
+"""A conversation as the text that the chat template of a foreign tokenizer makes of it.
 
 A template is a program of whoever wrote the tokenizer folder: `{{ 'a' * 2**33 }}` takes 8 GB and two nested loops take
-days. The sandbox of transformers keeps it from files and from Python, but bounds neither time nor memory. So a template
-that is not our own runs in a process of its own, this file's, which has little memory and is ended after some seconds.
+days. The sandbox of transformers keeps it from files and from Python, but bounds neither time nor memory. So it runs in
+a process of its own, this file's, which has little memory and is ended after some seconds. (Our own template is
+rendered by dataset/chat/encoder.py.)
 """
 
 import sys
@@ -36,11 +37,7 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str
 
     Errors: UserError for a template that fails, takes too long or too much memory, or writes too much.
     """
-    from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
-
     template = tokenizer.get_chat_template()
-    if template == CHAT_TEMPLATE:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     # A template may write them by name, as {{ bos_token }}.
     words: dict[str, str | list[str]] = {}
     for name, token in tokenizer.special_tokens_map.items():

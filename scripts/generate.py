@@ -38,6 +38,8 @@ from transformers.generation.streamers import BaseStreamer
 from common.errors import UserError
 from common.notices import announce
 from common.wording import counted, one_line, printable
+from dataset.chat.encoder import ChatEncoder
+from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text
 from scripts.common import compute_dtype, load
@@ -65,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
     if args.chat and not tokenizer.chat_template:
         raise UserError("--chat: this tokenizer has no chat template; name another one with --tokenizer_path")
+    chat = turns_encoder(tokenizer) if args.chat else None
     for line in ignored_settings(args):
         announce(line, to_stderr=True)
     torch.manual_seed(args.seed)
@@ -75,11 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for prompt in args.prompts or typed_prompts():
         n_prompts += 1
         try:
-            if not args.chat:
+            if chat is None:
                 reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), args, echo=prompt)
                 continue
             turn = {"role": "user", "content": utf8(prompt)}
-            ids = chat_ids(tokenizer, [*messages, turn], room(model, args))
+            ids = chat_ids(chat, [*messages, turn], room(model, args))
             answer = reply(model, tokenizer, ids, args)
         except UserError as error:
             if args.prompts:
@@ -165,11 +168,27 @@ def room(model: PreTrainedModel, args: argparse.Namespace | Sampling) -> int:
     return left
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], length: int) -> list[int]:
-    """The ids of a conversation up to the model's turn; the oldest exchanges are dropped until it fits."""
-    while True:
+# Turns of a conversation -> their ids, up to where the model answers
+TurnsEncoder = Callable[[list[dict[str, str]]], list[int]]
+
+
+def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
+    """As the model was fine-tuned, if it was fine-tuned here; otherwise as the tokenizer's own template says."""
+    if tokenizer.chat_template == CHAT_TEMPLATE:
+        return ChatEncoder(tokenizer).turns_ids
+
+    def turns_ids(messages: list[dict[str, str]]) -> list[int]:
         # The template writes its special tokens itself.
         ids: list[int] = tokenizer(chat_text(tokenizer, messages), add_special_tokens=False).input_ids
+        return ids
+
+    return turns_ids
+
+
+def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) -> list[int]:
+    """The ids of a conversation up to the model's turn; the oldest exchanges are dropped until it fits."""
+    while True:
+        ids = encode(messages)
         if len(ids) <= length or len(messages) < 3:
             return ids
         # A question and its answer

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
+from tests.chats import write_chats
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, write_corpus
 from tests.trainer.glue.glue_helpers import make_place
@@ -15,6 +16,8 @@ class Inputs(NamedTuple):
 
     # Of train_pretrain.py.
     data: Any
+    # {flag: value} of train_sft.py, which goes on from what train_pretrain.py has left in out/.
+    chats: dict[str, Any]
     # {flag: value} of train_electra.py.
     electra: dict[str, Any]
     # Of train_glue.py, see glue_helpers.arguments.
@@ -28,7 +31,8 @@ def write_inputs(folder):
         "vocab_path": write_vocab(folder / "vocab.txt"),
         "out_dir": folder / "electra",
     }
-    return Inputs(write_corpus(folder / "data.jsonl"), electra, make_place(folder / "place"))
+    chats = {"data_path": write_chats(folder / "chats.jsonl"), "max_seq_len": 64, "out_dir": folder / "out"}
+    return Inputs(write_corpus(folder / "data.jsonl"), chats, electra, make_place(folder / "place"))
 
 
 def run_program(program, asked):

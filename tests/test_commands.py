@@ -22,10 +22,12 @@ from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
 from trainer.glue import settings as glue_settings
 from trainer.pretrain import settings as pretrain_settings
+from trainer.sft import settings as sft_settings
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "dataset" / "README.md"]
 PARSERS = {
     "trainer/train_pretrain.py": pretrain_settings.parser,
+    "trainer/train_sft.py": sft_settings.parser,
     "trainer/train_electra.py": electra_settings.parser,
     "trainer/train_glue.py": glue_settings.parser,
     "trainer/train_tokenizer.py": train_tokenizer.build_parser,
@@ -37,6 +39,7 @@ PARSERS = {
     "scripts/export_gguf.py": script_arguments.export_gguf_parser,
     "scripts/report.py": script_arguments.report_parser,
     "scripts/inspect_data.py": inspect_settings.parser,
+    "scripts/quiz.py": script_arguments.quiz_parser,
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
     "benchmarks/budget.py": benchmark_arguments.budget_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
@@ -99,6 +102,19 @@ def test_the_command_of_make_pretrain():
     assert settings.optimizer == "muon" and settings.sample_prompts and settings.data_path is None
 
 
+def test_the_commands_of_make_chat():
+    """Each goes on from what the one before has left."""
+    lines = subprocess.run(["make", "-n", "chat"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    pretrain, sft, quiz = (shlex.split(line) for line in lines.splitlines() if ".py" in line)
+    base = pretrain_settings.parse_args(pretrain[pretrain.index("trainer/train_pretrain.py") + 1 :])
+    settings = sft_settings.parse_args(sft[2:])
+    assert settings.from_weight == base.save_weight and settings.hidden_size == base.hidden_size
+    asked = script_arguments.quiz_parser().parse_args(quiz[2:])
+    assert asked.weight == f"out/full_sft_{settings.hidden_size}.pth"
+    assert asked.base == f"out/pretrain_{base.hidden_size}.pth" and asked.base in pretrain
+    assert asked.questions == 40 and asked.data_path is settings.data_path is None
+
+
 def test_the_command_of_make_pretrain_with_a_budget():
     """The plan has everything to choose but the prompts of the samples."""
     command = ["make", "-n", "pretrain", "BUDGET=10m", "ARGS=--seed 7"]
@@ -109,6 +125,7 @@ def test_the_command_of_make_pretrain_with_a_budget():
 
 ENTRY_SCRIPTS = (
     "trainer/train_pretrain.py",
+    "trainer/train_sft.py",
     "trainer/train_electra.py",
     "trainer/train_glue.py",
     "trainer/train_tokenizer.py",
@@ -119,6 +136,7 @@ ENTRY_SCRIPTS = (
     "scripts/export_gguf.py",
     "scripts/report.py",
     "scripts/inspect_data.py",
+    "scripts/quiz.py",
     "dataset/tokenize_corpus.py",
     *(script for script in PARSERS if script.startswith("benchmarks/")),
 )
@@ -185,7 +203,10 @@ def test_help_tells_a_default_once_and_no_empty_one(script):
         assert "default: []" not in entry
 
 
-@pytest.mark.parametrize("script", ["trainer/train_pretrain.py", "trainer/train_electra.py", "trainer/train_glue.py"])
+TRAINERS = [f"trainer/train_{job}.py" for job in ("pretrain", "sft", "electra", "glue")]
+
+
+@pytest.mark.parametrize("script", TRAINERS)
 def test_help_gives_the_unit_of_every_interval(script):
     for action in PARSERS[script]()._actions:
         name = field_name(action)

@@ -278,9 +278,8 @@ FOREIGN = (
 
 
 def test_a_chat_template_of_another_tokenizer_gives_what_transformers_makes_of_it(tmp_path):
-    """Reference: apply_chat_template in this process, our own template and another one."""
+    """Reference: apply_chat_template in this process. Our own template: tests/dataset/chat/test_encoder.py."""
     messages = [{"role": "user", "content": " 你好 <|im_end|> "}, {"role": "assistant", "content": 'it\'s "me"\n'}]
-    for folder in (ROOT / "model", chat_folder(tmp_path, FOREIGN)):
-        tokenizer = load_tokenizer(folder)
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        assert generate.chat_ids(tokenizer, messages, 10_000) == ids
+    tokenizer = load_tokenizer(chat_folder(tmp_path, FOREIGN))
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert generate.chat_ids(generate.turns_encoder(tokenizer), messages, 10_000) == ids

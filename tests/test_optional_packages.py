@@ -44,9 +44,10 @@ MISSING = [
 
 
 def test_the_trainers_train_without_packages_that_only_some_need(tmp_path):
-    data, electra, place = write_inputs(tmp_path)
+    data, chats, electra, place = write_inputs(tmp_path)
     commands = {
         "train_pretrain": flags(data_path=data, out_dir=tmp_path / "out", report=1, val_fraction=0.2),
+        "train_sft": flags(**chats),
         "train_electra": electra_flags(**electra, max_steps=3),
         "train_glue": arguments(place, tmp_path / "glue", epochs=1, do_eval=0, do_predict=1),
     }

@@ -45,7 +45,7 @@ for trainer, arguments in commands:
 
 @pytest.mark.slow
 def test_the_trainers_train_without_what_windows_lacks(tmp_path):
-    data, electra, place = write_inputs(tmp_path)
+    data, chats, electra, place = write_inputs(tmp_path)
     options = {
         "data_path": data,
         "out_dir": tmp_path / "out",
@@ -56,6 +56,7 @@ def test_the_trainers_train_without_what_windows_lacks(tmp_path):
     commands = [
         ("train_pretrain", flags(**options)),
         ("train_pretrain", flags(**options, epochs=2, from_resume=1)),
+        ("train_sft", flags(**chats, cpu_processes="auto")),
         ("train_electra", electra_flags(**electra, max_steps=3)),
         ("train_glue", arguments(place, tmp_path / "glue", epochs=1)),
     ]
@@ -63,4 +64,5 @@ def test_the_trainers_train_without_what_windows_lacks(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("ended train_pretrain 0") == 2
     assert "resumed from" in ended.stdout and "report: " in ended.stdout
+    assert "ended train_sft 0" in ended.stdout
     assert "ended train_electra 0" in ended.stdout and "ended train_glue 0" in ended.stdout

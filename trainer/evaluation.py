@@ -31,7 +31,7 @@ def evaluate(
     Floating-point sums depend on their order, and figures must not depend on the number of ranks. So batch i is computed
     by rank i mod world size into a slot of its own; the sum over the ranks adds zeros to it, and then every rank adds up
     the slots in the same order.
-    The dict: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes.
+    The dict: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes where these are known.
     """
     model = cast(MiniMindForCausalLM, engine.model)
     ranks = engine.ranks
@@ -59,8 +59,9 @@ def evaluate(
         "val_loss": mean,
         # exp(710) is beyond what a float holds.
         "perplexity": math.exp(min(mean, 700)),
-        "bits_per_byte": total / math.log(2) / max(batches.n_bytes, 1),
     }
+    if batches.n_bytes is not None:
+        values["bits_per_byte"] = total / math.log(2) / max(batches.n_bytes, 1)
     return values, int(signums / max(n_stopping, 1))
 
 
@@ -80,12 +81,14 @@ def samples(
     signals: StopSignals,
     seed: int,
     is_last: bool,
+    with_prompt: bool = True,
 ) -> tuple[list[tuple[str, str]], int]:
     """([(prompt, text)], number of a stop signal that came meanwhile, or 0), the same on all ranks, which share the work.
 
     They meet after each round, so that none waits longer than for one text, and a stop ends it for all.
     is_last: the weights are those that the run leaves. Then the samples are made by the model of the weight file, see
     `model_as_saved`, so that whoever has the file or an export of it can draw them again.
+    with_prompt: a text begins with its prompt, as the model was given it.
     """
     found: list[tuple[str, str]] = []
     ranks = engine.ranks
@@ -96,8 +99,9 @@ def samples(
         mine = first + ranks.rank
         own = []
         if mine < len(prompts) and not signals.signum:
-            text = sample(engine, tokenizer, encoder, prompts[mine], seed, as_saved=as_saved)
-            own.append((prompts[mine], text))
+            prompt = prompts[mine]
+            text = sample(engine, tokenizer, encoder, prompt, seed, as_saved=as_saved, with_prompt=with_prompt)
+            own.append((prompt, text))
         # What each rank has, and whether it was asked to stop.
         answers = [(own, signals.signum)]
         if ranks.world_size > 1:
@@ -146,8 +150,9 @@ def sample(
     seed: int,
     max_new_tokens: int = SAMPLE_TOKENS,
     as_saved: MiniMindForCausalLM | None = None,
+    with_prompt: bool = True,
 ) -> str:
-    """The prompt and its continuation, as text. The random state of training is left as it was.
+    """The prompt (unless not with_prompt) and its continuation, as text. The random state of training is left as it was.
 
     as_saved: the model to ask, on the CPU in float32; None: that of the engine, as it trains.
     """
@@ -179,7 +184,8 @@ def sample(
     finally:
         model.train()
         set_rng_state(before, engine.device)
-    return str(tokenizer.decode(output[0], skip_special_tokens=True))
+    shown = output[0] if with_prompt else output[0, len(ids) :]
+    return str(tokenizer.decode(shown, skip_special_tokens=True))
 
 
 def read_prompts(arguments: list[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """What a training job decides, and the words in which it talks with the Trainer.
 
-A *job* is what differs between pretraining, ELECTRA and GLUE: data, model, loss, learning rate, what is logged and what is
+A *job* is what differs between pretraining, fine-tuning, ELECTRA and GLUE: data, model, loss, learning rate, what is logged and what is
 saved. A *Trainer* (trainer/loop.py) is what does not differ: the loop, updates, checkpoints, signals and reports. Neither
 looks into the other. CONTRIBUTING.md has a small one.
 """

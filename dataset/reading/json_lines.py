@@ -1,10 +1,15 @@
-"""A line of jsonl to its text, with a reason for each kind of line that is no document."""
+"""A line of jsonl to its text, with a reason for each kind of line that is no document.
+
+`text_field` names the field of the text; CONVERSATION in its place makes a text of the line's conversation.
+"""
 
 import json
 import re
+from typing import Any
 
 from common.errors import DataError
 from dataset.reading import limits
+from dataset.reading.conversations import CONVERSATION, text_of_conversation
 from dataset.reading.faults import BadLine
 from dataset.reading.line_reader import WHITE_SPACE
 
@@ -31,6 +36,15 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     record = record_of_line(raw)
     if not isinstance(record, dict):
         raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
+    text = text_of_conversation(record) if text_field == CONVERSATION else _text_of_record(record, text_field)
+    # Only an escape can spell half a surrogate pair.
+    if b"\\u" in raw:
+        _check_surrogates(text)
+    return text
+
+
+def _text_of_record(record: dict[str, Any], text_field: str) -> str:
+    """The text in a field of an object. Errors: BadLine."""
     if text_field not in record:
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
         raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; --text_field names another one)")
@@ -38,9 +52,6 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     if not isinstance(text, str):
         kind = "text is null" if text is None else "text is not a string"
         raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
-    # Only an escape can spell half a surrogate pair.
-    if b"\\u" in raw:
-        _check_surrogates(text)
     return text
 
 

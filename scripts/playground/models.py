@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from common.errors import UserError
 from common.wording import counted
 from dataset.tokenizing.encoder import DocumentEncoder
-from scripts.generate import Sampling, chat_ids, generate, room
+from scripts.generate import Sampling, TurnsEncoder, chat_ids, generate, room, turns_encoder
 from scripts.playground.pieces import Piece, PieceStream, Probabilities
 from trainer.machine.random_state import rng_state, set_rng_state
 
@@ -133,6 +134,11 @@ class PlayedModel:
     def can_chat(self) -> bool:
         return bool(self.tokenizer.chat_template)
 
+    @cached_property
+    def turns_encoder(self) -> TurnsEncoder:
+        """What makes ids of a conversation, for a tokenizer with a chat template."""
+        return turns_encoder(self.tokenizer)
+
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
@@ -143,7 +149,7 @@ class PlayedModel:
         if request.text is None:
             if not self.can_chat:
                 raise UserError("the tokenizer of this model has no chat template, so it cannot chat")
-            ids = chat_ids(self.tokenizer, request.messages, fit)
+            ids = chat_ids(self.turns_encoder, request.messages, fit)
         else:
             ids = self.encoder.prompt_ids(request.text)
         if len(ids) > fit:

@@ -19,9 +19,10 @@ from tests.helpers import ROOT
 from trainer.electra import settings as electra
 from trainer.glue import settings as glue
 from trainer.pretrain import settings as pretrain
+from trainer.sft import settings as sft
 
 GLUE = ["--task", "cola", "--data_dir", "glue"]
-COMMANDS = {"pretrain": (pretrain, []), "electra": (electra, []), "glue": (glue, GLUE)}
+COMMANDS = {"pretrain": (pretrain, []), "sft": (sft, []), "electra": (electra, []), "glue": (glue, GLUE)}
 # Every flag that users' scripts may say, and what it is where they do not. None of these may disappear or change.
 DEFAULTS = {
     "pretrain": {
@@ -39,6 +40,21 @@ DEFAULTS = {
         "gradient_checkpointing": False, "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto",
         "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
         "decay_share": 0.2, "deduplicate": "none", "mixture": None,
+    },
+    "sft": {
+        "out_dir": str(ROOT / "out"), "save_interval": 100, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
+        "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-Full-SFT",
+        "save_weight": "full_sft", "sample_prompts": [], "generation": "minimind2", "hidden_size": 512,
+        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": None, "use_moe": False,
+        "init_scheme": "default", "from_weight": "pretrain", "tokenizer_path": str(ROOT / "model"), "data_path": None,
+        "deduplicate": "none", "mixture": None, "skip_bad_lines": False, "cache_dir": None, "max_seq_len": 512, "pack": True, "epochs": 2, "batch_size": 16,
+        "accumulation_steps": 1, "learning_rate": 1e-5, "weight_decay": 0.01, "grad_clip": 1.0,
+        "max_bad_updates": 10, "seed": 42, "from_resume": False, "lr_schedule": "minimind", "warmup_iters": 0,
+        "optimizer": "adamw", "muon_lr": 0.02, "val_path": None, "val_fraction": 0.0, "allow_val_overlap": False,
+        "eval_interval": 500, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
+        "gradient_checkpointing": False, "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto",
+        "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
+        "decay_share": 0.2,
     },
     "electra": {
         "out_dir": str(ROOT / "out"), "save_interval": 1000, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
@@ -86,7 +102,7 @@ def test_every_flag_is_there_and_has_its_default(command):
 def test_defaults_are_those_of_the_fields(command):
     module, given = COMMANDS[command]
     settings = module.parse_args(given)
-    filled = {"pretrain": set(pretrain.DEFAULT_MODEL), "glue": set()}
+    filled = {"pretrain": set(pretrain.DEFAULT_MODEL), "sft": set(pretrain.DEFAULT_MODEL), "glue": set()}
     filled["electra"] = {"max_steps", "max_seq_len", "learning_rate", "mask_share"}
     # Filled in for each other.
     saves = {"save_interval", "save_minutes"}
@@ -109,6 +125,7 @@ GIVEN = {
         "--data_path", "a b.jsonl:0.7", "文.jsonl:0.3", "--learning_rate", "3e-4", "--use_moe", "--pack", "0",
         "--sample_prompts", "", "the: cat # sat", "- a dash", "-5", "no", "a\nb\x85\0", "--save_weight", "null", "--num_key_value_heads", "2", "--text_suffixes", ".md",
     ],
+    "sft": ["--data_path", "a.jsonl", "--from_weight", "none", "--batch_size", "8", "--sample_prompts", "Why?"],
     "electra": ["--save_percents", "25,50.5", "--max_steps", "7", "--lower_case", "False", "--vocab_path", "yes"],
     "glue": [*GLUE, "--dropout", "0.0", "--epochs", "3", "--do_predict", "--cache_dir", "123"],
 }  # fmt: skip
@@ -329,8 +346,8 @@ def test_settings_are_plain_yaml(tmp_path):
 
 def test_help_shows_the_flags_that_matter_first(capsys):
     for name, (module, _) in COMMANDS.items():
-        # Pretraining has --budget beside the ten that it shares with the others.
-        wanted = 11 if name == "pretrain" else 10
+        # Pretraining and fine-tuning have --budget beside the ten that it shares with the others.
+        wanted = 11 if name in ("pretrain", "sft") else 10
         with pytest.raises(SystemExit):
             module.parse_args(["--help"])
         text = capsys.readouterr().out

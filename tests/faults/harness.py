@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from trainer.saving.checkpoint import load_checkpoint, verified
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,9 +37,12 @@ def make_tokenizer(folder):
     backend = Tokenizer(models.BPE({token: i for i, token in enumerate(specials + alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=specials[1], eos_token=specials[2], pad_token=specials[0]
-    ).save_pretrained(folder)
+    )
+    # Fine-tuning wants it.
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
     return Path(folder)
 
 
@@ -76,10 +80,12 @@ class ForkServer:
 class Process:
     """One forked run. `wait` gives its exit code, the negative signal number of one that was killed."""
 
-    def __init__(self, server, log, arguments, environment=None, hooks=None, cwd="/", terminal=None):
+    def __init__(
+        self, server, log, arguments, environment=None, hooks=None, cwd="/", terminal=None, trainer="train_pretrain"
+    ):
         self.log = log
         self.pid = server.fork(
-            log=str(log), arguments=arguments, environment=environment or {}, hooks=hooks or {}, cwd=str(cwd),
+            trainer=trainer, log=str(log), arguments=arguments, environment=environment or {}, hooks=hooks or {}, cwd=str(cwd),
             terminal=terminal,
         )  # fmt: skip
 
@@ -124,7 +130,10 @@ class Process:
 
 
 class Lab:
-    """A corpus and a folder for runs. `start` begins one, `run` waits for it too."""
+    """A corpus and a folder for runs of a trainer. `start` begins one, `run` waits for it too."""
+
+    trainer = "train_pretrain"
+    prefix = "pretrain"
 
     def __init__(self, folder, server, tokenizer, corpus, **settings):
         self.folder, self.server, self.tokenizer, self.corpus = Path(folder), server, tokenizer, corpus
@@ -141,7 +150,9 @@ class Lab:
         self.count += 1
         log = self.folder / f"{name}.{self.count}"
         environment = {"FAULTS_ATTEMPT": str(self.count), **(environment or {})}
-        return Process(self.server, log, self.flags(name, **changes), environment, hooks, self.folder, terminal)
+        return Process(
+            self.server, log, self.flags(name, **changes), environment, hooks, self.folder, terminal, self.trainer
+        )
 
     def run(self, name, expect=0, **options):
         process = self.start(name, **options)
@@ -174,7 +185,8 @@ class Lab:
             assert code == expect, f"exit code {code}\n" + "\n".join(p.out + p.err for p in processes)
         return processes
 
-    def stem(self, name, prefix="pretrain"):
+    def stem(self, name, prefix=None):
+        prefix = prefix or self.prefix
         moe = "_moe" if self.settings.get("use_moe") else ""
         return self.folder / name / f"{prefix}_{self.settings.get('hidden_size', SMALL['hidden_size'])}{moe}"
 

@@ -22,8 +22,9 @@ def main():
 
     from dataset.tokenizing.encoder import load_tokenizer
     from tests.faults import hooks
-    from trainer import train_pretrain
+    from trainer import train_pretrain, train_sft
 
+    trainers = {"train_pretrain": train_pretrain, "train_sft": train_sft}
     torch.set_num_threads(1)
     load_tokenizer(sys.argv[1])
     print("ready", flush=True)
@@ -37,7 +38,7 @@ def main():
             request = json.loads(line)
             pid = os.fork()
             if pid == 0:
-                run(request, hooks, train_pretrain)
+                run(request, hooks, trainers[request["trainer"]])
             running[pid] = Path(f"{request['log']}.status")
             print(pid, flush=True)
         while running:
@@ -50,7 +51,7 @@ def main():
                 path.with_suffix(".part").rename(path)
 
 
-def run(request, hooks, train_pretrain):
+def run(request, hooks, trainer):
     """The forked copy: become the process that `python trainer/train_pretrain.py ...` would be, and never return."""
     code = 70
     try:
@@ -66,10 +67,10 @@ def run(request, hooks, train_pretrain):
             setattr(sys, f"std{kind}", open(number, "w", buffering=1, closefd=False))  # noqa: SIM115
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
-        sys.argv = ["train_pretrain.py", *request["arguments"]]
+        sys.argv = [f"{request['trainer']}.py", *request["arguments"]]
         for name, arguments in request["hooks"].items():
             getattr(hooks, name)(**arguments)
-        code = leave(train_pretrain.run_cli, train_pretrain.main)
+        code = leave(trainer.run_cli, trainer.main)
     finally:
         os._exit(code)
 

@@ -21,7 +21,7 @@ def explicit_command(settings: PretrainSettings, said: Collection[str], at_once:
     said: names of the settings that he has said himself, or that the plan says. at_once: micro-batches that the ranks
     compute side by side.
     """
-    words = ["python", "trainer/train_pretrain.py"]
+    words = ["python", f"trainer/{settings.prog}"]
     for field in dataclasses.fields(settings):
         name = field.name
         value = getattr(settings, name)

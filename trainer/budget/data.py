@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from dataset.corpus import EVAL_ROWS, ValidationBatches
 from dataset.sources import split_by_hash
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import load_tokenizer
 from trainer.budget import laws
 from trainer.budget.text import parts_of, text_scale
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.flops import mean_context
-from trainer.pretrain.job import open_corpus
+from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import PretrainSettings
 
 # Held out where the user names no validation data: no more than this part of the documents, and no more than about so
@@ -26,11 +26,11 @@ FEWEST_DOCUMENTS = 200
 class Data:
     """The text of a run.
 
-    unique: tokens that one pass trains; parts: of a mixture each source, since its later passes bring other text. most: tokens
-    that a run can train where shares change over the run; None: any number. T: positions of a row; fill: share of them that
-    hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/flops.py has it. evaluated:
-    positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text is, relative
-    to that of the law.
+    unique: tokens that one pass reads, each with a target; parts: of a mixture each source, since its later passes bring other
+    text. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
+    share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/flops.py has
+    it. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text
+    is, relative to that of the law.
     """
 
     vocab_size: int
@@ -46,15 +46,17 @@ class Data:
     most: float | None = None
 
 
-def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Ranks) -> Data:
+def look_at_data(
+    settings: PretrainSettings, given: Collection[str], ranks: Ranks, job_kind: type[PretrainJob] = PretrainJob
+) -> Data:
     """Tokenise what is new, and count. given: what the user has said. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
-    encoder = DocumentEncoder(tokenizer, settings.parse_special_tokens)
-    corpus = open_corpus(settings, encoder, ranks)
+    encoder = job_kind.make_encoder(tokenizer, settings)
+    corpus = job_kind.open_corpus(settings, encoder, ranks)
     plan = corpus.plan(0)
     bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
-    unique = float(plan.row_targets(0, plan.n_rows))
+    unique = float(plan.n_pairs)
     val_fraction = settings.val_fraction
     n_documents = len(corpus.store)
     # Of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.

@@ -7,12 +7,11 @@ from typing import Any
 
 from common.errors import UserError
 from common.notices import announce
-from common.settings import parse
 from common.settings_files import write_settings
 from trainer.budget.settings import BUDGETS
 from trainer.launch import make_folder
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import DESCRIPTION, MODEL_FLAGS, PROG, PretrainSettings
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 from trainer.saving.places import check_writable
 
 # The settings that a plan may choose.
@@ -70,7 +69,7 @@ def kept_settings(settings: PretrainSettings) -> PretrainSettings | None:
     path = plan_path(settings)
     if not path.is_file():
         return None
-    before = parse(PretrainSettings, PROG, DESCRIPTION, ["--config", str(path)])
+    before = type(settings).read(path)
     if not before.max_updates or not before.has_budget:
         raise UserError(f"{path} is not the plan of a run: remove it, or start without --from_resume")
     return before

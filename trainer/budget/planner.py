@@ -36,7 +36,7 @@ from trainer.job import Surroundings
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import Ranks, on_main
-from trainer.pretrain.job import check_length
+from trainer.pretrain.job import PretrainJob, check_length
 from trainer.pretrain.public_weights import settings_of_folder
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
@@ -52,12 +52,19 @@ NEAR = 1.7
 TYPICAL_WIDTH = 128
 
 
-def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: Surroundings) -> PretrainSettings | None:
+def plan_run(
+    settings: PretrainSettings,
+    given: Collection[str],
+    surroundings: Surroundings,
+    job_kind: type[PretrainJob] = PretrainJob,
+) -> PretrainSettings | None:
     """The settings with everything chosen that the user has left open; None: --dry_run has shown the plan.
 
-    given: names of the settings that the user has said, by flags or by --config. Errors: UserError, DataError.
+    given: names of the settings that the user has said, by flags or by --config. job_kind: how the data is read.
+    Errors: UserError, DataError.
     """
     ranks = surroundings.ranks
+    given = {*given, *settings.fixed_in_plans}
     refuse_contradictions(settings, given)
     if settings.from_resume:
         earlier = on_main(ranks, lambda: earlier_plan(settings, given))
@@ -68,7 +75,7 @@ def plan_run(settings: PretrainSettings, given: Collection[str], surroundings: S
         settings, config = model_of_weights(settings)
         machine = look_at_machine(settings, surroundings)
         settings = with_row_length(settings, given, machine)
-        data = look_at_data(settings, given, ranks)
+        data = look_at_data(settings, given, ranks, job_kind)
         planner = Planner(settings, given, data, machine, config)
         plan = planner.choose()
         refuse_too_long(plan, data)
@@ -121,7 +128,7 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
     """Errors: UserError for a flag that a budget cannot keep to."""
     for name in ("epochs", "max_updates"):
         # A settings file says them too, where nobody has chosen them.
-        if name in given and getattr(settings, name) != default_of(PretrainSettings, name):
+        if name in given and getattr(settings, name) != default_of(type(settings), name):
             raise UserError(
                 f"--{name} and a budget both say when the run ends: drop one of them (what a --config file says counts too)"
             )

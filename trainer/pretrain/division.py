@@ -1,9 +1,9 @@
 """How `--batch_size auto` divides an update into micro-batches: into as few as the memory allows.
 
 A GPU computes a large micro-batch about as fast as the host can launch a small one. An update keeps the rows that it has
-without the flag, those of --accumulation_steps micro-batches of USUAL_ROWS. Its loss does not depend on how it is divided
+without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`, the default of --batch_size). Its loss does not depend on how it is divided
 (docs/design.md), but for the last bits. What the flags count in micro-batches, as --log_interval does, they count in those
-of USUAL_ROWS with "auto" too, and it is converted here: so the flags mean the same on each machine.
+of the usual rows with "auto" too, and it is converted here: so the flags mean the same on each machine.
 
 On a GPU the estimate of the memory is tried: one micro-batch is computed and thrown away.
 
@@ -18,16 +18,14 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.flags import LARGEST
-from common.settings import default_of, parse
 from common.wording import counted
 from model.config import MiniMindConfig
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.out_of_memory import gigabytes
 from trainer.machine.ranks import on_main
 from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
-from trainer.pretrain.settings import AUTO_ROWS, DESCRIPTION, PROG, PretrainSettings
+from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 
-USUAL_ROWS: int = default_of(PretrainSettings, "batch_size")
 # Positions of a micro-batch that keep a GPU busy while the host launches the next operations.
 ENOUGH_POSITIONS = 32_768
 
@@ -81,11 +79,12 @@ def choices_of_auto(
 
     Errors: UserError for a number of processes that do not divide the update.
     """
-    rows_of_update = USUAL_ROWS * settings.accumulation_steps
-    choices = possible_rows(rows_of_update, USUAL_ROWS * settings.warmup_iters, rows_of_epoch, memory)
+    usual = settings.usual_rows()
+    rows_of_update = usual * settings.accumulation_steps
+    choices = possible_rows(rows_of_update, usual * settings.warmup_iters, rows_of_epoch, memory)
     if why_whole(config):
         # Other micro-batches would be another loss.
-        choices = [USUAL_ROWS]
+        choices = [usual]
     if not choices:
         raise UserError(
             f"--cpu_processes {memory.ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows "
@@ -118,7 +117,7 @@ def rows_that_ran(choices: Sequence[int], rows: int, trial: Trial) -> int:
 
 def division(settings: PretrainSettings, rows: int) -> str:
     """What an update of the settings is divided into, if a micro-batch has so many rows."""
-    steps = USUAL_ROWS * settings.accumulation_steps // rows
+    steps = settings.usual_rows() * settings.accumulation_steps // rows
     return f"an update is {counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
 
 
@@ -138,25 +137,26 @@ def row_choices(rows_of_update: int, most: int, sharing: int = 1, rows_of_warmup
 
 def with_rows(settings: PretrainSettings, rows: int) -> PretrainSettings:
     """The settings with micro-batches of so many rows in the place of AUTO_ROWS, and the same updates."""
+    usual = settings.usual_rows()
     return dataclasses.replace(
         settings,
         batch_size=rows,
-        accumulation_steps=USUAL_ROWS * settings.accumulation_steps // rows,
-        warmup_iters=converted(settings.warmup_iters, rows),
-        log_interval=converted(settings.log_interval, rows),
-        save_interval=converted(settings.save_interval, rows),
-        eval_interval=converted(settings.eval_interval, rows),
+        accumulation_steps=usual * settings.accumulation_steps // rows,
+        warmup_iters=converted(settings.warmup_iters, rows, usual),
+        log_interval=converted(settings.log_interval, rows, usual),
+        save_interval=converted(settings.save_interval, rows, usual),
+        eval_interval=converted(settings.eval_interval, rows, usual),
     )
 
 
-def converted(count: int, rows: int) -> int:
-    """So many micro-batches of USUAL_ROWS, counted in micro-batches of `rows`. 0 means never, and stays.
+def converted(count: int, rows: int, usual: int) -> int:
+    """So many micro-batches of `usual` rows, counted in micro-batches of `rows`. 0 means never, and stays.
 
     It is rounded, but for a warm-up, which `row_choices` has looked at: it decides on learning rates.
     """
     if count == 0:
         return 0
-    return min(max(1, round(count * USUAL_ROWS / rows)), LARGEST)
+    return min(max(1, round(count * usual / rows)), LARGEST)
 
 
 def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
@@ -166,9 +166,9 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     has_saved = any(Path(f"{stem}_resume").glob("update_*.pt"))
     if not settings.from_resume or not has_saved or not path.is_file():
         return None
-    before = parse(PretrainSettings, PROG, DESCRIPTION, ["--config", str(path)])
+    before = type(settings).read(path)
     rows_of_update = before.batch_size * before.accumulation_steps
-    if before.batch_size == AUTO_ROWS or rows_of_update != USUAL_ROWS * settings.accumulation_steps:
+    if before.batch_size == AUTO_ROWS or rows_of_update != settings.usual_rows() * settings.accumulation_steps:
         return None
     return before.batch_size
 
@@ -196,7 +196,7 @@ def note_on_small(
     if settings.warmup_iters:
         # It counts micro-batches, which are fewer now.
         flags += f" --warmup_iters {rows_of_warmup // rows}"
-    if batch_size == USUAL_ROWS:
+    if batch_size == settings.usual_rows():
         flags = "--batch_size auto"
     return (
         f"note: between micro-batches as small as {batch_size} x {T} positions a GPU waits for the host; {flags} trains the "

@@ -3,13 +3,14 @@
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.notices import announce
@@ -18,7 +19,7 @@ from common.processes import seconds_since_start
 from common.wording import counted
 from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.loader import Assembler, Batch, UpdateSchedule
+from dataset.loader import Batch, UpdateSchedule
 from dataset.mixed_plan import Move
 from dataset.packing import Recipe, RowPlan, Totals
 from dataset.planned_mixture import RunLength
@@ -50,7 +51,7 @@ from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
 from trainer.pretrain import trial
 from trainer.pretrain.compressors import compressed
-from trainer.pretrain.division import USUAL_ROWS, note_on_small, settle
+from trainer.pretrain.division import note_on_small, settle
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory_plan import MemoryPlan
@@ -78,11 +79,36 @@ from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 
 
+class UsualData(NamedTuple):
+    """What is trained on where no data is named: a file in dataset/, and where that is absent an embedded one.
+
+    build: writes the embedded one to a path, unless it is there. what: what is in it.
+    """
+
+    file: str
+    embedded: str
+    build: Callable[[Path], Path]
+    what: str
+
+
+USUAL_TEXT = UsualData(
+    "pretrain_hq.jsonl",
+    "python_docs.jsonl",
+    build_embedded_corpus,
+    "the documentation inside the installed Python",
+)
+
+
 class PretrainJob(Job[Recipe, Batch, Totals]):
     """train_pretrain.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
 
     settings: PretrainSettings
     model: MiniMindForCausalLM
+
+    # How the data is read, and what one of its texts is called.
+    corpus_kind: type[Corpus] = Corpus
+    document = "document"
+    usual_data = USUAL_TEXT
 
     # These shape how a run goes on from here, and leave alone which document stands in which row.
     may_change = (
@@ -107,7 +133,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         "tokenizer": "--tokenizer_path",
     }
 
-    charts = (
+    charts: Sequence[Chart] = (
         LOSS,
         Chart("Validation: bits per byte", ("bits_per_byte",)),
         *SPEED,
@@ -132,7 +158,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self._open_model()
             self._claim_files()
             # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
-            self.corpus = open_corpus(settings, self.encoder, self.ranks)
+            self.corpus = self.open_corpus(settings, self.encoder, self.ranks)
             if self.corpus.planned is not None:
                 # All passes over all sources are one plan.
                 self.epochs = 1
@@ -154,7 +180,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.model, settings.learning_rate, settings.weight_decay, settings.optimizer, settings.muon_lr, self.ranks
         )
         self.n_sums = n_sums(self.config)
-        self.assembler = Assembler(self.corpus.store, self.pad_id)
+        self.assembler = self.corpus.assembler(self.pad_id)
         self.validation = self.corpus.validation(self.pad_id)
         # It reads all tokens in a thread. One rank of each machine does it, since all read the same files.
         self.digest_check = self.corpus.digest_check() if self.ranks.local_rank == 0 else None
@@ -177,6 +203,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             "optimizer": settings.optimizer,
         }
 
+    @classmethod
+    def make_encoder(cls, tokenizer: PreTrainedTokenizerBase, settings: PretrainSettings) -> DocumentEncoder:
+        """What makes ids of a document."""
+        return DocumentEncoder(tokenizer, settings.parse_special_tokens)
+
+    @classmethod
+    def open_corpus(cls, settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
+        """The data of the run, tokenised now if it is new. Errors: DataError."""
+        return open_corpus(settings, encoder, ranks, cls.corpus_kind, cls.usual_data)
+
     def _open_model(self) -> None:
         """Tokenizer and model, which must fit each other and the rows."""
         folder = self.settings.weight_folder()
@@ -185,7 +221,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         assert settings.tokenizer_path is not None
         self.tokenizer_path = settings.tokenizer_path
         self.tokenizer = load_tokenizer(self.tokenizer_path)
-        self.encoder = DocumentEncoder(self.tokenizer, settings.parse_special_tokens)
+        self.encoder = self.make_encoder(self.tokenizer, settings)
         self.vocabulary = vocabulary_digest(self.tokenizer)
         self.tokenizer_notices: list[str] = []
         if folder is not None:
@@ -283,7 +319,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         """Whether a micro-batch of so many rows fits all ranks' GPUs. A collective."""
         plan = self.plan(0)
         first_rows = range(min(rows, plan.n_rows))
-        batch = Assembler(self.corpus.store, self.pad_id, rows)[plan.recipe(first_rows)]
+        batch = self.corpus.assembler(self.pad_id, rows)[plan.recipe(first_rows)]
         totals = plan.totals(0, len(first_rows))
         states = self.memory.optimizer_states(self.config)
         own = trial.fits(self.model, batch, totals, self.device, self.dtype, states)
@@ -419,8 +455,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # As if each row were one document, which is the most that it can cost: this decides on compiling.
         per_token = flops_per_token(config, first.T)
         flops = per_token * rows_of_run * first.T / self.ranks.world_size
+        trained = first.row_targets(0, first.n_rows)
         # As the flags count them, rounded up: the last micro-batch may have fewer rows.
-        rows_of_flags = USUAL_ROWS if self.asked.batch_size == AUTO_ROWS else self.asked.batch_size
+        rows_of_flags = settings.usual_rows() if self.asked.batch_size == AUTO_ROWS else self.asked.batch_size
         micro_batches = math.ceil(rows_of_run / (rows_of_flags * self.ranks.micro_batches_at_once))
         rows = self.corpus.plan(progress.epoch)
         self.forecast = self._forecast(first, flops)
@@ -436,7 +473,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             f"model: {config.generation}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, "
             f"{flops_per_token(config, settings.max_seq_len) / 1e6:.1f} MFLOP per token (full rows)",
-            f"data: {counted(len(self.corpus.store), 'document')}, "
+            f"data: {counted(len(self.corpus.store), self.document)}, "
             f"{counted(rows.row_targets(0, rows.n_rows), 'token')} to train in {counted(rows.n_rows, 'row')} of {rows.T} "
             f"({rows.fill:.1%} full)",
         ]
@@ -465,8 +502,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
             data_fields=self._data_fields(progress),
-            # For the share of the product rate in the log: what the documents of this corpus really need.
-            flops_per_token=flops_per_token(config, mean_context(first)),
+            # For the share of the product rate in the log: what a trained token of this corpus really needs.
+            flops_per_token=flops_per_token(config, mean_context(first)) * (first.n_pairs / trained),
             flops=flops,
             epochs=epochs,
         )
@@ -523,11 +560,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             fields["compressors"] = compressed(self.validation.store, self.corpus.val_documents, self.tokenizer)
         return fields
 
-    def next_commands(self) -> list[NextCommand]:
-        weight = "--weight {stem}.pth"
-        # The scripts take the repository's own tokenizer unless they are told of another.
+    def _weight_flags(self) -> str:
+        """What the scripts are told of the run."""
+        flags = "--weight {stem}.pth"
+        # They take the repository's own tokenizer unless they are told of another.
         if self.tokenizer_path != DEFAULT_TOKENIZER:
-            weight += f" --tokenizer_path {shlex.quote(self.tokenizer_path)}"
+            flags += f" --tokenizer_path {shlex.quote(self.tokenizer_path)}"
+        return flags
+
+    def next_commands(self) -> list[NextCommand]:
+        weight = self._weight_flags()
         measure = f"python {{top}}scripts/evaluate.py perplexity {weight} --data_path my.txt"
         return [
             NextCommand("continue texts, chat", f"python {{top}}scripts/generate.py {weight}"),
@@ -546,7 +588,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         if on_gpu and self.model.compiled_backend is not None:
             # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
             # attention may add up in any order in its backward pass there, so that a resume would end with other bits.
-            self.assembler = Assembler(self.corpus.store, self.pad_id, rows)
+            self.assembler = self.corpus.assembler(self.pad_id, rows)
         return said
 
 
@@ -618,10 +660,12 @@ def why_not_found(from_weight: str, path: Path) -> str:
     return f"there is neither such a folder nor {path}; a model of the Hugging Face hub is downloaded first, with hf download"
 
 
-def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
+def open_corpus(
+    settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: type[Corpus], usual: UsualData
+) -> Corpus:
     """The Corpus of the settings."""
-    return Corpus(
-        data_of(settings, tell=ranks.is_main),
+    return kind(
+        data_of(settings, usual, tell=ranks.is_main),
         encoder,
         max_seq_len=settings.max_seq_len,
         seed=settings.seed,
@@ -643,23 +687,23 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
 def rows_of_update(settings: PretrainSettings, ranks: Ranks) -> int:
     """Of all ranks."""
     # With "auto" an update has the rows that it has without.
-    rows = USUAL_ROWS if settings.batch_size == AUTO_ROWS else settings.batch_size
+    rows = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
     return rows * settings.accumulation_steps * ranks.micro_batches_at_once
 
 
-def data_of(settings: DataSettings, tell: bool = True) -> Sequence[str | Source]:
-    """What --data_path or --mixture names; the embedded corpus where neither that nor the default file is there."""
+def data_of(settings: DataSettings, usual: UsualData = USUAL_TEXT, tell: bool = True) -> Sequence[str | Source]:
+    """What --data_path or --mixture names; the embedded data where neither that nor the usual file is there."""
     if settings.mixture:
         return read_mixture(Path(settings.mixture))
     if settings.data_path:
         return settings.data_path
-    default = ROOT / "dataset" / "pretrain_hq.jsonl"
+    default = ROOT / "dataset" / usual.file
     if default.exists():
         return [str(default)]
-    embedded = build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")
+    embedded = usual.build(ROOT / "dataset" / usual.embedded)
     if tell:
         announce(
-            f"{default} is not there: training on {embedded}, the documentation inside the installed Python.\n"
+            f"{default} is not there: training on {embedded}, {usual.what}.\n"
             "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
         )
     return [str(embedded)]

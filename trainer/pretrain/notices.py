@@ -7,7 +7,6 @@ from dataset.corpus import Corpus
 from trainer.budget import laws
 from trainer.budget.plan import closest_cut, free_cuts
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.division import USUAL_ROWS
 from trainer.pretrain.settings import PretrainSettings
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
@@ -35,7 +34,7 @@ def notices(
         length = counted(micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
     if run.tokens >= WORTH_A_NOTICE and settings.from_weight == "none" and not settings.use_moe:
-        lines += unsuitable_batch(run) + unsuitable_rate(settings, run)
+        lines += unsuitable_batch(settings, run) + unsuitable_rate(settings, run)
     return lines
 
 
@@ -51,7 +50,7 @@ class SizeOfRun:
     device_type: str
 
 
-def unsuitable_batch(run: SizeOfRun) -> list[str]:
+def unsuitable_batch(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
     """A line where the updates are far larger or smaller than suits so many tokens."""
     now = run.rows * run.row_tokens
     good = laws.batch_tokens(run.tokens)
@@ -65,9 +64,10 @@ def unsuitable_batch(run: SizeOfRun) -> list[str]:
     updates = max(1, round(run.tokens / now))
     flags = f"--batch_size {cut.batch_size} --accumulation_steps {cut.accumulation_steps}"
     rows_of_rank = cut.batch_size * cut.accumulation_steps
-    if run.device_type == "cuda" and rows_of_rank % USUAL_ROWS == 0:
+    usual = settings.usual_rows()
+    if run.device_type == "cuda" and rows_of_rank % usual == 0:
         # How many of them the memory holds at once is not looked up here.
-        flags = f"--batch_size auto --accumulation_steps {rows_of_rank // USUAL_ROWS}"
+        flags = f"--batch_size auto --accumulation_steps {rows_of_rank // usual}"
     return [
         f"note: this run has {counted(updates, 'update')} of {now:,.0f} tokens. Runs of {run.tokens:,.0f} tokens learn most "
         f"with updates of about {good:,.0f}: {flags}; --budget 10m chooses "

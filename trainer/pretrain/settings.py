@@ -5,10 +5,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from common.flags import fraction, not_negative, positive, share
 from common.paths import ROOT
-from common.settings import Settings, SettingsParser, parse, setting, switch
+from common.settings import Settings, SettingsParser, default_of, parse, setting, switch
 from dataset.reading.settings import DocumentSettings
 from trainer.budget.settings import BudgetSettings
 from trainer.machine.settings import DividedMachineSettings
@@ -246,6 +247,23 @@ class PretrainSettings(
     PretrainOutput,
 ):
     """All settings of train_pretrain.py; --help shows the groups from the last to the first."""
+
+    # Of the command that has these settings
+    prog: ClassVar[str] = PROG
+    description: ClassVar[str] = DESCRIPTION
+    # What a plan does not choose, though the user has not said it
+    fixed_in_plans: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The settings in a file that a run of this command has written. Errors: UserError."""
+        return parse(cls, cls.prog, cls.description, ["--config", str(path)])
+
+    @classmethod
+    def usual_rows(cls) -> int:
+        """Rows of a micro-batch where nothing is said of them: the updates of --batch_size auto are made of such ones."""
+        rows: int = default_of(cls, "batch_size")
+        return rows
 
     def weight_folder(self) -> Path | None:
         """The folder of a model that --from_weight names, if it names one."""

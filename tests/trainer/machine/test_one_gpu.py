@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from common.errors import UserError
 from model import model_minimind, moe
 from model.fast import compiled_backend, flex_attention
+from tests.chats import train as train_chats
+from tests.chats import write_chats
 from tests.dataset.electra.test_electra_dataset import write_lines
 from tests.helpers import losses, new_port, records, run_ranks, train, write_corpus
 from tests.trainer.glue.glue_helpers import fine_tune, make_place
@@ -164,6 +166,14 @@ def test_an_epoch_without_a_full_micro_batch_is_not_filled_beyond_its_rows(compi
         run = train(**{**COMPILED_RUN, "batch_size": 64}, data_path=data, out_dir=tmp_path, device=None)
     assert set(compiled.shapes) == {(run.job.plan(0).n_rows, 24)}
     assert set(compiled.backends) == {"CompiledFlexBackend"}
+
+
+def test_chats_start_and_end_there(tmp_path):
+    options = {"data_path": write_chats(tmp_path / "chats.jsonl", 12), "dtype": "float32", "epochs": 1}
+    with simulated_cuda():
+        run = train_chats(**options, out_dir=tmp_path / "gpu", device=None, sample_prompts="the cat?")
+    assert run.engine.device == torch.device("cuda", 0)
+    assert losses(run) == losses(train_chats(**options, out_dir=tmp_path / "cpu", device="cpu"))
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from common.errors import UserError
+from tests.chats import train as train_chats
+from tests.chats import write_chats
 from tests.dataset.electra.test_electra_dataset import write_lines
 from tests.helpers import losses, train, write_corpus
 from tests.trainer.glue.glue_helpers import fine_tune, make_place
@@ -47,6 +49,15 @@ def test_muon_and_samples_work_there(tmp_path):
             use_compile="auto",
         )
     assert run.progress.update > 0
+
+
+def test_chats_start_and_end_there(tmp_path):
+    options = {"data_path": write_chats(tmp_path / "chats.jsonl", 12), "dtype": "float32", "epochs": 1}
+    with simulated_mps():
+        run = train_chats(**options, out_dir=tmp_path / "mac", device=None, sample_prompts="the cat?")
+    assert run.engine.device.type == "mps"
+    on_cpu = train_chats(**options, out_dir=tmp_path / "cpu", device="cpu")
+    assert losses(run) == pytest.approx(losses(on_cpu), rel=1e-5)
 
 
 def test_electra_starts_and_ends_there(tmp_path):

@@ -19,9 +19,8 @@ from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
 from trainer.machine.processes import Divisible
 from trainer.machine.ranks import Ranks, init_distributed_mode
-from trainer.pretrain import memory_plan, trial
+from trainer.pretrain import command, memory_plan, trial
 from trainer.pretrain.division import (
-    USUAL_ROWS,
     converted,
     note_on_small,
     recorded_rows,
@@ -32,13 +31,16 @@ from trainer.pretrain.division import (
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory_plan import SAFE_SHARE, MemoryPlan, MicroBatch
 from trainer.pretrain.micro_batch import micro_batch_of
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings, parse_args
 
 CUDA = torch.device("cuda", 0)
 GB = 10**9
 SIZE = MiniMindConfig()
 MANY_ROWS = 100_000
 T = 512
+
+
+USUAL_ROWS = PretrainSettings.usual_rows()
 
 
 def settings_of(*argv):
@@ -193,7 +195,7 @@ def test_what_counts_micro_batches_counts_as_many_rows():
     assert (settings.eval_interval, settings.log_interval, settings.save_interval) == (0, 2, 10**9)
     settings = with_rows(settings_of("--warmup_iters", "16"), 256)
     assert (settings.log_interval, settings.save_interval, settings.eval_interval) == (12, 12, 62)
-    assert settings.warmup_iters == 2 and converted(1, 256) == 1
+    assert settings.warmup_iters == 2 and converted(1, 256, USUAL_ROWS) == 1
 
 
 @pytest.mark.parametrize("bad", ["0", "-1", "AUTO", "auto ", "1.5", "automatic", ""])
@@ -433,10 +435,10 @@ def test_a_budget_leaves_the_batch_to_its_plan(monkeypatch, data):
     """`auto` beside it is as if nothing had been said."""
     asked = []
 
-    def plan_run(settings, given, surroundings):
+    def plan_run(settings, given, surroundings, job_kind):
         asked.append(given)
 
-    monkeypatch.setattr(train_pretrain, "plan_run", plan_run)
+    monkeypatch.setattr(command, "plan_run", plan_run)
     argv = ["--device", "cpu", "--data_path", str(data), "--budget_tokens", "3e5", "--seed", "1"]
     for batch_size, expected in (("auto", set()), ("16", {"batch_size"})):
         assert train_pretrain.main([*argv, "--batch_size", batch_size]) == 0

@@ -1,0 +1,128 @@
+"""The data of a fine-tuning: conversations of which the answers are trained."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from common.errors import DataError
+from common.wording import counted
+from dataset.chat.answers import Answers
+from dataset.chat.encoder import ChatEncoder
+from dataset.corpus import Corpus, ValidationBatches, sources_of
+from dataset.loader import Assembler, Batch
+from dataset.packing import EpochPlan, Recipe, RowPlan
+from dataset.reading.file_kinds import find_files, kind_of
+from dataset.shares import Source
+from dataset.store.interface import Documents, HasTokens, Ints
+
+# The kinds of files whose lines or entries are objects of any form
+KINDS = (".jsonl", ".json")
+
+
+class ChatCorpus(Corpus):
+    """A Corpus of conversations. One is never split over rows: of a longer one than a row the end is cut off.
+
+    The encoder is a ChatEncoder. Errors: as Corpus, and DataError for files of other kinds than KINDS.
+    """
+
+    nothing_to_train = "no answer begins within --max_seq_len"
+
+    def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
+        for source in sources_of(data_path):
+            for path in source.paths:
+                refuse_other_kinds(path)
+        if options.get("val_path"):
+            refuse_other_kinds(options["val_path"])
+        self.answers: Answers = encoder.answers
+        super().__init__(data_path, encoder, **options)
+
+    @cached_property
+    def answer_targets(self) -> Ints:
+        """uint32: of each document of the store, how many targets are trained."""
+        # A document that is cut at max_seq_len tokens has one pair less, in rows of both layouts.
+        return self._count(np.arange(len(self.store)), self.max_seq_len - 1)
+
+    @property
+    def _most_targets(self) -> Ints:
+        """A share counts what is trained."""
+        return self.answer_targets
+
+    def _count(self, documents: Ints, most_pairs: int) -> Ints:
+        return self.answers.count(self.store, documents, most_pairs)
+
+    def _epoch_plan(self, documents: Ints | None, epoch: int) -> EpochPlan:
+        """As the base class has it, without conversations of which nothing would be trained."""
+        chosen = np.arange(len(self.store), dtype=np.uint32) if documents is None else documents
+        chosen = chosen[self.answer_targets[chosen] > 0]
+        return EpochPlan(
+            self.store,
+            self.max_seq_len,
+            self.seed,
+            epoch,
+            self.pack,
+            "truncate",
+            chosen,
+            trained=self.answer_targets,
+        )
+
+    def cut_off_report(self, plan: RowPlan) -> list[str]:
+        """A line on the conversations that are longer than a row, if there are any."""
+        offsets = np.asarray(self.store.offsets[:])
+        longer = np.flatnonzero(np.diff(offsets) > self.max_seq_len)
+        if not len(longer):
+            return []
+        longest = int(np.diff(offsets).max())
+        there = int(self._count(longer, longest).sum(dtype=np.int64))
+        kept = self.answer_targets[longer]
+        lost = there - int(kept.sum(dtype=np.int64))
+        line = (
+            f"note: {len(longer):,} of {counted(len(self.store), 'conversation')} are longer than --max_seq_len "
+            f"{self.max_seq_len} and are cut there; {counted(lost, 'token')} of answers are not trained"
+        )
+        without = int((kept == 0).sum())
+        if without:
+            line += f", and {without:,} of these conversations, whose answers begin behind that, are left out"
+        return [line]
+
+    def assembler(self, pad_id: int, n_rows: int = 0) -> "ChatAssembler":
+        return ChatAssembler(self.store, self.answers, pad_id, n_rows)
+
+    def validation(self, pad_id: int = 0) -> "ValidationBatches | None":
+        if self.val_store is None or self.val_documents is None:
+            return None
+        return ChatValidation(self.val_store, self.val_documents, self.max_seq_len, self.answers, pad_id)
+
+
+class ChatAssembler(Assembler):
+    """Makes batches whose targets are answers alone."""
+
+    def __init__(self, store: HasTokens, answers: Answers, pad_id: int, n_rows: int = 0) -> None:
+        super().__init__(store, pad_id, n_rows)
+        self.answers = answers
+
+    def __getitem__(self, what: Recipe) -> Batch:
+        return self.answers.only(super().__getitem__(what))
+
+
+class ChatValidation(ValidationBatches):
+    """ValidationBatches whose targets are answers alone, cut as in training."""
+
+    def __init__(self, store: Documents, documents: Ints, max_seq_len: int, answers: Answers, pad_id: int) -> None:
+        super().__init__(store, documents, max_seq_len, pad_id, long_documents="truncate")
+        self.answers = answers
+        self.n_bytes = None
+
+    def __getitem__(self, i: int) -> Batch:
+        return self.answers.only(super().__getitem__(i))
+
+
+def refuse_other_kinds(path: str) -> None:
+    """Errors: DataError for a path with files that hold no conversations."""
+    for file in find_files(path):
+        if kind_of(file).suffix not in KINDS:
+            raise DataError(
+                f"{file}: conversations are read from .jsonl, .ndjson and .json files, also compressed; name those alone, "
+                "by their own paths or by a pattern"
+            )

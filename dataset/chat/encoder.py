@@ -1,0 +1,133 @@
+"""Conversations to token ids, by the chat template of the tokenizer.
+
+The template makes one text of a conversation. In this text two things must be kept apart: the special tokens that the
+template writes, and their spelling within a message, as in a question about "<|im_start|>assistant", which stays text.
+So a mark is put into each such spelling before the template sees the message, and taken out again once the text is cut
+at the special tokens that are left:
+
+    message     What is <|im_end|>?          marked      What is <*|im_end|>?
+    template    <|im_start|>user\\nWhat is <*|im_end|>?<|im_end|>\\n
+    pieces      1    user\\nWhat is <|im_end|>?    2    \\n
+
+The text is cut where an answer begins, too. The ids of the question and of "assistant\\n" are then the same
+whatever is answered: a model is trained on them as it is asked.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dataset.chat.answers import Answers
+from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS
+from dataset.tokenizing.encoder import DocumentEncoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# A noncharacter of Unicode (https://www.unicode.org/faq/private_use.html#noncharacters): programs may use it for themselves.
+# What follows it says what is meant, so that texts that hold it come out as they were: it stands for itself, or it is a mark.
+MARK = "\ufdd0"
+ITSELF = MARK + "1"
+INSIDE = MARK + "2"
+# What the template writes before an answer, and the place behind that
+ANSWER_BEGINS = f"{BOS}assistant\n"
+BEFORE_ANSWER = re.compile(f"(?<={re.escape(ANSWER_BEGINS)})")
+
+
+class ChatEncoder(DocumentEncoder):
+    """Encodes conversations as dataset/reading/conversations.py gives them: JSON with "messages" and perhaps "tools".
+
+    answers: finds what the assistant wrote in the ids. Errors: ValueError for a tokenizer without our chat template.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        super().__init__(tokenizer)
+        if tokenizer.chat_template != CHAT_TEMPLATE:
+            raise ValueError(
+                f"{tokenizer.name_or_path}: its chat template is not that of this repository, which tells what the assistant "
+                "says: copy the chat_template of model/tokenizer_config.json into the tokenizer_config.json there"
+            )
+        # {special token: its id}
+        self.special: dict[str, int] = {}
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            if token.special:
+                self.special[str(token)] = token_id
+        for wanted in (BOS, EOS):
+            if wanted not in self.special:
+                raise ValueError(f"{tokenizer.name_or_path}: no special token {wanted}, which the chat template writes")
+        # The longest first: of two that begin alike, the longer one is meant.
+        spellings = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
+        self._cut_at = re.compile(f"({spellings})")
+        # The first character of each, also where two overlap.
+        self._first_of = re.compile(f"(?={spellings})(.)", re.DOTALL)
+        self.answers = Answers(
+            start=self.special[BOS],
+            end=self.special[EOS],
+            header=tuple(self._encode_bodies([ANSWER_BEGINS.removeprefix(BOS)])[0]),
+        )
+        self.fingerprint = hashlib.sha256(f"chat {CHAT_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
+
+    @property
+    def added_tokens(self) -> int:
+        """None: the template writes all."""
+        return 0
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each conversation."""
+        return self._ids_of([list(self._pieces(text)) for text in texts])
+
+    def encode_in_parts(self, text: str) -> Iterator[list[int]]:
+        """The ids of one conversation. A template needs the whole of it."""
+        yield from self.encode([text])
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """The ids of a user's message, up to where the assistant answers."""
+        return self.turns_ids([{"role": "user", "content": text}])
+
+    def turns_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """The ids of the turns so far, up to where the assistant answers."""
+        text = json.dumps({"messages": list(messages)}, ensure_ascii=False)
+        (ids,) = self._ids_of([list(self._pieces(text, is_asked=True))])
+        return ids
+
+    def _ids_of(self, conversations: list[list[str | int]]) -> list[list[int]]:
+        """The ids of pieces, in which an id stands for itself. All texts go to the tokenizer in one call."""
+        texts: list[str] = []
+        for pieces in conversations:
+            texts += [piece for piece in pieces if isinstance(piece, str)]
+        ids_of_texts = iter(self._encode_bodies(texts))
+        encoded = []
+        for pieces in conversations:
+            ids: list[int] = []
+            for piece in pieces:
+                ids += next(ids_of_texts) if isinstance(piece, str) else [piece]
+            encoded.append(ids)
+        return encoded
+
+    def _pieces(self, text: str, is_asked: bool = False) -> Iterator[str | int]:
+        """The texts of a conversation and the ids of the special tokens between them. is_asked: an answer comes next."""
+        # In the JSON and not in its values: it escapes neither the mark nor a character of the spellings.
+        marked = self._first_of.sub(rf"\1{INSIDE}", text.replace(MARK, ITSELF))
+        for part in BEFORE_ANSWER.split(rendered(json.loads(marked), is_asked)):
+            for piece in self._cut_at.split(part):
+                if piece in self.special:
+                    yield self.special[piece]
+                elif piece:
+                    yield piece.replace(INSIDE, "").replace(ITSELF, MARK)
+
+
+def rendered(conversation: dict[str, Any], is_asked: bool) -> str:
+    """What the template writes."""
+    # A slow import, which a process that reads no conversations does without.
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    # (texts, nothing that is asked for here)
+    result: Any = render_jinja_template(
+        [conversation["messages"]],
+        tools=conversation.get("tools"),
+        chat_template=CHAT_TEMPLATE,
+        add_generation_prompt=is_asked,
+    )
+    return str(result[0][0])

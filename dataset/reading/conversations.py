@@ -1,0 +1,147 @@
+"""A line of chat data to the text of a document: the conversation in it, checked, as JSON of one form.
+
+A line is {"conversations": [...]} as MiniMind has it, or {"messages": [...]} as most others do: a list of objects with
+"role" and "content". What people write in several ways comes out in one, so that the chat template need not know them:
+
+    tools       of the line, or "tools" or "functions" of a system message; a list, or JSON in a text
+    tool_calls  of an assistant's message; a list, or JSON in a text; with "function" around each call, or without
+    thoughts    "reasoning_content" of an assistant's message, or <think> ... </think> at the beginning of its content
+    content     a text, null, or parts of text
+"""
+
+import json
+import re
+from typing import Any
+
+from dataset.reading.faults import BadLine
+
+# What a reader is asked for where a document is a conversation, in the place of the field of a text. A line has one of both.
+CONVERSATION = "conversations or messages"
+FIELDS = ("conversations", "messages")
+ROLES = ("system", "user", "assistant", "tool")
+# Schemas of tools have about ten levels. Templates walk through them by recursion, which ends at some hundreds.
+MOST_LEVELS = 64
+# As the chat template writes them.
+THOUGHTS = re.compile(r"\A\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
+
+# As JSON gives it
+Record = dict[str, Any]
+
+
+def text_of_conversation(record: Record) -> str:
+    """The conversation of a line as JSON, {"messages": [...]} and perhaps "tools"; "" for one without messages.
+
+    Errors: BadLine.
+    """
+    messages = _messages(record)
+    tools = _listed(record.get("tools"), "tools")
+    conversation: Record = {"messages": []}
+    for number, message in enumerate(messages, 1):
+        checked = _checked_message(message, number)
+        conversation["messages"].append(checked)
+        if checked["role"] == "system" and not tools:
+            tools = _listed(message.get("tools") or message.get("functions"), f"message {number}: tools")
+    if not conversation["messages"]:
+        return ""
+    if not any(message["role"] == "assistant" for message in conversation["messages"]):
+        raise BadLine("no answer", "no message of the assistant, so there is nothing to learn")
+    if tools:
+        conversation["tools"] = tools
+    return json.dumps(conversation, ensure_ascii=False)
+
+
+def _messages(record: Record) -> list[Any]:
+    """The list of messages, which is not checked yet."""
+    for name in FIELDS:
+        if name in record:
+            messages = record[name]
+            if not isinstance(messages, list):
+                raise BadLine("no conversation", f"{name!r} is no list of messages")
+            return messages
+    keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
+    raise BadLine("no conversation", f"no 'conversations' and no 'messages' in the object (its keys: {keys})")
+
+
+def _checked_message(message: Any, number: int) -> Record:
+    """A message with the fields that the template reads, and no others."""
+    if not isinstance(message, dict):
+        raise BadLine("bad message", f"message {number} is no object with role and content")
+    role = message.get("role")
+    if role not in ROLES:
+        hint = " (from and value are to be named role and content)" if "from" in message else ""
+        raise BadLine(
+            "unknown role", f"message {number} has the role {str(role)[:40]!r}, none of {', '.join(ROLES)}{hint}"
+        )
+    checked = {"role": role, "content": _content(message.get("content"), number)}
+    if role != "assistant":
+        return checked
+    thoughts = message.get("reasoning_content") or ""
+    if not isinstance(thoughts, str):
+        raise BadLine("bad message", f"message {number}: reasoning_content is no text")
+    if not thoughts:
+        found = THOUGHTS.match(checked["content"])
+        if found is not None:
+            thoughts = found.group(1)
+            checked["content"] = checked["content"][found.end() :]
+    if thoughts:
+        checked["reasoning_content"] = thoughts
+    calls = _listed(message.get("tool_calls"), f"message {number}: tool_calls")
+    if calls:
+        checked["tool_calls"] = [_checked_call(call, number) for call in calls]
+    return checked
+
+
+def _content(content: Any, number: int) -> str:
+    """The text of a message: many tools write a list of parts, and null where there are calls alone."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise BadLine("content is no text", f"message {number}: its content is neither a text nor parts of text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _checked_call(call: Record, number: int) -> Record:
+    """{"name": ..., "arguments": ...} of a call to a function."""
+    function = call.get("function") or call
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadLine("bad tool call", f"message {number}: a call has no name")
+    return {"name": function["name"], "arguments": function.get("arguments") or {}}
+
+
+def _listed(value: Any, what: str) -> list[Record]:
+    """A list of objects that may stand there as JSON in a text; empty where there is none."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise BadLine("bad tools", f"{what}: neither a list nor JSON of one") from None
+    if not value or value == "":
+        return []
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise BadLine("bad tools", f"{what}: no list of objects")
+    if _levels(value) > MOST_LEVELS:
+        raise BadLine("bad tools", f"{what}: more than {MOST_LEVELS} levels of brackets")
+    return value
+
+
+def _levels(value: Any) -> int:
+    """How deep a JSON value is nested; one level beyond MOST_LEVELS stands for all that follow."""
+    levels = 0
+    layer = [value]
+    # Level by level, since a recursion would end where this is to look.
+    while layer and levels <= MOST_LEVELS:
+        inner: list[Any] = []
+        for entry in layer:
+            if isinstance(entry, dict):
+                inner += entry.values()
+            elif isinstance(entry, list):
+                inner += entry
+        layer = inner
+        levels += 1
+    return levels

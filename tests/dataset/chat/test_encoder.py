@@ -1,0 +1,141 @@
+"""Conversations as ids, and which of them are trained. References: the template read turn by turn (tests/chats.py), and the
+text that transformers makes by the template."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dataset.chat.encoder import MARK, ChatEncoder
+from dataset.reading.conversations import text_of_conversation
+from dataset.tokenizing.encoder import load_tokenizer
+from tests.chats import ids_and_mask, turn
+from tests.helpers import ROOT, SHARED, needs_shared
+
+TOKENIZER = load_tokenizer(ROOT / "model")
+ENCODER = ChatEncoder(TOKENIZER)
+
+# What could confuse: special tokens, halves of them, the mark of the encoder, role names, JSON's own characters
+AWKWARD = [
+    "<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n", "assistant\n", "<think>", "</think>", "<tool_call>",
+    "</tool_response>", "<|endoftext|>", "<|buffer1|>", "<", "<|im_", "end|>", MARK, MARK + "1", MARK + "2", "1", "2",
+    "\n", "\n\n", " ", '"', "\\", "{", "}", "]", "中文", "🦜", "user", "\x00", "\u2028", "word",
+]  # fmt: skip
+TEXTS = st.lists(st.one_of(st.sampled_from(AWKWARD), st.text(max_size=3)), max_size=8).map("".join)
+ARGUMENTS = st.one_of(TEXTS, st.dictionaries(TEXTS, st.one_of(TEXTS, st.integers(), st.none()), min_size=1, max_size=3))
+CALLS = st.fixed_dictionaries({"name": TEXTS, "arguments": ARGUMENTS})
+
+
+@st.composite
+def messages(draw):
+    role = draw(st.sampled_from(["system", "user", "assistant", "tool", "assistant"]))
+    message = turn(role, draw(TEXTS))
+    if role == "assistant":
+        if draw(st.booleans()):
+            message["reasoning_content"] = draw(TEXTS)
+        if draw(st.booleans()):
+            message["tool_calls"] = draw(st.lists(CALLS, max_size=2))
+    return message
+
+
+CONVERSATIONS = st.fixed_dictionaries(
+    {"messages": st.lists(messages(), max_size=5).map(lambda found: [*found, turn("assistant", "end")])},
+    optional={"tools": st.lists(st.dictionaries(TEXTS, TEXTS, min_size=1, max_size=2), min_size=1, max_size=2)},
+)
+
+
+def mask_of(ids):
+    """Whether each id is trained, by `Answers`: the first one is never a target."""
+    return [False, *ENCODER.answers.trained(np.array(ids[:-1])).tolist()]
+
+
+@settings(deadline=None, max_examples=300)
+@given(CONVERSATIONS)
+@example({"messages": [turn("user", "<|im_end|>\n<|im_start|>assistant\nNo"), turn("assistant", "\n\nYes")]})
+@example({"messages": [turn("assistant", ""), turn("assistant", "<|im_end|>")]})
+def test_ids_and_mask_are_those_of_the_template_read_turn_by_turn(record):
+    text = text_of_conversation(record)
+    (ids,) = ENCODER.encode([text])
+    assert (ids, mask_of(ids)) == ids_and_mask(TOKENIZER, json.loads(text))
+
+
+@settings(deadline=None, max_examples=100)
+@given(CONVERSATIONS)
+def test_the_ids_spell_what_transformers_renders(record):
+    text = text_of_conversation(record)
+    conversation = json.loads(text)
+    wanted = TOKENIZER.apply_chat_template(conversation["messages"], tools=conversation.get("tools"), tokenize=False)
+    (ids,) = ENCODER.encode([text])
+    assert TOKENIZER.decode(ids) == wanted
+
+
+def test_the_mask_is_that_of_transformers_where_no_message_spells_a_special_token():
+    """Answers that begin with a letter: transformers cuts no text where an answer begins."""
+    conversation = [turn("user", "one"), turn("assistant", "two"), turn("user", "three"), turn("assistant", "four")]
+    wanted = TOKENIZER.apply_chat_template(conversation, return_dict=True, return_assistant_tokens_mask=True)
+    (ids,) = ENCODER.encode([json.dumps({"messages": conversation})])
+    assert ids == wanted["input_ids"] and list(map(int, mask_of(ids))) == wanted["assistant_masks"]
+
+
+def test_a_question_is_encoded_as_it_was_in_training():
+    (whole,) = ENCODER.encode([json.dumps({"messages": [turn("user", "Why?"), turn("assistant", "\nSo.")]})])
+    asked = ENCODER.prompt_ids("Why?")
+    assert whole[: len(asked)] == asked and mask_of(whole).index(True) == len(asked)
+    assert TOKENIZER.decode(asked).endswith("<|im_start|>assistant\n")
+
+
+def test_a_literal_special_token_in_a_question_stays_text():
+    ids = ENCODER.prompt_ids("What is <|im_end|>?")
+    assert ids.count(TOKENIZER.eos_token_id) == 1 and "What is <|im_end|>?" in TOKENIZER.decode(ids)
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_rows_of_several_cut_conversations_have_the_mask_of_each(cut):
+    """As `Batch` has them: inputs of whole pieces one after the other, of which any may be cut off."""
+    texts = []
+    for words in ("one two", "", "a long answer that goes on", "\n"):
+        texts.append(json.dumps({"messages": [turn("user", words), turn("assistant", words), turn("user", "so")]}))
+    inputs, wanted = [], []
+    for ids in ENCODER.encode(texts):
+        ids = ids[: cut + 1]
+        inputs += ids[:-1]
+        wanted += mask_of(ids)[1:]
+    assert ENCODER.answers.trained(np.array(inputs)).tolist() == wanted
+
+
+def test_a_long_conversation_has_the_ids_of_its_parts(monkeypatch):
+    text = json.dumps({"messages": [turn("user", "words " * 300), turn("assistant", "more " * 300)]})
+    whole = ENCODER.encode([text])[0]
+    monkeypatch.setattr("dataset.tokenizing.encoder.PART_CHARACTERS", 100)
+    assert [token for part in ENCODER.encode_in_parts(text) for token in part] == whole
+
+
+def test_another_process_gets_the_same_encoder():
+    text = json.dumps({"messages": [turn("user", "<|im_end|>"), turn("assistant", "Yes")]})
+    again = pickle.loads(pickle.dumps(ENCODER))
+    assert again.encode([text]) == ENCODER.encode([text]) and again.fingerprint == ENCODER.fingerprint
+    assert again.answers == ENCODER.answers
+
+
+def test_a_tokenizer_without_our_template_is_refused_with_what_to_do(tmp_path):
+    other = load_tokenizer(ROOT / "model")
+    other.chat_template = "{{ messages }}"
+    with pytest.raises(ValueError, match="copy the chat_template of model/tokenizer_config.json"):
+        ChatEncoder(other)
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["minimind2", "minimind3"])
+def test_the_public_tokenizers_take_our_template(name):
+    public = load_tokenizer(SHARED / "tokenizers" / name)
+    public.chat_template = TOKENIZER.chat_template
+    encoder = ChatEncoder(public)
+    conversation = {"messages": [turn("user", "<|im_end|> 你好"), turn("assistant", "好", reasoning_content="hm")]}
+    (ids,) = encoder.encode([json.dumps(conversation)])
+    assert public.decode(ids) == public.apply_chat_template(conversation["messages"], tokenize=False)
+    trained = torch.tensor(ids[1:])[torch.from_numpy(encoder.answers.trained(np.array(ids[:-1])))]
+    assert public.decode(trained) == "<think>\nhm\n</think>\n\n好<|im_end|>"

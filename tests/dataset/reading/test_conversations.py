@@ -1,0 +1,125 @@
+"""Lines of chat data. References: the same conversation, written plainly; and what each fault is."""
+
+import gzip
+import json
+
+import pytest
+
+from common.errors import DataError
+from dataset.reading.conversations import CONVERSATION, MOST_LEVELS, text_of_conversation
+from dataset.reading.documents import read_documents
+from dataset.reading.faults import BadLine, BadLines
+from tests.chats import turn
+
+ASKED = turn("user", "Hi")
+SAID = turn("assistant", "Yes")
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"name": "f", "arguments": {"x": 1}}
+
+
+def read(record):
+    return json.loads(text_of_conversation(record))
+
+
+@pytest.mark.parametrize("field", ["conversations", "messages"])
+def test_both_names_of_the_list_are_read(field):
+    assert read({field: [ASKED, SAID], "id": 7}) == {"messages": [ASKED, SAID]}
+
+
+@pytest.mark.parametrize(
+    "message, wanted",
+    [
+        (turn("assistant", "Yes", tools="", tool_calls="", reasoning_content=""), SAID),
+        (turn("assistant", None), turn("assistant", "")),
+        (turn("assistant", [{"type": "text", "text": "Y"}, {"type": "text", "text": "es"}]), SAID),
+        (turn("assistant", "Yes", reasoning_content="hm"), turn("assistant", "Yes", reasoning_content="hm")),
+        (turn("assistant", "<think>\nhm\n</think>\n\nYes"), turn("assistant", "Yes", reasoning_content="hm")),
+        (turn("assistant", "<think>hm</think>\nYes"), turn("assistant", "Yes", reasoning_content="hm")),
+        (turn("assistant", "<think>\n\n</think>\n\nYes"), SAID),
+        (turn("assistant", "No <think>hm</think>"), turn("assistant", "No <think>hm</think>")),
+        (turn("assistant", "<think> and no end"), turn("assistant", "<think> and no end")),
+        (turn("assistant", "", tool_calls=[CALL]), turn("assistant", "", tool_calls=[CALL])),
+        (turn("assistant", "", tool_calls=json.dumps([CALL])), turn("assistant", "", tool_calls=[CALL])),
+        (turn("assistant", "", tool_calls=[{"id": 1, "function": CALL}]), turn("assistant", "", tool_calls=[CALL])),
+    ],
+)
+def test_the_ways_to_write_an_answer_come_out_as_one(message, wanted):
+    assert read({"messages": [ASKED, message]}) == {"messages": [ASKED, wanted]}
+
+
+def test_a_question_keeps_what_looks_like_thoughts():
+    asked = turn("user", "<think>\nhm\n</think>\n\nYes")
+    assert read({"messages": [asked, SAID]})["messages"][0] == asked
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [turn("system", "Be nice"), ASKED, SAID], "tools": [TOOL]},
+        {"messages": [turn("system", "Be nice", tools=[TOOL]), ASKED, SAID]},
+        {"messages": [turn("system", "Be nice", tools=json.dumps([TOOL])), ASKED, SAID]},
+        {"messages": [turn("system", "Be nice", functions=[TOOL]), ASKED, SAID], "tools": None},
+    ],
+)
+def test_tools_are_found_where_people_write_them(record):
+    assert read(record) == {"messages": [turn("system", "Be nice"), ASKED, SAID], "tools": [TOOL]}
+
+
+def nested(levels):
+    value = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "record, kind, words",
+    [
+        ({"text": "a"}, "no conversation", "its keys: 'text'"),
+        ({"messages": "a"}, "no conversation", "no list"),
+        ({"messages": [ASKED]}, "no answer", "nothing to learn"),
+        ({"messages": ["a", SAID]}, "bad message", "message 1"),
+        ({"messages": [turn("human", "Hi"), SAID]}, "unknown role", "'human'"),
+        ({"messages": [{"from": "human", "value": "Hi"}]}, "unknown role", "from and value"),
+        ({"messages": [turn(["user"], "Hi"), SAID]}, "unknown role", "message 1"),
+        ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
+        ({"messages": [turn("user", [{"type": "image"}]), SAID]}, "content is no text", "message 1"),
+        ({"messages": [ASKED, turn("assistant", "", reasoning_content=3)]}, "bad message", "reasoning_content"),
+        ({"messages": [ASKED, turn("assistant", "", tool_calls="{")]}, "bad tools", "tool_calls"),
+        ({"messages": [ASKED, turn("assistant", "", tool_calls=[{}])]}, "bad tool call", "no name"),
+        ({"messages": [ASKED, SAID], "tools": {"name": "f"}}, "bad tools", "no list"),
+        ({"messages": [ASKED, SAID], "tools": [nested(MOST_LEVELS)]}, "bad tools", "levels"),
+        ({"messages": [ASKED, SAID], "tools": "[" * 100_000}, "bad tools", "JSON"),
+    ],
+)
+def test_faults_are_named(record, kind, words):
+    with pytest.raises(BadLine) as caught:
+        text_of_conversation(record)
+    assert caught.value.args[0] == kind and words in caught.value.args[1]
+
+
+def test_tools_of_many_levels_are_read():
+    assert read({"messages": [ASKED, SAID], "tools": [nested(MOST_LEVELS - 2)]})["tools"] == [nested(MOST_LEVELS - 2)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.ndjson", "a.json"])
+def test_files_are_read_as_those_of_text_are(tmp_path, name):
+    """A conversation without messages is passed over like an empty text; a fault has its line."""
+    records = [{"messages": [ASKED, SAID]}, {"messages": []}, {"messages": [ASKED]}, {"conversations": [ASKED, SAID]}]
+    content = "\n".join(map(json.dumps, records)).encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    bad = BadLines()
+    found = list(read_documents(path, CONVERSATION, bad))
+    assert [line for line, _ in found] == [1, 4] and bad.counts == {"no answer": 1}
+    assert [json.loads(text) for _, text in found] == [{"messages": [ASKED, SAID]}] * 2
+    with pytest.raises(DataError, match=rf"{name}:3: no message of the assistant.*--skip_bad_lines"):
+        list(read_documents(path, CONVERSATION))
+
+
+def test_half_a_surrogate_pair_is_a_fault_wherever_it_stands(tmp_path):
+    path = tmp_path / "a.jsonl"
+    tools = json.dumps([{"name": "\ud83d"}])
+    path.write_text(json.dumps({"messages": [turn("system", "", tools=tools), ASKED, SAID]}) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match="surrogate"):
+        list(read_documents(path, CONVERSATION))

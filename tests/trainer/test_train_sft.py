@@ -1,0 +1,211 @@
+"""train_sft.py. References: an undisturbed run, one with padded rows, one process, and the loss of the answers by hand."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from common.errors import DataError, UserError
+from dataset.chat.encoder import ChatEncoder
+from dataset.tokenizing.encoder import load_tokenizer
+from model.model_minimind import MiniMindForCausalLM
+from tests.chats import ids_and_mask, train, turn, write_chats
+from tests.helpers import ROOT, flags, losses, records, write_corpus
+from tests.helpers import train as pretrain
+from trainer import train_sft
+
+# In the forms that the public files have
+PUBLIC_LINES = [
+    {"conversations": [turn("user", "请用一段话描述阿里巴巴"), turn("assistant", "阿里巴巴是一家公司。")]},
+    {
+        "conversations": [
+            turn("user", "你好", reasoning_content="", tools="", tool_calls=""),
+            turn("assistant", "你好！", reasoning_content="用户在打招呼。", tools="", tool_calls=""),
+            turn("user", "再见", reasoning_content="", tools="", tool_calls=""),
+            turn("assistant", "再见！", reasoning_content="", tools="", tool_calls=""),
+        ]
+    },
+    {"conversations": [turn("user", "1+1?"), turn("assistant", "<think>\n1+1=2\n</think>\n<answer>\n2\n</answer>")]},
+    {
+        "conversations": [
+            turn("system", "", tools='[{"type": "function", "function": {"name": "now", "parameters": {}}}]'),
+            turn("user", "几点了?"),
+            turn("assistant", "", tool_calls='[{"name": "now", "arguments": {}}]'),
+            turn("tool", '{"time": "12:00"}'),
+            turn("assistant", "十二点。"),
+        ]
+    },
+    {
+        "conversations": [
+            turn("system", "Help.", functions=[{"name": "f"}]),
+            turn("user", "f?"),
+            turn("assistant", "Yes."),
+        ]
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    return write_chats(tmp_path_factory.mktemp("chats") / "chats.jsonl", 40)
+
+
+def answers_loss(model, path):
+    """Mean cross-entropy of the tokens that the assistant wrote, one conversation after the other."""
+    tokenizer = load_tokenizer(ROOT / "model")
+    total, count = 0.0, 0
+    for line in path.read_text(encoding="utf-8").splitlines():
+        ids, mask = ids_and_mask(tokenizer, {"messages": json.loads(line)["conversations"]})
+        with torch.no_grad():
+            log_probabilities = model(torch.tensor([ids[:-1]])).logits[0].double().log_softmax(-1)
+        for at, (target, is_trained) in enumerate(zip(ids[1:], mask[1:], strict=True)):
+            total -= float(log_probabilities[at, target]) * is_trained
+            count += is_trained
+    return total / count
+
+
+def test_it_goes_on_from_the_pretrained_weights_and_leaves_minimind_s_files(tmp_path, chats):
+    """The loss of the first update, which holds all conversations, is that of the pretrained model on the answers."""
+    before = pretrain(data_path=write_corpus(tmp_path / "text.jsonl", 20), out_dir=tmp_path)
+    run = train(data_path=chats, out_dir=tmp_path, from_weight=None, batch_size=64, accumulation_steps=1, report=1)
+    assert losses(run)[0] == pytest.approx(answers_loss(before.engine.model.eval(), chats), rel=1e-3)
+    names = {path.name for path in tmp_path.iterdir()}
+    endings = ("pth", "json", "settings.yaml", "metrics.jsonl", "report.html", "loss.png")
+    assert {f"full_sft_16.{ending}" for ending in endings} | {"full_sft_16_resume"} <= names
+    assert MiniMindForCausalLM.from_pth(tmp_path / "full_sft_16.pth").config.hidden_size == 16
+    assert run.settings.learning_rate == 1e-5 and run.progress.epoch == 2
+    page = (tmp_path / "full_sft_16.report.html").read_text(encoding="utf-8")
+    assert "--chat" in page and "bits per byte" not in page.lower()
+
+
+def test_validation_is_the_loss_of_the_answers_that_are_held_out(tmp_path, chats):
+    # Short ones, of which nothing is cut off
+    held_out = write_chats(tmp_path / "val.jsonl", 20, seed=9, most_words=4)
+    run = train(data_path=chats, val_path=held_out, out_dir=tmp_path, epochs=1)
+    (record,) = records(run, "val_loss")
+    wanted = answers_loss(run.engine.model.eval(), held_out)
+    assert record["val_loss"] == pytest.approx(wanted, rel=1e-5)
+    assert record["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-4) and "bits_per_byte" not in record
+
+
+def test_packed_rows_train_as_padded_ones_do(tmp_path, chats):
+    """All conversations in one update, several times: the losses, and the weights after them."""
+    runs = []
+    for pack in (1, 0):
+        runs.append(
+            train(
+                data_path=chats, out_dir=tmp_path / str(pack), pack=pack, batch_size=64, accumulation_steps=1, epochs=3,
+                learning_rate=1e-3,
+            )
+        )  # fmt: skip
+    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-6)
+    packed, padded = (dict(run.engine.model.named_parameters()) for run in runs)
+    for name in packed:
+        torch.testing.assert_close(packed[name], padded[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("use_moe", [0, 1])
+def test_a_run_goes_on_to_the_last_bit(tmp_path, chats, use_moe):
+    options = {"data_path": chats, "lr_schedule": "constant", "learning_rate": 1e-3, "use_moe": use_moe}
+    whole = train(out_dir=tmp_path / "whole", epochs=2, **options)
+    train(out_dir=tmp_path / "parts", epochs=1, **options)
+    parts = train(out_dir=tmp_path / "parts", epochs=2, from_resume=1, **options)
+    assert parts.progress == whole.progress
+    for mine, theirs in zip(whole.engine.model.parameters(), parts.engine.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_two_processes_train_what_one_does(tmp_path, chats):
+    n_threads = torch.get_num_threads()
+    found = []
+    for processes in (1, 2):
+        out_dir = tmp_path / str(processes)
+        assert (
+            train_sft.main(
+                flags(data_path=chats, out_dir=out_dir, from_weight="none", max_seq_len=64, cpu_processes=processes)
+            )
+            == 0
+        )
+        lines = (out_dir / "full_sft_16.metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        found.append([record["loss"] for record in map(json.loads, lines) if "loss" in record])
+    torch.set_num_threads(n_threads)
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_it_learns_answers_and_tells_them_in_samples(tmp_path):
+    """Samples are answers alone, without the question and the special tokens."""
+    path = tmp_path / "chats.jsonl"
+    pairs = [("What is up?", "The sky."), ("What is down?", "The ground.")]
+    with open(path, "w", encoding="utf-8") as file:
+        for asked, said in pairs:
+            file.write(json.dumps({"messages": [turn("user", asked), turn("assistant", said)]}) + "\n")
+    run = train(
+        data_path=path, out_dir=tmp_path, hidden_size=32, learning_rate=1e-2, epochs=60, batch_size=2,
+        accumulation_steps=1, sample_prompts="What is up?",
+    )  # fmt: skip
+    assert losses(run)[-1] < 0.05
+    sample = records(run, "prompt")[-1]
+    assert (sample["prompt"], sample["text"]) == ("What is up?", "The sky.")
+
+
+def test_public_lines_load(tmp_path):
+    path = tmp_path / "public.jsonl"
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in PUBLIC_LINES), encoding="utf-8")
+    run = train(data_path=path, out_dir=tmp_path, max_seq_len=256, batch_size=8, accumulation_steps=1, epochs=1)
+    corpus = run.job.corpus
+    assert len(corpus.store) == len(PUBLIC_LINES) and not corpus.bad_lines[0].total
+    tokenizer = load_tokenizer(ROOT / "model")
+    texts = [tokenizer.decode(corpus.store.document(i)) for i in range(len(PUBLIC_LINES))]
+    assert "<think>\n用户在打招呼。\n</think>\n\n你好！<|im_end|>" in texts[1]
+    assert "<think>\n1+1=2\n</think>\n\n<answer>\n2\n</answer><|im_end|>" in texts[2]
+    assert '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><|im_end|>' in texts[3]
+    assert '{"name": "f"}' in texts[4] and "Help." in texts[4]
+    thought = tokenizer.convert_tokens_to_ids("<think>")
+    assert thought in corpus.store.document(1) and thought in corpus.store.document(2)
+
+
+def test_a_faulty_line_is_named_and_can_be_skipped(tmp_path, chats, capsys):
+    path = tmp_path / "faulty.jsonl"
+    lines = chats.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([*lines[:3], '{"conversations": [{"role": "user", "content": "Hi"}]}', *lines[3:]]))
+    with pytest.raises((DataError, UserError), match=r"faulty.jsonl:4: no message of the assistant"):
+        train(data_path=path, out_dir=tmp_path)
+    run = train(data_path=path, out_dir=tmp_path, skip_bad_lines=1, epochs=1)
+    assert len(run.job.corpus.store) == len(lines)
+    assert "skipped 1 bad line" in capsys.readouterr().out
+
+
+def test_weights_that_are_not_there_are_named(tmp_path, chats):
+    with pytest.raises(UserError, match="--from_weight pretrain: .*pretrain_16.pth"):
+        train(data_path=chats, out_dir=tmp_path, from_weight=None)
+
+
+def test_a_tokenizer_without_our_template_is_refused_before_anything_is_written(tmp_path, chats):
+    tokenizer = load_tokenizer(ROOT / "model")
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(UserError, match="chat template"):
+        train(data_path=chats, out_dir=tmp_path / "out", tokenizer_path=tmp_path / "tokenizer")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("more", [{"dry_run": 1}, {}])
+def test_a_budget_plans_the_updates_and_keeps_the_rate(tmp_path, chats, capsys, more):
+    pretrain(data_path=write_corpus(tmp_path / "text.jsonl", 20), out_dir=tmp_path)
+    capsys.readouterr()
+    arguments = flags(
+        data_path=chats, out_dir=tmp_path, budget_tokens=20_000, max_seq_len=64, batch_size=None, accumulation_steps=None,
+        log_interval=None, **more,
+    )  # fmt: skip
+    assert train_sft.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "python trainer/train_sft.py" in shown and "not known for such a run" in shown
+    assert "1e-05 (AdamW)" in shown
+    assert (tmp_path / "full_sft_16.pth").exists() is not bool(more)
+
+
+def test_the_encoder_of_a_run_is_that_of_chats(tmp_path, chats):
+    run = train(data_path=chats, out_dir=tmp_path, epochs=1)
+    assert isinstance(run.job.encoder, ChatEncoder)
+    assert run.job.identity["row layout"]["long_documents"] == "truncate"

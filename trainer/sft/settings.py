@@ -1,0 +1,124 @@
+"""The settings of train_sft.py: those of train_pretrain.py with other defaults, and conversations in the place of text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
+from dataset.reading.conversations import CONVERSATION
+from dataset.reading.settings import OFF, DocumentSettings
+from trainer.budget.settings import BudgetSettings
+from trainer.pretrain.settings import (
+    DataSettings,
+    LauncherSettings,
+    ModelSettings,
+    PretrainOutput,
+    PretrainSettings,
+    TrainingSettings,
+    ValidationSettings,
+    rows_or_auto,
+)
+
+PROG = "train_sft.py"
+DESCRIPTION = "Fine-tune a MiniMind on conversations, so that it answers."
+# Those of MiniMind's train_full_sft.py
+USUAL_ROWS = 16
+
+
+@dataclass(kw_only=True)
+class SftOutput(PretrainOutput):
+    """output"""
+
+    save_weight: str = with_default(PretrainOutput, "save_weight", "full_sft")
+    wandb_project: str = with_default(PretrainOutput, "wandb_project", "MiniMind-Full-SFT")
+    sample_prompts: list[str] = setting(
+        [],
+        several=True,
+        may_be_empty=True,
+        help="questions to answer at every evaluation and at the end; or a file of them",
+    )
+
+
+@dataclass(kw_only=True)
+class SftModel(ModelSettings):
+    """model"""
+
+    from_weight: str = with_default(ModelSettings, "from_weight", "pretrain")
+
+
+@dataclass(kw_only=True)
+class ConversationSettings(Settings):
+    """data"""
+
+    data_path: list[str] | None = setting(
+        None,
+        several=True,
+        help='.jsonl or .json of {"conversations": [...]} or {"messages": [...]}, a folder or a glob; several with shares as '
+        "a.jsonl:0.7 b.jsonl:0.3 (default: dataset/sft_mini_512.jsonl, or questions on the documentation inside Python "
+        "where that is absent)",
+        first=True,
+    )
+    mixture: str | None = with_default(DataSettings, "mixture", None)
+    max_seq_len: int = with_default(DataSettings, "max_seq_len", 512)
+    pack: bool = switch(True, help="conversations share rows; 0: one padded conversation a row, as in MiniMind")
+    skip_bad_lines: bool = switch(False, help="skip and count faulty lines instead of stopping at the first")
+    cache_dir: str | None = with_default(DocumentSettings, "cache_dir", None)
+    deduplicate: str = with_default(DocumentSettings, "deduplicate", OFF)
+
+
+@dataclass(kw_only=True)
+class SftTraining(TrainingSettings):
+    """training"""
+
+    batch_size: int = setting(
+        USUAL_ROWS,
+        check=rows_or_auto,
+        help=f"rows per micro-batch and rank; auto: as many as fit the device, with the updates, warm-up and intervals of {USUAL_ROWS}",
+        first=True,
+    )
+    accumulation_steps: int = with_default(TrainingSettings, "accumulation_steps", 1)
+    learning_rate: float = with_default(TrainingSettings, "learning_rate", 1e-5)
+    epochs: int = with_default(TrainingSettings, "epochs", 2)
+
+
+@dataclass(kw_only=True)
+class SftSettings(SftTraining, ConversationSettings, SftModel, SftOutput, PretrainSettings):
+    """All settings of train_sft.py."""
+
+    prog: ClassVar[str] = PROG
+    description: ClassVar[str] = DESCRIPTION
+
+    # The rates of a plan are those of fresh weights.
+    fixed_in_plans: ClassVar[frozenset[str]] = frozenset({"learning_rate", "muon_lr", "weight_decay"})
+    # What pretraining asks of a text is decided for conversations, and is no flag.
+    text_field: ClassVar[str] = CONVERSATION  # type: ignore[misc]  # a setting there, the same for all objects here
+    long_documents: ClassVar[str] = "truncate"  # type: ignore[misc]
+    parse_special_tokens: ClassVar[bool] = False  # type: ignore[misc]
+    text_suffixes: ClassVar[list[str] | None] = None  # type: ignore[misc]
+
+    @classmethod
+    def groups(cls) -> tuple[type[Settings], ...]:
+        return (
+            LauncherSettings,
+            ValidationSettings,
+            SftTraining,
+            ConversationSettings,
+            SftModel,
+            BudgetSettings,
+            SftOutput,
+        )
+
+
+def parser() -> SettingsParser:
+    """The command line of train_sft.py."""
+    return SettingsParser(SftSettings, PROG, DESCRIPTION)
+
+
+def given_settings(argv: Sequence[str] | None = None) -> frozenset[str]:
+    """The names of the settings that a command line says, by flags or by its --config; None: of this process."""
+    return parser().given(argv)
+
+
+def parse_args(argv: Sequence[str] | None = None) -> SftSettings:
+    """The settings of a command line; None: of this process."""
+    return parse(SftSettings, PROG, DESCRIPTION, argv)

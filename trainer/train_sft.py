@@ -1,0 +1,50 @@
+"""Fine-tune a MiniMind on conversations: supervised fine-tuning, after which it answers.
+
+    python trainer/train_sft.py --data_path chats.jsonl                                  # goes on from out/pretrain_512.pth
+    python trainer/train_sft.py --data_path chats.jsonl --from_weight out/pretrain_256.pth --hidden_size 256
+    torchrun --nproc_per_node 2 trainer/train_sft.py --data_path chats.jsonl             # data parallel
+
+A line of the data is {"conversations": [{"role": ..., "content": ...}, ...]} or {"messages": [...]}. Only what the
+assistant says is trained. Without data it learns questions on the documentation inside Python. `--help` lists the flags;
+docs/sft.md explains data, mask and what comes out.
+
+Read on in trainer/pretrain/command.py (job and Trainer), trainer/loop.py (the loop) and trainer/sft/job.py (what differs
+from pretraining).
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Ctrl-C during the imports ends the process at once; `launch` sets handlers of its own.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __package__ in (None, ""):
+    # Run by path, trainer/ would come first on the path, and could shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":
+    # --help and wrong flags are answered before torch is imported, which takes seconds.
+    from trainer.sft.settings import parse_args
+
+    parse_args()
+
+from common.processes import count_from_here
+from trainer.machine.command_line import run_cli
+from trainer.pretrain.command import run_command
+from trainer.sft.job import SftJob
+from trainer.sft.settings import given_settings, parse_args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the trainer with the given flags (default: the command line's). Returns the exit code."""
+    # Another program that calls this function may have computed something before, and then cannot be copied.
+    is_own_command = argv is None
+    if not is_own_command:
+        count_from_here()
+    argv = sys.argv[1:] if argv is None else argv
+    return run_command(SftJob, parse_args(argv), given_settings(argv), argv, is_own_command)
+
+
+if __name__ == "__main__":
+    run_cli(main)
