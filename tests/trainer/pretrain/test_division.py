@@ -1,6 +1,7 @@
 """`--batch_size auto`. References: runs with the flags that it comes to, all divisions by brute force, and the memory plan."""
 
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from dataset.loader import Batch
+from dataset.loader import Assembler, Batch
 from dataset.packing import EpochPlan, Totals
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
@@ -331,7 +332,7 @@ def trial_of_rank():
     trial.fits = lambda *arguments: ranks.rank == 0
     store = token_store([30] * 8)
     job = SimpleNamespace(ranks=ranks, device=device, model=None, dtype=None, config=SIZE, pad_id=0)
-    job.corpus = SimpleNamespace(store=store)
+    job.corpus = SimpleNamespace(assembler=partial(Assembler, store))
     job.memory = SimpleNamespace(optimizer_states=lambda config: 0)
     job.plan = lambda epoch: EpochPlan(store, 16, seed=0, epoch=epoch)
     fits = PretrainJob._trial(job, 4)
