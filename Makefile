@@ -41,7 +41,7 @@ pretrain: $(VENV)/.installed
 BASE = out/pretrain_256.pth
 
 # To learn a megabyte of questions by heart, at rates that learn fast
-CHAT = --hidden_size 256 --batch_size 8 --epochs 20 --optimizer muon --learning_rate 2e-3 --lr_schedule linear \
+CHAT = --hidden_size 256 --batch_size 8 --epochs 8 --optimizer muon --learning_rate 2e-3 --lr_schedule linear \
        --log_interval 50 --save_interval 500
 
 chat: $(VENV)/.installed

@@ -3,15 +3,17 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.wording import printable
+from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.common import load_model
 from trainer.evaluation import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P, fitting_prompt
-from trainer.reporting.records import RunRecords
+from trainer.reporting.records import ANSWERS, RunRecords
 
 CODE = """```python
 import torch
@@ -21,10 +23,18 @@ tokenizer = AutoTokenizer.from_pretrained({name})
 # In half precision another token may be drawn somewhere.
 model = AutoModelForCausalLM.from_pretrained({name}).float()
 torch.manual_seed({seed})
-prompt = tokenizer({prompt}, return_tensors="pt")
+{asked}
 sampling = dict(do_sample=True, temperature={temperature}, top_p={top_p}, top_k={top_k}, max_new_tokens={tokens})
-print(tokenizer.decode(model.generate(**prompt, **sampling)[0], skip_special_tokens=True))
+{shown}
 ```"""
+# Of a model that continues texts
+TEXT_ASKED = 'prompt = tokenizer({prompt}, return_tensors="pt")'
+TEXT_SHOWN = "print(tokenizer.decode(model.generate(**prompt, **sampling)[0], skip_special_tokens=True))"
+# Of one that answers
+TURN_ASKED = """turns = [{{"role": "user", "content": {prompt}}}]
+prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
+TURN_SHOWN = """answer = model.generate(**prompt, **sampling)[0, prompt["input_ids"].shape[1] :]
+print(tokenizer.decode(answer, skip_special_tokens=True))"""
 
 # Of a card without a record of samples.
 PROMPT = "The harbour"
@@ -37,25 +47,30 @@ TRIED = 3
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt and its text as the trainer recorded them. text, update: None where there is no record."""
+    """A prompt and its text as the trainer recorded them. text, update: None where there is no record.
+
+    is_turn: the prompt was asked in a conversation, and the text is the answer.
+    """
 
     prompt: str
     seed: int
     text: str | None = None
     update: int | None = None
+    is_turn: bool = False
 
 
 def snippet(folder: Path, tokenizer: PreTrainedTokenizerBase, name: str, records: RunRecords | None) -> str:
     """Markdown: the lines of Python for the export in `folder`, which is to be called `name`, and what they print."""
     samples = last_samples(records)
+    is_turn = answers(records)
     if not samples:
-        return code(name, Sample(PROMPT, SEED))
+        return code(name, Sample(PROMPT, SEED, is_turn=is_turn))
     model = load_model(folder)
-    encoder = DocumentEncoder(tokenizer)
+    encoder = ChatEncoder(tokenizer) if is_turn else DocumentEncoder(tokenizer)
     positions = model.config.max_position_embeddings
-    comparable = [sample for sample in samples if has_same_ids(sample.prompt, tokenizer, encoder, positions)]
+    comparable = [sample for sample in samples if has_same_ids(sample, tokenizer, encoder, positions)]
     if not comparable:
-        return code(name, Sample(PROMPT, SEED))
+        return code(name, Sample(PROMPT, SEED, is_turn=is_turn))
     printed = ""
     for sample in comparable:
         printed = continuation(model, tokenizer, sample)
@@ -66,13 +81,26 @@ def snippet(folder: Path, tokenizer: PreTrainedTokenizerBase, name: str, records
     return f"{code(name, sample)}\n\n{said}\n\n{quoted(printed)}"
 
 
-def has_same_ids(prompt: str, tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, positions: int) -> bool:
+def answers(records: RunRecords | None) -> bool:
+    """Whether the run has trained answers of conversations."""
+    return bool(records and records.starts and records.starts[-1]["data"].get("trained") == ANSWERS)
+
+
+def has_same_ids(sample: Sample, tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, positions: int) -> bool:
     """Whether the snippet gives the model the ids that the trainer gave it.
 
     It does not where a prompt spells a special token, which is text in training, and where the trainer had to cut it.
     positions: of the model.
     """
-    return bool(tokenizer(prompt).input_ids == fitting_prompt(encoder, prompt, positions))
+    return bool(asked(tokenizer, sample)["input_ids"][0].tolist() == fitting_prompt(encoder, sample.prompt, positions))
+
+
+def asked(tokenizer: PreTrainedTokenizerBase, sample: Sample) -> Any:
+    """What the snippet gives the model, as tensors."""
+    if not sample.is_turn:
+        return tokenizer(sample.prompt, return_tensors="pt")
+    turns = [{"role": "user", "content": sample.prompt}]
+    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 
 
 def last_samples(records: RunRecords | None) -> list[Sample]:
@@ -87,7 +115,7 @@ def last_samples(records: RunRecords | None) -> list[Sample]:
     found = []
     for record in reversed(records.samples):
         if record["update"] == last_update and is_showable(record["prompt"]):
-            found.append(Sample(record["prompt"], seed, record["text"], last_update))
+            found.append(Sample(record["prompt"], seed, record["text"], last_update, answers(records)))
     return found[:TRIED]
 
 
@@ -102,7 +130,7 @@ def is_showable(prompt: str) -> bool:
 
 def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sample: Sample) -> str:
     """What the snippet prints on this export: the same calls. The random state of this process stays as it was."""
-    prompt = tokenizer(sample.prompt, return_tensors="pt")
+    prompt = asked(tokenizer, sample)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sample.seed)
         # The types of transformers know no `generate` of a model in general.
@@ -114,15 +142,18 @@ def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sam
             top_k=TOP_K,
             max_new_tokens=SAMPLE_TOKENS,
         )
-    return str(tokenizer.decode(output[0], skip_special_tokens=True))
+    shown = output[0, prompt["input_ids"].shape[1] :] if sample.is_turn else output[0]
+    return str(tokenizer.decode(shown, skip_special_tokens=True))
 
 
 def code(name: str, sample: Sample) -> str:
     """The snippet as a block of Markdown."""
+    to_ask = TURN_ASKED if sample.is_turn else TEXT_ASKED
     return CODE.format(
         name=literal(name),
         seed=sample.seed,
-        prompt=literal(sample.prompt),
+        asked=to_ask.format(prompt=literal(sample.prompt)),
+        shown=TURN_SHOWN if sample.is_turn else TEXT_SHOWN,
         temperature=TEMPERATURE,
         top_p=TOP_P,
         top_k=TOP_K,

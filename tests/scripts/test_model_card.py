@@ -11,6 +11,8 @@ import torch
 
 from scripts import card_snippet, export_hf
 from scripts.card_snippet import literal
+from tests.chats import train as train_chats
+from tests.chats import write_chats
 from tests.helpers import records, train, write_corpus
 from tests.older_transformers import run_with
 from tests.scripts.test_export import write
@@ -65,6 +67,23 @@ def test_the_snippet_prints_what_the_trainers_last_sample_printed(run):
     assert done.stdout.decode() == last_sample(trained)["text"] + "\n", done.stderr.decode()[-2000:]
     assert last_sample(trained)["prompt"] == PROMPTS[-1]
     assert f"after update {trained.progress.update:,}:" in card and "is another one" not in card
+
+
+def test_the_card_of_a_fine_tuning_asks_in_a_conversation(tmp_path, capsys):
+    """Reference: the trainer's last sample, and what the snippet prints when it is run here."""
+    trained = train_chats(
+        data_path=write_chats(tmp_path / "chats.jsonl"), out_dir=tmp_path, sample_prompts="the cat?", epochs=1
+    )
+    export_hf.export(tmp_path / "full_sft_16.pth", tmp_path / "hf")
+    card = card_of(tmp_path)
+    assert f"after update {trained.progress.update:,}:" in card and "apply_chat_template" in card
+    capsys.readouterr()
+    exec(
+        snippet_of(card)
+        .replace('"full_sft_16"', repr(str(tmp_path / "hf")))
+        .replace('"hf"', repr(str(tmp_path / "hf")))
+    )
+    assert capsys.readouterr().out == last_sample(trained)["text"] + "\n"
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from trainer.reporting.older_records import CHARTS_BEFORE
 # No figure of a run comes near it. The axes of matplotlib overflow with numbers near the largest float.
 LARGEST = 1e30
 METRICS_SUFFIX = ".metrics.jsonl"
+# What the data of a start is noted to train, where that is not all of its text
+ANSWERS = "answers"
 
 # How a figure is written.
 Write = Callable[[float], str]

@@ -16,6 +16,7 @@ from trainer.machine.signals import StopSignals
 from trainer.pretrain.job import PretrainJob, UsualData
 from trainer.pretrain.settings import PretrainSettings
 from trainer.reporting.next_commands import NextCommand
+from trainer.reporting.records import ANSWERS
 from trainer.sft.settings import SftSettings
 
 
@@ -60,6 +61,8 @@ class SftJob(PretrainJob):
         fields: dict[str, Any] = {}
         if self.ranks.is_main:
             fields["sources"] = self.corpus.sources_of_epoch(progress.epoch)
+            # Whoever shows a sample of the run must ask as it did.
+            fields["trained"] = ANSWERS
         return fields
 
     def next_commands(self) -> list[NextCommand]:
