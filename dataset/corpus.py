@@ -449,15 +449,19 @@ class Corpus:
             trained.append((name, of_source, of_source / there))
         return trained
 
-    @staticmethod
-    def _targets_of_rows(mixture: Mixture, plan: RowPlan, end: int) -> Ints:
+    def _targets_of_rows(self, mixture: Mixture, plan: RowPlan, end: int) -> Ints:
         """Of each source in the first rows of an epoch."""
         targets = np.zeros(len(mixture.targets), dtype=np.int64)
         for lo in range(0, end, COUNTED_ROWS):
             _, document, _, pairs = plan.pieces(range(lo, min(lo + COUNTED_ROWS, end)))
             source = np.searchsorted(mixture.store.bounds[1:], document, side="right")
-            targets += np.bincount(source, weights=pairs, minlength=len(targets)).astype(np.int64)
+            trained = self._targets_of_pieces(document, pairs)
+            targets += np.bincount(source, weights=trained, minlength=len(targets)).astype(np.int64)
         return targets
+
+    def _targets_of_pieces(self, documents: Ints, pairs: Ints) -> Ints:
+        """Of pieces of documents in rows, how many targets are trained. pairs: of each piece."""
+        return pairs
 
     def bytes_per_token(self, added: int) -> float:
         """UTF-8 bytes of all texts, those held out included, per token of theirs. added: tokens of a document beside those."""

@@ -16,6 +16,7 @@ merged anew (`Move`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -62,6 +63,12 @@ class SourceRows:
         self._middles: Ints = np.empty(0)
         self.laid_out = 0
         self.has_all = False
+
+    @cached_property
+    def pairs_of_target(self) -> float:
+        """Positions that hold a token for each that is trained, in the first pass: of conversations the answers alone are."""
+        first = self.plan(0)
+        return first.n_pairs / max(first.row_targets(0, first.n_rows), 1)
 
     def plan(self, number: int) -> EpochPlan:
         """Of a pass that is laid out."""
@@ -197,10 +204,12 @@ class MixedPlan(RowPlan):
             self._merge_all()
         self.n_rows = len(self._source)
         self._targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
+        pairs = 0.0
         for i, source in enumerate(sources):
             own = self._source == i
             self._targets[own] = source.targets()[self._number[own]]
-        self.fill = self.row_targets(0, self.n_rows) / max(self.n_rows * self.T, 1)
+            pairs += source.pairs_of_target * int(self._targets[own].sum(dtype=np.int64))
+        self.fill = pairs / max(self.n_rows * self.T, 1)
         for source in sources:
             source.forget_middles()
 

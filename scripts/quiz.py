@@ -33,6 +33,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError
 from common.wording import counted, printable
+from dataset.chat.chat_corpus import refuse_other_kinds
 from dataset.chat.embedded_questions import build_embedded_questions, first_sentence
 from dataset.chat.encoder import ChatEncoder
 from dataset.reading.conversations import CONVERSATION
@@ -76,6 +77,7 @@ def read_questions(paths: Sequence[str]) -> list[Question]:
     """The conversations of the files. Errors: DataError for a faulty line."""
     questions = []
     for path in paths:
+        refuse_other_kinds(path)
         for file in find_files(path):
             for _, text in read_documents(file, CONVERSATION):
                 messages = json.loads(text)["messages"]

@@ -49,6 +49,10 @@ class ChatCorpus(Corpus):
         """A share counts what is trained."""
         return self.answer_targets
 
+    def _targets_of_pieces(self, documents: Ints, pairs: Ints) -> Ints:
+        # A conversation is never split, so each piece is all of it.
+        return self.answer_targets[documents]
+
     def _count(self, documents: Ints, most_pairs: int) -> Ints:
         return self.answers.count(self.store, documents, most_pairs)
 

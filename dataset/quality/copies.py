@@ -16,6 +16,7 @@ The result depends on the texts and their order alone: the hashes have fixed see
 earlier ones only.
 """
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -116,6 +117,10 @@ def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path |
         return exact
     # The file has no name from the start, so nothing is left of it whatever happens.
     with tempfile.TemporaryFile(dir=scratch) as file:
+        # A disk that is full would end the process when a page of the map is written: the room is taken before.
+        size = BANDS * n * ROWS * np.dtype(np.uint16).itemsize
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
         # Band after band: one band of all documents is read at once.
         signatures = np.memmap(file, np.uint16, "w+", shape=(BANDS, n, ROWS))
         signed = []

@@ -50,10 +50,24 @@ def text_of_conversation(record: Record) -> str:
     return json.dumps(conversation, ensure_ascii=False)
 
 
+def said_in(text: str) -> str:
+    """What is said in a conversation, one turn after the other. text: as `text_of_conversation` writes it.
+
+    Names of roles and tools are left out: many conversations have them in common.
+    """
+    said = []
+    for message in json.loads(text)["messages"]:
+        said += [message.get("reasoning_content", ""), message["content"]]
+        if message.get("tool_calls"):
+            said.append(json.dumps(message["tool_calls"], ensure_ascii=False))
+    return "\n".join(part for part in said if part)
+
+
 def _messages(record: Record) -> list[Any]:
     """The list of messages, which is not checked yet."""
     for name in FIELDS:
-        if name in record:
+        # Merged data sets have both, and null in the one that a line does not use.
+        if record.get(name) is not None:
             messages = record[name]
             if not isinstance(messages, list):
                 raise BadLine("no conversation", f"{name!r} is no list of messages")

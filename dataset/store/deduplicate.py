@@ -21,6 +21,7 @@ from common.errors import DataError
 from common.notices import announce
 from common.wording import counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
+from dataset.reading.conversations import CONVERSATION, said_in
 from dataset.reading.settings import EXACT, NEAR, OFF
 from dataset.store.builder import open_store
 from dataset.store.check import DigestCheck
@@ -176,7 +177,8 @@ class Sources:
         """(number among all sources, text) of each document."""
         for i, store in enumerate(self.whole):
             for stored in stored_texts(store, self.files[i], self.encoder, self.text_field):
-                yield int(self.bounds[i]) + stored.number, stored.text
+                text = said_in(stored.text) if self.text_field == CONVERSATION else stored.text
+                yield int(self.bounds[i]) + stored.number, text
 
 
 def _blocks(store: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:

@@ -100,10 +100,10 @@ class LiveRun(Records):
     def _take_block(self, block: bytes) -> None:
         """Take over the whole lines of a block; what is behind them is half-written as yet, or too long to be ours."""
         end = block.rfind(b"\n") + 1
-        for line in block[:end].split(b"\n"):
+        for line in block[:end].splitlines(keepends=True):
             if self._is_in_long_line:
                 self._is_in_long_line = False
-            elif line:
+            elif line.strip():
                 self.take(line)
         if end == 0 and len(block) >= MOST_LINE_BYTES:
             self._is_in_long_line = True

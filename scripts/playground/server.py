@@ -96,7 +96,12 @@ class Server(ThreadingHTTPServer):
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            # No thread could be started, so none gives the place back.
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -260,7 +265,9 @@ class Handler(BaseHTTPRequestHandler):
             last = outcome_record(model.write(request, tell, wait))
         except (UserError, DataError) as error:
             last = {"error": one_line(error), "busy": isinstance(error, TooManyError)}
-        except (MemoryError, RuntimeError) as error:
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
             if is_out_of_memory(error):
                 last = {"error": "no memory is left for this text; try a shorter one"}
             else:

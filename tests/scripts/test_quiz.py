@@ -78,3 +78,6 @@ def test_data_without_a_question_is_refused(tmp_path):
     alone.write_text("{}\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"a.jsonl:1: no 'conversations'"):
         quiz.read_questions([str(alone)])
+    with pytest.raises(DataError, match="conversations are read from"):
+        (tmp_path / "a.txt").write_text("words", encoding="utf-8")
+        quiz.read_questions([str(tmp_path / "a.txt")])

@@ -125,6 +125,30 @@ def test_a_share_counts_the_tokens_of_answers(tmp_path, shares):
     assert trained[0] / sum(trained) == pytest.approx(0.75, abs=0.02)
 
 
+@pytest.mark.parametrize("shares", [("0.75", "0.25"), ("0.9..0.6", "0.1..0.4")])
+def test_what_was_trained_within_an_epoch_counts_answers(tmp_path, shares):
+    """References: the targets of the rows; the fill of rows, which has the questions too."""
+    a, b = write_chats(tmp_path / "a.jsonl", 100), write_chats(tmp_path / "b.jsonl", 100, seed=1)
+    corpus = corpus_of(f"{a}:{shares[0]}", f"{b}:{shares[1]}")
+    plan = corpus.plan(0)
+    for row in (1, plan.n_rows // 2, plan.n_rows - 1):
+        told = corpus.trained(0, row)
+        assert sum(tokens for _, tokens, _ in told) == plan.row_targets(0, row)
+    _, _, _, pairs = plan.pieces(range(plan.n_rows))
+    assert plan.fill == pytest.approx(int(pairs.sum()) / (plan.n_rows * plan.T), rel=0.05)
+
+
+def test_short_questions_that_differ_are_no_near_duplicates(tmp_path):
+    """What all lines have in common, names of roles and fields, is longer than they are."""
+    pytest.importorskip("rensa")
+    path = tmp_path / "sums.jsonl"
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(20):
+            turns = [turn("user", f"2+{number}?"), turn("assistant", str(2 + number))]
+            file.write(json.dumps({"messages": turns}) + "\n")
+    assert len(corpus_of(path, deduplicate="near").store) == 20
+
+
 def test_several_files_are_one_corpus(tmp_path):
     write_chats(tmp_path / "a.jsonl", 60)
     write_chats(tmp_path / "b.jsonl", 60, seed=1)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from common.errors import DataError
-from dataset.reading.conversations import CONVERSATION, MOST_LEVELS, text_of_conversation
+from dataset.reading.conversations import CONVERSATION, MOST_LEVELS, said_in, text_of_conversation
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLine, BadLines
 from tests.chats import turn
@@ -15,6 +15,16 @@ ASKED = turn("user", "Hi")
 SAID = turn("assistant", "Yes")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"name": "f", "arguments": {"x": 1}}
+
+
+def test_the_list_that_is_not_null_is_read():
+    """Merged data sets have both columns."""
+    assert read({"conversations": None, "messages": [ASKED, SAID]}) == {"messages": [ASKED, SAID]}
+
+
+def test_what_is_said_is_told_without_the_form():
+    turns = [turn("system", "Be brief", tools=[TOOL]), ASKED, turn("assistant", "Yes", reasoning_content="hm")]
+    assert said_in(text_of_conversation({"messages": turns})) == "Be brief\nHi\nhm\nYes"
 
 
 def read(record):

@@ -63,6 +63,22 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path):
         assert refreshed(run).last("loss") == 0.5
 
 
+def test_the_end_of_a_line_that_is_too_long_is_no_line(tmp_path, monkeypatch):
+    """Whatever is written in between. Reference: the records before and behind it."""
+    monkeypatch.setattr(runs_module, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(runs_module, "MOST_LINE_BYTES", 1000)
+    path = metrics_file(tmp_path / "a.metrics.jsonl", n=3)
+    run = refreshed(LiveRun(path, "a"))
+    for text in ("x" * 1002, "x" * 1002, '{"step": 8, "update": 8, "tokens": 800, "loss": 7.5}\n'):
+        with open(path, "a") as file:
+            file.write(text)
+        refreshed(run)
+    assert len(run.columns["loss"][0]) == 3
+    with open(path, "a") as file:
+        file.write('{"step": 9, "update": 9, "tokens": 900, "loss": 0.5}\n')
+    assert refreshed(run).last("loss") == 0.5 and len(run.columns["loss"][0]) == 4
+
+
 def test_a_resume_that_writes_the_file_anew_is_read_anew(tmp_path):
     """By a rename, as the trainer does; and a file that has become shorter."""
     path = metrics_file(tmp_path / "a.metrics.jsonl", n=50)

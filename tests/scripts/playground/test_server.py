@@ -323,6 +323,29 @@ def test_a_model_that_fails_tells_the_page_no_secrets(server, monkeypatch, capsy
     assert written(server)[-1]["tokens"] == 8
 
 
+def test_any_other_fault_of_a_model_is_told_as_well(server, monkeypatch, capsys):
+    def fail(*arguments):
+        raise ValueError("secret")
+
+    monkeypatch.setattr(server_module.PlayedModel, "_write", fail)
+    (record,) = written(server)
+    assert "the model has failed" in record["error"] and "secret" in capsys.readouterr().err
+
+
+def test_a_connection_without_a_thread_gives_its_place_back(tmp_path, monkeypatch):
+    def no_thread(*arguments):
+        raise RuntimeError("can't start new thread")
+
+    with serving([], tmp_path) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(server_module.socketserver.ThreadingMixIn, "process_request", no_thread)
+            patched.setattr(server, "handle_error", lambda *arguments: None)
+            with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as refused:
+                assert refused.recv(1) == b""
+        assert server._free._value == MOST_CONNECTIONS
+        assert ask(server, "GET", "/api/models")[0] == 200
+
+
 def test_connections_beyond_the_bound_find_the_door_shut(tmp_path):
     """Idle ones of somebody hold no more than so many threads; when they end, others are served."""
     with serving([], tmp_path) as server:
