@@ -32,7 +32,8 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError
-from common.wording import counted, printable
+from common.notices import announce
+from common.wording import counted
 from dataset.chat.chat_corpus import refuse_other_kinds
 from dataset.chat.embedded_questions import build_embedded_questions, first_sentence
 from dataset.chat.encoder import ChatEncoder
@@ -67,9 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     replies = ask_all(args, args.weight, questions)
     for number in evenly(range(len(questions)), args.show):
         show(questions[number], replies[number])
-    print(tally(args.weight, replies))
+    announce(tally(args.weight, replies))
     if args.base:
-        print(tally(args.base, ask_all(args, args.base, questions)))
+        announce(tally(args.base, ask_all(args, args.base, questions)))
     return 0
 
 
@@ -118,11 +119,11 @@ def ask(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: Cha
 
 def show(question: Question, reply: Reply) -> None:
     """A question and its answer; beside a wrong one the right one."""
-    print(printable(f"? {question.turns[-1]['content']}"))
-    print(printable(f"{'=' if reply.is_right else '!'} {reply.text.strip()}"))
+    announce(f"? {question.turns[-1]['content']}")
+    announce(f"{'=' if reply.is_right else '!'} {reply.text.strip()}")
     if not reply.is_right:
-        print(printable(f"  right: {question.answer}"))
-    print(flush=True)
+        announce(f"  right: {question.answer}")
+    announce("")
 
 
 def tally(weight: str, replies: Sequence[Reply]) -> str:

@@ -280,7 +280,7 @@ def ask(url, request, server, patience_s=240):
 LONGER = [pytest.param(*case, marks=pytest.mark.slow) for case in (("docs/scripts.md", 19), ("README_zh.md", 7))]
 
 
-@pytest.mark.parametrize("document, count", [("README.md", 7), *LONGER])
+@pytest.mark.parametrize("document, count", [("README.md", 8), *LONGER])
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, document, count):
     """Every `python scripts/...` line, in its order, on a tiny model and tiny data."""
     pytest.importorskip("gguf")
@@ -288,7 +288,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
     from tests.trainer.reporting.test_html_report import metrics_file
 
     (tmp_path / "out").mkdir()
-    for name in ("pretrain_512", "a_512", "b_512"):
+    for name in ("pretrain_512", "a_512", "b_512", "full_sft_512"):
         metrics_file(tmp_path / "out" / f"{name}.metrics.jsonl")
         write(tmp_path / "out", name)
     data = {

@@ -619,7 +619,9 @@ def test_processes_that_start_together_build_once(tmp_path, encoder):
 
 # The build takes what its workers made of the first block, and waits there for the signal.
 HANGS = f"""
-import sys, time
+import signal, sys, time
+# What is started in the background of a shell would not hear Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(ROOT)!r})
 from dataset.store import builder
 encode_blocks = builder.encode_blocks
