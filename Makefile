@@ -5,7 +5,7 @@
 # make test       set up and run the quick tests
 # make test-all   ... and the slow ones (compiles llama.cpp for some minutes, the first time)
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
-# make lint       format, style and types; make clean: remove the environment, caches and the embedded corpus, not out/
+# make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
 # make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-quick: in three
 
 PYTHON ?= python3
@@ -84,4 +84,4 @@ lint: $(VENV)/.installed-dev
 	$(RUN) -m mypy
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache dataset/.token_store dataset/python_docs.jsonl
+	rm -rf $(VENV) .pytest_cache .ruff_cache dataset/.token_store dataset/python_docs.jsonl dataset/python_questions.jsonl

@@ -1,6 +1,6 @@
 """What each data source is to give to a run: its share, which may change while the run goes on, and how often it may come.
 
-On the command line a source is `path:share`, with the share at the begin and at the end of the run as `path:0.7..0.2`, and with
+On the command line a source is `path:share`, with the shares at the beginning and end of the run as `path:0.7..0.2`, and with
 the passes that it may make as `path:0.3:x4`. A file (`--mixture`) can say more:
 
     sources:
@@ -38,7 +38,7 @@ FIELDS_OF_SOURCE = ("path", "share", "repeat")
 
 
 class Point(NamedTuple):
-    """A share at a moment of the run. progress: 0 at the begin of the run, 1 at its end."""
+    """A share at a moment of the run. progress: 0 at the beginning of the run, 1 at its end."""
 
     progress: float
     share: float
@@ -182,7 +182,7 @@ def check_sums(sources: Sequence[Source], where: str) -> None:
             total = sum(curve.share(progress, side) for curve in curves)
             if abs(total - first) > SUM_ERROR * max(first, total):
                 raise DataError(
-                    f"{where}: the shares sum to {first:g} at the begin and to {total:g} at {progress:g} of the run; where a "
+                    f"{where}: the shares sum to {first:g} at the beginning and to {total:g} at {progress:g} of the run; where a "
                     "share changes, they must have the same sum all the time"
                 )
 

@@ -24,6 +24,9 @@ MOST_LEVELS = 64
 # As the chat template writes them.
 THOUGHTS = re.compile(r"\A\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
 
+# What an answer may consist of
+PARTS_OF_ANSWER = ("content", "reasoning_content", "tool_calls")
+
 # As JSON gives it
 Record = dict[str, Any]
 
@@ -43,8 +46,11 @@ def text_of_conversation(record: Record) -> str:
             tools = _listed(message.get("tools") or message.get("functions"), f"message {number}: tools")
     if not conversation["messages"]:
         return ""
-    if not any(message["role"] == "assistant" for message in conversation["messages"]):
+    answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
+    if not answers:
         raise BadLine("no answer", "no message of the assistant, so there is nothing to learn")
+    if not any(answer.get(part) for answer in answers for part in PARTS_OF_ANSWER):
+        raise BadLine("no answer", "the assistant says nothing, so a model would learn to be silent")
     if tools:
         conversation["tools"] = tools
     return json.dumps(conversation, ensure_ascii=False)

@@ -46,7 +46,7 @@ def test_a_file_of_that_very_name_has_no_share(tmp_path):
 @pytest.mark.parametrize(
     "arguments, why",
     [
-        (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the begin and to 0.5 at 1 of the run"),
+        (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the beginning and to 0.5 at 1 of the run"),
         (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
         (["a:x4"], "x4 needs a share before it"),
         (["a.jsonl:b:x4"], "x4 needs a share before it"),
@@ -160,11 +160,11 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
         ("sources: [{path: a, share: 1, repeat: 0.5}]", "repeated 1 to 1,000,000 times, not 0.5"),
         (
             "sources: [{path: a, share: [[0, 1], [1, 0]]}, {path: b, share: 1}]",
-            "shares sum to 2 at the begin and to 1 at 1",
+            "shares sum to 2 at the beginning and to 1 at 1",
         ),
         (
             "sources: [{path: a, share: [[0, 1], [0.5, 1], [0.5, 3]]}, {path: b, share: [[0, 2], [0.5, 2], [0.5, 1]]}]",
-            "shares sum to 3 at the begin and to 4 at 0.5",
+            "shares sum to 3 at the beginning and to 4 at 0.5",
         ),
     ],
 )

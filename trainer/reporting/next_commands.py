@@ -1,5 +1,7 @@
 """What a user may want to do with a finished run. Each job says it; the start record of its metrics file carries it."""
 
+import re
+import shlex
 from dataclasses import dataclass
 
 # A metrics file may have been written by anybody, and more than this would be no page for a reader.
@@ -23,10 +25,15 @@ class NextCommand:
 
     def filled(self, places: dict[str, str]) -> str:
         """The command of one run. places: {name without braces: what it stands for}."""
-        command = self.command
-        for name, value in places.items():
-            command = command.replace("{" + name + "}", value)
-        return command
+
+        def fill(word: re.Match[str]) -> str:
+            filled = word[0]
+            for name, value in places.items():
+                filled = filled.replace("{" + name + "}", value)
+            # A path may have blanks in it.
+            return word[0] if filled == word[0] else shlex.quote(filled)
+
+        return re.sub(r"\S+", fill, self.command)
 
 
 def commands_of_record(record: object) -> list[NextCommand]:

@@ -88,6 +88,7 @@ def nested(levels):
         ({"text": "a"}, "no conversation", "its keys: 'text'"),
         ({"messages": "a"}, "no conversation", "no list"),
         ({"messages": [ASKED]}, "no answer", "nothing to learn"),
+        ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "says nothing"),
         ({"messages": ["a", SAID]}, "bad message", "message 1"),
         ({"messages": [turn("human", "Hi"), SAID]}, "unknown role", "'human'"),
         ({"messages": [{"from": "human", "value": "Hi"}]}, "unknown role", "from and value"),

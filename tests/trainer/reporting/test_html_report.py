@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from trainer.pretrain.job import PretrainJob
 from trainer.reporting.charts import COMMON, Chart, charts_of_runs
 from trainer.reporting.curves import BUCKETS, thin
 from trainer.reporting.html_report import EARLIER, write_report
+from trainer.reporting.next_commands import NextCommand
 from trainer.reporting.older_records import CHARTS_BEFORE
 from trainer.reporting.records import RunRecords
 
@@ -211,6 +213,14 @@ def test_the_commands_of_a_run_that_was_started_elsewhere_name_the_repository(tm
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert "python /there/minimind/trainer/train_pretrain.py" in page
     assert f"python /there/minimind/scripts/generate.py --weight {tmp_path / 'a.pth'}" in page
+
+
+def test_a_command_for_a_run_in_a_folder_with_blanks_can_be_pasted():
+    """Reference: what a shell makes of it."""
+    command = NextCommand("export", "python {top}scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf 'a b'")
+    filled = command.filled({"top": "", "stem": "out/a b/pretrain_64"})
+    wanted = ["--weight", "out/a b/pretrain_64.pth", "--out_dir", "out/a b/pretrain_64_hf", "a b"]
+    assert shlex.split(filled) == ["python", "scripts/export_hf.py", *wanted]
 
 
 def test_damaged_lines_are_passed_over(tmp_path):
