@@ -54,7 +54,8 @@ def test_both_names_of_the_list_are_read(field):
     ],
 )
 def test_the_ways_to_write_an_answer_come_out_as_one(message, wanted):
-    assert read({"messages": [ASKED, message]}) == {"messages": [ASKED, wanted]}
+    # An answer beside it, since the conversation is a fault where nothing is answered.
+    assert read({"messages": [ASKED, message, ASKED, SAID]}) == {"messages": [ASKED, wanted, ASKED, SAID]}
 
 
 def test_a_question_keeps_what_looks_like_thoughts():
