@@ -17,6 +17,8 @@ from scripts.playground.models import MOST_NEW_TOKENS, Message, Request
 MOST_BODY_BYTES = 1 << 20
 MOST_CHARACTERS = 100_000
 MOST_MESSAGES = 200
+# Of a number, its sign and point among them
+MOST_DIGITS = 30
 ROLES = ("system", "user", "assistant")
 FIELDS = {"model", "text", "messages", "max_new_tokens", "temperature", "top_p", "seed"}
 
@@ -41,22 +43,24 @@ def parse_request(body: bytes, n_models: int) -> tuple[int, Request]:
     if ("text" in fields) == ("messages" in fields):
         raise UserError("either text or messages is wanted")
     sampling = Sampling(
-        max_new_tokens=number(fields, "max_new_tokens", positive(int)),
-        temperature=number(fields, "temperature", temperature),
-        top_p=number(fields, "top_p", share),
+        max_new_tokens=number(fields, "max_new_tokens", int, positive(int)),
+        temperature=number(fields, "temperature", float, temperature),
+        top_p=number(fields, "top_p", float, share),
     )
     if sampling.max_new_tokens > MOST_NEW_TOKENS:
         raise UserError(f"max_new_tokens: at most {MOST_NEW_TOKENS:,}")
     text = text_of(fields["text"]) if "text" in fields else None
     messages = messages_of(fields["messages"]) if "messages" in fields else []
-    return model, Request(text, messages, sampling, number(fields, "seed", seed))
+    return model, Request(text, messages, sampling, number(fields, "seed", int, seed))
 
 
-def number(fields: dict[str, object], name: str, convert: Callable[[str], Number]) -> Number:
-    """A field, by the rule of the flag of the same name. Errors: UserError."""
+def number(fields: dict[str, object], name: str, kind: type[Number], convert: Callable[[str], Number]) -> Number:
+    """A field, by the rule of the flag of the same name. kind: int takes whole numbers alone. Errors: UserError."""
     value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{name}: a number is wanted")
+    is_right_kind = type(value) is int or (kind is float and type(value) is float)
+    # A number of thousands of digits is no number that any of the rules takes, and would make a line that nobody reads.
+    if not is_right_kind or len(str(value)) > MOST_DIGITS:
+        raise UserError(f"{name}: a {'whole ' if kind is int else ''}number is wanted")
     try:
         return convert(str(value))
     except (ValueError, argparse.ArgumentTypeError) as error:

@@ -5,6 +5,7 @@ Whatever lies in the folder may have been put there by anybody: it is read in bo
 
 import contextlib
 import hashlib
+import io
 import math
 import os
 import stat
@@ -29,6 +30,8 @@ MOST_LINE_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 20
 # For all files, in one look. Where that is too little, the next one reads on.
 SECONDS_OF_READING = 1.0
+# Before the place where a look reads on: a line or more
+BYTES_TO_COMPARE = 4096
 # A run has some twenty. A curve that grows longer is thinned.
 MOST_FIELDS = 200
 MOST_POINTS = 20_000
@@ -53,9 +56,11 @@ class LiveRun(Records):
         self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         self.changed_at = 0.0
         self.is_read_whole = False
-        # Which file it was, and up to where it was read
+        # Which file it was, up to where it was read, and the bytes before that. A system gives the number of a file that is
+        # gone to the next one. But lines hold measured times: no other file has the same ones in the same place.
         self._file: tuple[int, int] | None = None
         self._position = 0
+        self._bytes_before = b""
         self._is_in_long_line = False
         self._restarts = 0
 
@@ -76,7 +81,8 @@ class LiveRun(Records):
             if not stat.S_ISREG(status.st_mode):
                 raise OSError("not a regular file")
             self.changed_at = status.st_mtime
-            if (status.st_dev, status.st_ino) != self._file or status.st_size < self._position:
+            is_same = (status.st_dev, status.st_ino) == self._file and self._has_bytes_before(file)
+            if not is_same:
                 self._start_anew((status.st_dev, status.st_ino))
             file.seek(self._position)
             while time.monotonic() < until:
@@ -87,10 +93,16 @@ class LiveRun(Records):
                     break
                 file.seek(self._position)
 
+    def _has_bytes_before(self, file: io.FileIO) -> bool:
+        """Whether what was read last stands there still."""
+        file.seek(self._position - len(self._bytes_before))
+        return file.read(len(self._bytes_before)) == self._bytes_before
+
     def _start_anew(self, file: tuple[int, int]) -> None:
         """A resume writes the file anew, without the lines after its checkpoint."""
         self._file = file
         self._position = 0
+        self._bytes_before = b""
         self._is_in_long_line = False
         self._restarts += 1
         self.samples = []
@@ -109,6 +121,7 @@ class LiveRun(Records):
             self._is_in_long_line = True
             end = len(block)
         self._position += end
+        self._bytes_before = (self._bytes_before + block[:end])[-BYTES_TO_COMPARE:]
 
     def take(self, line: str | bytes) -> None:
         super().take(line)

@@ -14,6 +14,7 @@ for the internet, and neither is this page: by default nobody but this machine r
 
 import base64
 import hashlib
+import io
 import json
 import re
 import select
@@ -31,6 +32,7 @@ from urllib.parse import urlsplit
 
 from common.errors import DataError, UserError
 from common.wording import one_line, printable
+from scripts.playground.connection import PatientReader, PatientWriter
 from scripts.playground.models import MOST_NEW_TOKENS, Outcome, PlayedModel, Request, TooManyError
 from scripts.playground.pieces import Piece
 from scripts.playground.requests import MOST_BODY_BYTES, MOST_CHARACTERS, is_own_host, parse_request
@@ -40,12 +42,15 @@ from trainer.machine.limits import is_out_of_memory
 PAGE = Path(__file__).with_name("page.html")
 # At once: of one browser, some side by side and those that wait. One more finds the door shut.
 MOST_CONNECTIONS = 40
-# For a browser that sends or takes nothing.
-SECONDS_OF_SILENCE = 20.0
+# That a browser may keep us waiting for its request, and for taking the answer, each in all.
+SECONDS_TO_ASK = 20.0
+SECONDS_TO_TAKE = 60.0
 # What is read at once of what nobody wants to know
 BLOCK_BYTES = 1 << 16
 # For texts that are being written when the server ends.
 SECONDS_TO_END = 5.0
+# Sec-Fetch-Mode and Sec-Fetch-Dest of a page that comes into the address line
+VISIT = ("navigate", "document")
 
 
 class Refused(Exception):
@@ -67,6 +72,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     # Those that were begun are waited for in `end`.
     block_on_close = False
+    # Those that come at once: beyond the usual five a system lets a browser try again seconds later.
+    request_queue_size = MOST_CONNECTIONS
 
     def __init__(self, host: str, port: int, models: Sequence[PlayedModel], runs: RunFolder) -> None:
         if ":" in host:
@@ -143,7 +150,12 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     protocol_version = "HTTP/1.1"
-    timeout = SECONDS_OF_SILENCE
+
+    def setup(self) -> None:
+        """The files that http.server reads from and writes to, with an end to its patience."""
+        self.connection = self.request
+        self.rfile = io.BufferedReader(PatientReader(self.connection, SECONDS_TO_ASK))
+        self.wfile = PatientWriter(self.connection, SECONDS_TO_TAKE)
 
     def do_GET(self) -> None:
         self._answer_safely(self._get)
@@ -183,11 +195,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _get(self) -> None:
         path = self.path
+        self._check_origin()
         if path == "/":
             self._answer(HTTPStatus.OK, "text/html", self.server.page)
-            return
-        self._check_origin(must_be_there=False)
-        if path == "/api/models":
+        elif path == "/api/models":
             self._answer_json(self._models())
         elif path == "/api/runs":
             self._answer_json(self.server.runs.summaries())
@@ -200,7 +211,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.NOT_FOUND, "no such page")
 
     def _post(self) -> None:
-        self._check_origin(must_be_there=True)
+        self._check_origin()
         if self.path != "/api/generate" or not self.server.models:
             raise Refused(HTTPStatus.NOT_FOUND, "no such page, or no model to write")
         # A form of another page can send text, but not this type.
@@ -217,16 +228,23 @@ class Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not is_own_host(hosts[0], self.server.host):
             raise Refused(HTTPStatus.FORBIDDEN, "this server is addressed as localhost, or by what --host says")
 
-    def _check_origin(self, must_be_there: bool) -> None:
+    def _check_origin(self) -> None:
         """A browser says which page a request comes from; a page of another address gets nothing."""
         origin = self.headers.get("Origin")
-        if origin is None:
-            site = self.headers.get("Sec-Fetch-Site", "none")
-            is_own = not must_be_there and site in ("none", "same-origin")
-        else:
+        if origin is not None:
             is_own = host_of_origin(origin) == self.headers["Host"].lower()
+        else:
+            # A browser leaves it out where it only reads: of its own accord, or for the same page. It always sends it along
+            # with a POST.
+            site = self.headers.get("Sec-Fetch-Site", "none")
+            is_own = self.command == "GET" and (site in ("none", "same-origin") or self._is_visit())
         if not is_own:
             raise Refused(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
+
+    def _is_visit(self) -> bool:
+        """Whether a person follows a link of any page to ours, which that page cannot look into."""
+        headers = self.headers
+        return self.path == "/" and (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == VISIT
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")

@@ -81,6 +81,25 @@ def test_what_is_out_of_range_is_one_line(fields):
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
 
 
+@pytest.mark.parametrize("value", ["1e99", "1e999", "-1e99", "NaN", "-Infinity", "9" * 4000, "1" + "0" * 400, "1.0"])
+def test_a_number_that_is_no_count_is_told_in_plain_words(value):
+    """As JSON spells it. Not what Python says of its own conversion, and none of the digits."""
+    for name in ("max_new_tokens", "seed"):
+        body = json.dumps(asked(**{name: "HERE"})).replace('"HERE"', value).encode()
+        with pytest.raises(UserError) as error:
+            parse_request(body, n_models=1)
+        assert str(error.value) == f"{name}: a whole number is wanted"
+
+
+@pytest.mark.parametrize("value", ["1e99", "1e999", "NaN", "9" * 4000])
+def test_a_number_beyond_its_range_is_told_in_a_short_line(value):
+    for name in ("temperature", "top_p"):
+        body = json.dumps(asked(**{name: "HERE"})).replace('"HERE"', value).encode()
+        with pytest.raises(UserError) as error:
+            parse_request(body, n_models=1)
+        assert str(error.value).startswith(f"{name}: ") and len(str(error.value)) < 80
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"seed": ' + b"9" * 5000 + b"}"]
 )

@@ -92,6 +92,18 @@ def test_a_resume_that_writes_the_file_anew_is_read_anew(tmp_path):
     assert len(refreshed(run).columns["loss"][0]) == 20
 
 
+def test_another_file_with_the_number_of_the_one_before_is_read_anew(tmp_path):
+    """As ext4 gives it to a file that is made right after one was removed. Here the file is written over, which keeps it."""
+    path = metrics_file(tmp_path / "a.metrics.jsonl", n=20)
+    run = refreshed(LiveRun(path, "a"))
+    inode, first = path.stat().st_ino, run.version
+    other = metrics_file(tmp_path / "b.metrics.jsonl", n=50, learning_rate=0.123)
+    path.write_bytes(other.read_bytes())
+    assert path.stat().st_ino == inode and path.stat().st_size > run._position
+    same_curves(refreshed(run), RunRecords(other))
+    assert run.version != first and run.starts == RunRecords(other).starts
+
+
 def test_the_runs_of_a_folder_while_they_train(data, tmp_path):
     """A real run, one of a folder within, and the latest first."""
     train(data_path=data, out_dir=tmp_path, val_fraction=0.2, sample_prompts="the cat")

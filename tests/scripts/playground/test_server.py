@@ -172,6 +172,25 @@ def test_a_page_of_another_host_is_not_given(server):
     assert ask(server, "GET", "/", headers={"Host": "localhost:1234", "Origin": None})[0] == 200
 
 
+def fetched(site, mode, dest):
+    """The headers that a browser sends without an Origin (https://www.w3.org/TR/fetch-metadata/)."""
+    return {"Origin": None, "Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+
+
+def test_the_page_is_given_to_visitors_and_to_no_other_page(server):
+    """Reference: what browsers send for an address that is typed, a link, a reload; for a frame, a script and a fetch."""
+    for site in ("none", "same-origin", "same-site", "cross-site"):
+        assert ask(server, "GET", "/", headers=fetched(site, "navigate", "document"))[0] == 200
+    for site in ("same-site", "cross-site"):
+        assert ask(server, "GET", "/", headers=fetched(site, "navigate", "iframe"))[0] == 403
+        assert ask(server, "GET", "/", headers=fetched(site, "no-cors", "script"))[0] == 403
+        assert ask(server, "GET", "/", headers=fetched(site, "cors", "empty"))[0] == 403
+        assert ask(server, "GET", "/api/runs", headers=fetched(site, "navigate", "document"))[0] == 403
+    for origin in ("http://example.com", "null", f"https://127.0.0.1:{server.server_port}"):
+        assert ask(server, "GET", "/", headers={"Origin": origin})[0] == 403
+    assert ask(server, "GET", "/")[0] == 200
+
+
 def test_a_request_without_an_origin(server):
     """A browser leaves it out where it reads from the same page, and nowhere else."""
     assert ask(server, "GET", "/api/models", headers={"Origin": None})[0] == 200
@@ -191,6 +210,7 @@ def test_what_a_form_can_send_is_refused(server, kind):
     [
         ({}, b"{", 400),
         ({}, json.dumps(asked(temperature=-1)).encode(), 400),
+        ({}, json.dumps(asked(max_new_tokens=1e99)).encode(), 400),
         ({"Content-Length": None}, b"{}", 411),
         ({"Content-Length": "-1"}, b"{}", 411),
         ({"Content-Length": "1_0"}, b"{}", 411),
@@ -198,7 +218,7 @@ def test_what_a_form_can_send_is_refused(server, kind):
         ({"Content-Length": None, "Transfer-Encoding": "chunked"}, b"0\r\n\r\n", 411),
         ({}, b" " * (1 << 20) + b"{}", 413),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_request_of_the_wrong_form_gets_a_line(server, headers, body, status):
     found, answered, content = ask(server, "POST", "/api/generate", body, headers)
@@ -360,14 +380,59 @@ def test_connections_beyond_the_bound_find_the_door_shut(tmp_path):
         assert ask(server, "GET", "/api/models")[0] == 200
 
 
+@contextlib.contextmanager
+def slow_connection(server, receive_buffer=None):
+    connection = socket.socket()
+    if receive_buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    with connection:
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", server.server_port))
+        yield connection
+
+
 def test_who_sends_nothing_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module.Handler, "timeout", 0.1)
-    with (
-        serving([], tmp_path) as server,
-        socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as idle,
-    ):
+    monkeypatch.setattr(server_module, "SECONDS_TO_ASK", 0.1)
+    with serving([], tmp_path) as server, slow_connection(server) as idle:
         idle.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         assert idle.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET / HTTP/1.1\r\nx: ", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n"]
+)
+def test_who_sends_a_byte_now_and_then_is_left(tmp_path, monkeypatch, head):
+    """Each byte comes long before the time is over, and all of them would take for ever."""
+    monkeypatch.setattr(server_module, "SECONDS_TO_ASK", 0.3)
+    with serving([], tmp_path) as server, slow_connection(server) as slow:
+        slow.sendall(head)
+        give_up = time.monotonic() + 30
+        # The server has closed the connection: at first the answer 403 may come.
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < give_up:
+                slow.sendall(b"x")
+                time.sleep(0.02)
+        assert time.monotonic() < give_up
+        wait_until(lambda: server._free._value == MOST_CONNECTIONS)
+
+
+def test_who_takes_a_text_too_slowly_is_left(server, monkeypatch):
+    """A few bytes now and then, so that no single write takes long. The model is free for others then."""
+    monkeypatch.setattr(server_module, "SECONDS_TO_TAKE", 0.3)
+    large = {"text": "x" * 200_000}
+    monkeypatch.setattr(server_module, "piece_record", lambda piece: large)
+    request = json.dumps(asked(max_new_tokens=1024)).encode()
+    head = "".join(f"{name}: {value}\r\n" for name, value in own_headers(server).items())
+    with slow_connection(server, receive_buffer=4096) as slow:
+        slow.sendall(f"POST /api/generate HTTP/1.1\r\n{head}Content-Length: {len(request)}\r\n\r\n".encode() + request)
+        assert slow.recv(100).startswith(b"HTTP/1.1 200")
+        line = server.models[0].line
+        wait_until(lambda: line._waiting)
+        give_up = time.monotonic() + 30
+        while line._waiting and time.monotonic() < give_up:
+            slow.recv(100)
+            time.sleep(0.02)
+        assert not line._waiting
 
 
 def test_a_server_that_ends_stops_the_texts(tmp_path):
