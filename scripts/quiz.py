@@ -4,8 +4,10 @@
     python scripts/quiz.py --weight out/full_sft_512.pth --base out/pretrain_512.pth       # beside the model it comes from
     python scripts/quiz.py --weight out/full_sft_512.pth --data_path chats.jsonl --questions 200
 
-Each conversation of the data is asked up to the assistant's last turn, and the likeliest answer is taken. It is right if
-its first sentence is that of the turn in the data, to the letter but for blanks.
+Each conversation of the data is asked up to the assistant's last turn, tools and earlier thoughts included, and the
+likeliest answer is taken. It is right if its first sentence is that of the turn in the data, to the letter but for
+blanks; what the model thinks before is passed over. A conversation that ends with a call to a tool has no such sentence,
+and one that is longer than the model cannot be asked: lines say how many were left out.
 """
 
 import signal
@@ -41,19 +43,26 @@ from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import find_files
 from scripts.arguments import quiz_parser
-from scripts.common import compute_dtype, load
+from scripts.common import check_is_there, compute_dtype, load
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 
 # Tokens that an answer may have beyond the one in the data: a right one ends before.
 MORE_TOKENS = 8
+# The special token behind what a model thinks before it answers
+END_OF_THOUGHTS = "</think>"
+
+
+# In the form of dataset/reading/conversations.py
+Message = dict[str, Any]
 
 
 class Question(NamedTuple):
-    """The turns up to the answer, and the answer."""
+    """The turns up to the answer, the functions that may be called, and the message that is the answer."""
 
-    turns: list[dict[str, Any]]
-    answer: str
+    turns: list[Message]
+    tools: list[dict[str, Any]]
+    answer: Message
 
 
 class Reply(NamedTuple):
@@ -63,8 +72,14 @@ class Reply(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = quiz_parser().parse_args(argv)
+    if args.base:
+        # It comes last, when the other model has answered everything.
+        check_is_there(Path(args.base))
     paths = args.data_path or [str(build_embedded_questions(ROOT / "dataset" / "python_questions.jsonl"))]
-    questions = evenly(read_questions(paths), args.questions)
+    questions, n_without = read_questions(paths)
+    if n_without:
+        announce(f"note: {counted(n_without, 'conversation')} without a question, or without a text as the last answer")
+    questions = evenly(questions, args.questions)
     replies = ask_all(args, args.weight, questions)
     for number in evenly(range(len(questions)), args.show):
         show(questions[number], replies[number])
@@ -74,20 +89,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_questions(paths: Sequence[str]) -> list[Question]:
-    """The conversations of the files. Errors: DataError for a faulty line."""
+def read_questions(paths: Sequence[str]) -> tuple[list[Question], int]:
+    """(the questions in the files, how many conversations have none). Errors: DataError for a faulty line."""
     questions = []
+    n_without = 0
     for path in paths:
         refuse_other_kinds(path)
         for file in find_files(path):
             for _, text in read_documents(file, CONVERSATION):
-                messages = json.loads(text)["messages"]
+                conversation = json.loads(text)
+                messages = conversation["messages"]
                 last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
                 if last > 0 and messages[last]["content"]:
-                    questions.append(Question(messages[:last], messages[last]["content"]))
+                    questions.append(Question(messages[:last], conversation.get("tools", []), messages[last]))
+                else:
+                    n_without += 1
     if not questions:
         raise UserError(f"--data_path {' '.join(paths)}: no question with an answer in there")
-    return questions
+    return questions, n_without
 
 
 def evenly(items: Sequence[Any], most: int) -> list[Any]:
@@ -96,8 +115,8 @@ def evenly(items: Sequence[Any], most: int) -> list[Any]:
     return [items[i * len(items) // count] for i in range(count)]
 
 
-def ask_all(args: argparse.Namespace, weight: str, questions: Sequence[Question]) -> list[Reply]:
-    """What the model of a weight answers."""
+def ask_all(args: argparse.Namespace, weight: str, questions: Sequence[Question]) -> list[Reply | None]:
+    """What the model of a weight answers; None for a question that does not fit it."""
     model, tokenizer, _ = load(argparse.Namespace(**{**vars(args), "weight": weight}))
     model = model.to(compute_dtype(args.dtype, model.device))  # type: ignore[arg-type]  # wrapped without its types
     try:
@@ -107,29 +126,55 @@ def ask_all(args: argparse.Namespace, weight: str, questions: Sequence[Question]
     return [ask(model, tokenizer, encoder, question) for question in questions]
 
 
-def ask(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: ChatEncoder, question: Question) -> Reply:
-    """The likeliest answer to one question."""
-    ids = encoder.turns_ids(question.turns)
-    wanted = tokenizer(question.answer, add_special_tokens=False).input_ids
-    greedy = Sampling(max_new_tokens=len(wanted) + MORE_TOKENS, temperature=0.0, top_p=1.0)
-    found = generate(model, tokenizer, ids, greedy)
-    text = str(tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True))
-    return Reply(text, first_sentence(text) == first_sentence(question.answer))
+def ask(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: ChatEncoder, question: Question
+) -> Reply | None:
+    """The likeliest answer to one question; None where it does not fit the model with its answer."""
+    ids = encoder.turns_ids(question.turns, question.tools)
+    most = most_tokens(tokenizer, encoder, question, len(ids))
+    if len(ids) + most > model.config.max_position_embeddings:
+        return None
+    found = generate(model, tokenizer, ids, Sampling(max_new_tokens=most, temperature=0.0, top_p=1.0))
+    text = without_thoughts(found[0, len(ids) :].tolist(), tokenizer, encoder)
+    return Reply(text, first_sentence(text) == first_sentence(question.answer["content"]))
 
 
-def show(question: Question, reply: Reply) -> None:
+def most_tokens(tokenizer: PreTrainedTokenizerBase, encoder: ChatEncoder, question: Question, n_asked: int) -> int:
+    """How many tokens an answer may have. n_asked: the tokens of the question."""
+    whole = {"messages": [*question.turns, question.answer], "tools": question.tools}
+    (ids,) = encoder.encode([json.dumps(whole, ensure_ascii=False)])
+    # Other thoughts than those in the data may lead to the right answer: they may be twice as long.
+    thoughts = tokenizer(question.answer.get("reasoning_content", ""), add_special_tokens=False).input_ids
+    return len(ids) - n_asked + len(thoughts) + MORE_TOKENS
+
+
+def without_thoughts(ids: list[int], tokenizer: PreTrainedTokenizerBase, encoder: ChatEncoder) -> str:
+    """The text of an answer, from behind what the model has thought on."""
+    end_of_thoughts = encoder.special.get(END_OF_THOUGHTS)
+    if end_of_thoughts in ids:
+        ids = ids[ids.index(end_of_thoughts) + 1 :]
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def show(question: Question, reply: Reply | None) -> None:
     """A question and its answer; beside a wrong one the right one."""
     announce(f"? {question.turns[-1]['content']}")
+    if reply is None:
+        announce("  not asked: it does not fit the model\n")
+        return
     announce(f"{'=' if reply.is_right else '!'} {reply.text.strip()}")
     if not reply.is_right:
-        announce(f"  right: {question.answer}")
+        announce(f"  right: {question.answer['content']}")
     announce("")
 
 
-def tally(weight: str, replies: Sequence[Reply]) -> str:
+def tally(weight: str, replies: Sequence[Reply | None]) -> str:
     """The line with the count."""
-    right = sum(reply.is_right for reply in replies)
-    return f"{weight}: {right} of {counted(len(replies), 'question')} answered with the right first sentence"
+    asked = [reply for reply in replies if reply is not None]
+    right = sum(reply.is_right for reply in asked)
+    line = f"{weight}: {right} of {counted(len(asked), 'question')} answered with the right first sentence"
+    left_out = len(replies) - len(asked)
+    return f"{line}; {left_out:,} more do not fit the positions of the model" if left_out else line
 
 
 if __name__ == "__main__":

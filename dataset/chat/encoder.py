@@ -86,9 +86,9 @@ class ChatEncoder(DocumentEncoder):
         """The ids of a user's message, up to where the assistant answers."""
         return self.turns_ids([{"role": "user", "content": text}])
 
-    def turns_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """The ids of the turns so far, up to where the assistant answers."""
-        text = json.dumps({"messages": list(messages)}, ensure_ascii=False)
+    def turns_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """The ids of the turns so far, up to where the assistant answers. tools: the functions that it may call."""
+        text = json.dumps({"messages": list(messages), "tools": list(tools)}, ensure_ascii=False)
         (ids,) = self._ids_of([list(self._pieces(text, is_asked=True))])
         return ids
 
