@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError
 from common.notices import announce
 from common.packages import loader_reason, refuse_foreign_attention
-from common.paths import utf8_folder
+from common.paths import ROOT, utf8_folder
 from dataset.reading import limits
 from dataset.reading.faults import BadLine
 from dataset.reading.file_kinds import refuse_address
@@ -25,6 +25,7 @@ from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from scripts.arguments import DTYPE_NAMES
 from trainer.machine.devices import pick_device, pick_dtype
+from trainer.pretrain.weights_at_hand import weights_instead
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
@@ -82,6 +83,7 @@ def check_vocabulary(weight: str | Path, tokenizer: PreTrainedTokenizerBase, tok
 def load_model(weight: str | Path) -> PreTrainedModel:
     """A .pth (MiniMindForCausalLM) or a folder of any causal language model that transformers knows; fp32, eval mode."""
     path = Path(weight)
+    check_is_there(path)
     if not path.is_dir():
         return MiniMindForCausalLM.from_pth(path)
     utf8_folder("--weight", path)
@@ -114,6 +116,12 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         if keys:
             raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
     return model.eval()
+
+
+def check_is_there(weight: Path) -> None:
+    """Errors: UserError that names the weights that are there instead."""
+    if not weight.exists():
+        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out')}")
 
 
 def check_is_causal(path: Path, config: PretrainedConfig) -> None:

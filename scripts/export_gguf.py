@@ -38,7 +38,7 @@ from model.config import MiniMindConfig
 from model.hf_folder import CONFIG, MOST_CONFIG_BYTES, load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_gguf_parser
-from scripts.common import check_vocabulary, load_model, tokenizer_folder
+from scripts.common import check_is_there, check_vocabulary, load_model, tokenizer_folder
 from scripts.export_hf import smallest_exact
 from scripts.gguf_format import Metadata, architecture_of, model_metadata, to_gguf
 from scripts.gguf_tokenizer import tokenizer_metadata
@@ -129,6 +129,7 @@ def check_package() -> None:
 def load_minimind(weight: str | Path) -> MiniMindForCausalLM:
     """A .pth, or a folder of a model that MiniMind computes too, such as a Llama. Errors: UserError and ValueError."""
     path = Path(weight)
+    check_is_there(path)
     if not path.is_dir():
         return MiniMindForCausalLM.from_pth(path)
     utf8_folder("--weight", path)

@@ -36,6 +36,7 @@ from scripts.playground.requests import is_loopback
 from scripts.playground.runs import RunFolder
 from scripts.playground.server import Server
 from trainer.machine.command_line import run_cli
+from trainer.pretrain.weights_at_hand import weights_instead
 
 __all__ = ["main", "open_server"]
 
@@ -59,7 +60,7 @@ def open_server(args: argparse.Namespace) -> Server:
     """A server that listens already; args: of `play_parser`. Errors: UserError."""
     chosen = weights_and_tokenizers(args)
     if not chosen:
-        announce(f"{DEFAULT_WEIGHT} is not there yet: only runs are shown; --weight names another one")
+        announce(f"{DEFAULT_WEIGHT} is not there: only runs are shown; {weights_instead(DEFAULT_WEIGHT.parent)}")
     models = []
     for (weight, tokenizer_path), name in zip(chosen, distinct_names([weight for weight, _ in chosen]), strict=True):
         models.append(load_played(weight, tokenizer_path, name, args))

@@ -2,10 +2,11 @@
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,10 +74,14 @@ from trainer.pretrain.settings import (
     weight_folder,
     weight_name,
 )
+from trainer.pretrain.weights_at_hand import flags_of_trainer, weights_instead
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
+
+# Such as Qwen/Qwen3-0.6B-Base
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class UsualData(NamedTuple):
@@ -573,6 +578,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         measure = f"python {{top}}scripts/evaluate.py perplexity {weight} --data_path my.txt"
         return [
             NextCommand("continue texts, chat", f"python {{top}}scripts/generate.py {weight}"),
+            NextCommand("the same on a page in your browser", f"python {{top}}scripts/play.py {weight}"),
             NextCommand("measure", measure),
             NextCommand("export to Hugging Face", f"python {{top}}scripts/export_hf.py {weight} --out_dir {{stem}}_hf"),
         ]
@@ -628,7 +634,7 @@ def init_model(
         return model_of_folder(checked_folder(folder, config))
     path = find_weight(from_weight, config, Path(out_dir))
     if not path.exists():
-        raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path)}")
+        raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, config, Path(out_dir))}")
     asked = {name: getattr(config, name) for name in MODEL_FLAGS}
     try:
         return MiniMindForCausalLM.from_pth(path, **asked)
@@ -648,16 +654,24 @@ def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path
     return candidates[0]
 
 
-def why_not_found(from_weight: str, path: Path) -> str:
+def why_not_found(from_weight: str, path: Path, config: MiniMindConfig, out_dir: Path) -> str:
     """What to say of a --from_weight that is neither a model's folder nor `path`, the .pth that it would mean."""
     if from_weight.endswith(".safetensors") and os.path.isfile(from_weight):
         return f"name the folder that holds it and its config.json, {Path(from_weight).parent}"
+    asked = {name: getattr(config, name) for name in MODEL_FLAGS}
+    flags_of = partial(flags_of_trainer, asked=asked)
+    instead = weights_instead(path.parent, out_dir, first=Path(from_weight).name, flags_of=flags_of)
     if os.path.isdir(from_weight):
         return (
             "no config.json; a folder of Hugging Face's save_pretrained or a download is wanted, or a .pth, and "
-            f"{path} is not there"
+            f"{path} is not there; {instead}"
         )
-    return f"there is neither such a folder nor {path}; a model of the Hugging Face hub is downloaded first, with hf download"
+    if from_weight.endswith(".pth"):
+        return f"no such file; {instead}"
+    said = f"there is neither such a folder nor {path}; {instead}"
+    if HUB_NAME.fullmatch(from_weight) and not Path(from_weight).parent.is_dir():
+        said += "; a model of the Hugging Face hub is downloaded first, with hf download"
+    return said
 
 
 def open_corpus(

@@ -69,5 +69,6 @@ class SftJob(PretrainJob):
         weight = self._weight_flags()
         return [
             NextCommand("chat", f"python {{top}}scripts/generate.py {weight} --chat"),
+            NextCommand("the same on a page in your browser", f"python {{top}}scripts/play.py {weight}"),
             NextCommand("export to Hugging Face", f"python {{top}}scripts/export_hf.py {weight} --out_dir {{stem}}_hf"),
         ]

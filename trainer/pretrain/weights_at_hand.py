@@ -1,0 +1,85 @@
+"""What to say where weights are missing: which ones there are instead, and the flags that take them."""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from model.pth_format import read_json
+from trainer.pretrain.settings import MODEL_FLAGS
+
+# A line holds no more.
+MOST_NAMED = 3
+# Of a flag
+LONGEST_VALUE = 20
+# The end of a weight's name, see `weight_name`.
+WIDTH_AND_KIND = re.compile(r"_([0-9]{1,6})(_moe)?$")
+
+
+def weights_instead(*folders: Path, first: str = "", flags_of: Callable[[Path], str] | None = None) -> str:
+    """As "there is out/pretrain_256.pth (--from_weight out/pretrain_256.pth --hidden_size 256)", a part of a line.
+
+    Those of the first of the folders that has some. first: the beginning of the names that come first; the newest of the
+    others follow. flags_of: of a weight those that take it; None: its path says enough.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        found = found or weights_in(folder, first)
+    if not found:
+        return f"{from_here(folders[-1])} has no weights yet: make pretrain or trainer/train_pretrain.py trains some"
+    named = []
+    for path in found[:MOST_NAMED]:
+        flags = "" if flags_of is None else f" ({flags_of(path)})"
+        named.append(f"{from_here(path)}{flags}")
+    if len(found) > MOST_NAMED:
+        named.append(f"and {len(found) - MOST_NAMED} more")
+    return f"{'there is' if len(found) == 1 else 'there are'} {', '.join(named)}"
+
+
+def weights_in(folder: Path, first: str = "") -> list[Path]:
+    """The .pth files of a folder: those whose names begin with `first`, then the others, each from the newest on."""
+    found = []
+    try:
+        for path in folder.iterdir():
+            # MiniMind's own trainer keeps its checkpoints beside the weights.
+            if path.suffix == ".pth" and not path.stem.endswith("_resume") and path.is_file():
+                found.append((path.name.startswith(first), path.stat().st_mtime, path))
+    except OSError:
+        # No folder, or one that others may read.
+        return []
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def from_here(path: Path) -> Path:
+    """The path as one would type it in the current folder."""
+    try:
+        return path.absolute().relative_to(Path.cwd())
+    except (ValueError, OSError):
+        return path
+
+
+def flags_of_trainer(path: Path, asked: Mapping[str, object]) -> str:
+    """What a trainer is told to go on from a weight. asked: the values of MODEL_FLAGS that it has without."""
+    words = ["--from_weight", str(from_here(path))]
+    for name, value in shape_of(path).items():
+        if asked.get(name) != value:
+            words += [f"--{name}", str(int(value) if isinstance(value, bool) else value)]
+    return shlex.join(words)
+
+
+def shape_of(path: Path) -> dict[str, object]:
+    """{flag: value} of MODEL_FLAGS, from the .json beside a weight; from its name where there is none."""
+    try:
+        fields = read_json(path.with_suffix(".json"))
+    except (ValueError, OSError):
+        fields = {}
+    found = WIDTH_AND_KIND.search(path.stem)
+    if found:
+        fields = {"hidden_size": int(found[1]), "use_moe": found[2] is not None, **fields}
+    shape: dict[str, object] = {}
+    for name in MODEL_FLAGS:
+        value = fields.get(name)
+        # The file may hold anything.
+        if isinstance(value, str | int) and len(str(value)) <= LONGEST_VALUE:
+            shape[name] = value
+    return shape
