@@ -13,7 +13,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.common import load_model
 from trainer.evaluation import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P, fitting_prompt
-from trainer.reporting.records import ANSWERS, RunRecords
+from trainer.reporting.records import RunRecords, trains_answers
 
 CODE = """```python
 import torch
@@ -83,7 +83,7 @@ def snippet(folder: Path, tokenizer: PreTrainedTokenizerBase, name: str, records
 
 def answers(records: RunRecords | None) -> bool:
     """Whether the run has trained answers of conversations."""
-    return bool(records and records.starts and records.starts[-1]["data"].get("trained") == ANSWERS)
+    return records is not None and trains_answers(records)
 
 
 def has_same_ids(sample: Sample, tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, positions: int) -> bool:

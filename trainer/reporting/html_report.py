@@ -21,8 +21,8 @@ from common.wording import counted, printable
 from trainer.reporting.charts import LOSS, charts_of_runs, fields_of
 from trainer.reporting.curves import LABELS, is_noisy, smooth, thin
 from trainer.reporting.next_commands import commands_of_record
-from trainer.reporting.quality import Bar, quality
-from trainer.reporting.records import FIGURES, RunRecords, is_number
+from trainer.reporting.quality import Bar, quality, remarks
+from trainer.reporting.records import FIGURES, RunRecords, is_number, trains_answers
 
 # Evaluations with samples.
 EARLIER = 20
@@ -41,6 +41,7 @@ class Section(NamedTuple):
     samples: list[tuple[int, str, str]]
     commands: list[tuple[str, str]]
     quality: list[Bar]
+    remarks: list[str]
     trained: list[tuple[str, str, str, str]]
 
 
@@ -211,7 +212,17 @@ def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
     environment = page_environment()
     sections = []
     for name, run in zip(names, runs, strict=True):
-        sections.append(Section(name, summary(run), samples(run), go_on(run), quality(run), trained(run)))
+        sections.append(
+            Section(
+                name=name,
+                summary=summary(run),
+                samples=samples(run),
+                commands=go_on(run),
+                quality=quality(run),
+                remarks=remarks(run),
+                trained=trained(run),
+            )
+        )
     figures = [(label, [run.last(field) for run in runs], write) for label, field, write in FIGURES]
     return environment.get_template("report.html").render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
@@ -317,8 +328,9 @@ def summary(run: RunRecords) -> str:
     if not all(map(is_number, sizes)):
         return f"from {run.path.name}; started {first['started']}"
     resumed = f", resumed {counted(len(run.starts) - 1, 'time')}" if len(run.starts) > 1 else ""
+    documents = counted(data["documents"], "conversation" if trains_answers(run) else "document")
     return (
-        f"{model['parameters'] / 1e6:,.2f} M parameters, {counted(data['documents'], 'document')} in rows that are {data['fill']:.1%} "
+        f"{model['parameters'] / 1e6:,.2f} M parameters, {documents} in rows that are {data['fill']:.1%} "
         f"full; started {first['started']}{resumed}"
     )
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from trainer.reporting.records import RunRecords, is_number
+from trainer.reporting.records import RunRecords, is_number, trains_answers
 
 # Text has 8 bits a byte before anything is compressed. What a file says beyond some times that is no such figure.
 MOST_BITS = 100
@@ -25,6 +25,29 @@ def quality(run: RunRecords) -> list[Bar]:
     known = [(label, value) for label, value in figures if value is not None and 0 < value <= MOST_BITS]
     largest = max((value for _, value in known), default=0.0)
     return [Bar(label, value, 100 * value / largest) for label, value in known]
+
+
+def remarks(run: RunRecords) -> list[str]:
+    """What can be said, in sentences, of a language model without bits per byte; of other runs nothing."""
+    loss = run.last("loss")
+    # Trainers of other kinds hold nothing out.
+    if loss is None or "val_fraction" not in run.settings or run.last("bits_per_byte") is not None:
+        return []
+    learns_answers = trains_answers(run)
+    what = "answers" if learns_answers else "text"
+    said = f"The loss on the {what} that it was trained on was {loss:.3f} nats per token at the end"
+    expected = run.last("expected_loss")
+    sentences = [f"{said}; {expected:.3f} was to be expected." if expected is not None else f"{said}."]
+    held_out = run.last("val_loss")
+    if held_out is not None:
+        sentences.append(f"On {what} that it was not trained on it was {held_out:.3f}.")
+        return sentences
+    gives = "the loss on answers" if learns_answers else "bits per byte, beside those of gzip and xz,"
+    sentences.append(
+        f"Nothing was held out, so this does not tell how good it is on other {what}. A run with --val_fraction 0.02 "
+        f"does not train a fiftieth of the {'conversations' if learns_answers else 'documents'}, and shows {gives} here."
+    )
+    return sentences
 
 
 def expected_bits(run: RunRecords, bits: float) -> float | None:

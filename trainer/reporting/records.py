@@ -138,6 +138,11 @@ class Records:
         return CHARTS_BEFORE if declared is None else declared
 
 
+def trains_answers(run: Records) -> bool:
+    """Whether the data of a run are conversations, of which the answers alone are trained."""
+    return bool(run.starts) and run.starts[-1]["data"].get("trained") == ANSWERS
+
+
 class RunRecords(Records):
     """What a metrics file holds. curves: {field: (tokens, values)}.
 

@@ -11,11 +11,11 @@ import pytest
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import train, write_corpus
+from tests.helpers import records, train, write_corpus
 from tests.trainer.reporting.test_html_report import START, metrics_file
 from trainer.pretrain import compressors
 from trainer.reporting.html_report import write_report
-from trainer.reporting.quality import quality
+from trainer.reporting.quality import quality, remarks
 from trainer.reporting.records import RunRecords
 
 
@@ -91,14 +91,44 @@ def test_what_no_run_has_noted_is_left_out(tmp_path, noted):
     assert [(bar.label, bar.percent) for bar in bars] == [("this model", 100)]
 
 
-def test_a_run_notes_it_and_one_without_validation_says_nothing(data, tmp_path):
+def test_a_run_notes_it_and_one_without_validation_says_how_to_get_it(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path / "with", val_fraction=0.2)
     noted = RunRecords(f"{run.job.stem}.metrics.jsonl").starts[0]["data"]["compressors"]
     assert set(noted) == {"gzip", "xz", "bytes"} and noted["bytes"] > 0
     assert {bar.label for bar in quality(RunRecords(f"{run.job.stem}.metrics.jsonl"))} == {"this model", "xz", "gzip"}
     without = train(data_path=data, out_dir=tmp_path / "without", report=1)
-    assert "How good" not in (tmp_path / "without" / "pretrain_16.report.html").read_text()
+    page = (tmp_path / "without" / "pretrain_16.report.html").read_text()
+    loss = records(without)[-1]["loss"]
+    assert f"on the text that it was trained on was {loss:.3f} nats per token at the end." in page
+    assert "How good is this?" in page and "--val_fraction 0.02" in page and "Bits per byte:" not in page
     assert "compressors" not in RunRecords(f"{without.job.stem}.metrics.jsonl").starts[0]["data"]
+
+
+def without_bits(path, *figures, data=(), settings=()):
+    """A metrics file of a language model that has these figures at its end, and no bits per byte."""
+    start = {**START, "data": {**START["data"], **dict(data)}, "settings": {"val_fraction": 0.0, **dict(settings)}}
+    at = {"step": 1, "update": 1, "tokens": 100, "loss": 2.5}
+    path.write_text("\n".join([json.dumps(start), json.dumps({**at, **dict(figures)})]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_without_bits_the_page_says_what_is_known(tmp_path):
+    path = tmp_path / "a.metrics.jsonl"
+    alone, advice = remarks(RunRecords(without_bits(path)))
+    assert "2.500 nats per token at the end." in alone and "--val_fraction 0.02" in advice and "gzip" in advice
+    expected, _ = remarks(RunRecords(without_bits(path, ("expected_loss", 2.25))))
+    assert expected.endswith("2.500 nats per token at the end; 2.250 was to be expected.")
+    answers = {"data": {"trained": "answers"}}
+    _, advice = remarks(RunRecords(without_bits(path, **answers)))
+    assert "conversations" in advice and "gzip" not in advice
+    _, held_out = remarks(RunRecords(without_bits(path, ("val_loss", 2.75), **answers)))
+    assert "answers that it was not trained on it was 2.750" in held_out
+
+
+def test_of_runs_with_bits_and_of_other_trainers_nothing_more_is_said(tmp_path):
+    path = tmp_path / "a.metrics.jsonl"
+    assert remarks(RunRecords(without_bits(path, ("bits_per_byte", 1.0), ("val_loss", 2.0)))) == []
+    assert remarks(RunRecords(metrics_file(path))) == []
 
 
 def test_what_was_trained_of_each_source_is_shown_as_text(tmp_path):
