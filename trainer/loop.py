@@ -54,11 +54,15 @@ WORTH_SAYING = 0.05
 
 
 class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
-    """The epoch that is under way: its number from 0, its rows, and how they are dealt out to updates and ranks."""
+    """The epoch that is under way: its number from 0, its rows, and how they are dealt out to updates and ranks.
+
+    updates_before: of the run, before update 0 of the epoch.
+    """
 
     number: int
     plan: Plan[RecipeT, TotalsT]
     schedule: UpdateSchedule
+    updates_before: int
 
 
 class Trainer(Generic[RecipeT, BatchT, TotalsT]):
@@ -301,7 +305,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.watch = Stopwatch(schedule.first_update * settings.accumulation_steps, self.seconds_before)
         self.seconds_before = 0.0
         self.signals.arm()
-        return Epoch(number, plan, schedule)
+        return Epoch(number, plan, schedule, self.progress.update - schedule.first_update)
 
     def updates(self, epoch: Epoch[RecipeT, TotalsT]) -> Iterator[Update[BatchT, TotalsT]]:
         """The Updates that are left of an epoch, each with all of its batches."""
@@ -425,14 +429,20 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """step: of the epoch's micro-batches, counted from 0."""
         return step % self.settings.log_interval == 0 or step == epoch.schedule.n_steps - 1
 
+    def steps_to_train(self, epoch: Epoch[RecipeT, TotalsT]) -> int:
+        """The micro-batches of an epoch that are trained: where updates limit the run, it may end before the epoch."""
+        updates = self.max_updates - epoch.updates_before
+        return int(min(epoch.schedule.n_steps, updates * self.settings.accumulation_steps))
+
     def log(self, epoch: Epoch[RecipeT, TotalsT], step: int, rate: float) -> None:
         """One log line: means over the tokens since the last one, over all ranks."""
         # All ranks take part, though one writes the line.
         sums = self.engine.collect()
         if not self.ranks.is_main:
             return
-        record = log_record(self, sums, epoch.number, step, epoch.schedule.n_steps, rate)
-        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{epoch.schedule.n_steps})"
+        n_steps = self.steps_to_train(epoch)
+        record = log_record(self, sums, epoch.number, step, n_steps, rate)
+        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
         expected = self.job.expected_loss(self.progress.tokens, rate)
         if expected is not None:
             record["expected_loss"] = expected

@@ -74,6 +74,29 @@ def test_the_time_left_ends_with_the_updates(data, tmp_path):
     assert metrics[-1]["update"] == 3 and metrics[-1]["eta"] == 0
 
 
+def counters(printed):
+    """[(micro-batch, of how many)] of the log lines."""
+    return [(int(line[2]), int(line[3])) for line in LOG_LINE.findall(printed)]
+
+
+def test_the_counter_of_a_line_ends_with_the_updates(data, tmp_path, capsys):
+    """As the rest of the line: in the middle of an epoch, in that of a later one, and after a resume within one."""
+    options = {"data_path": data, "accumulation_steps": 2, "batch_size": 2}
+    whole = train(out_dir=tmp_path / "whole", **options)
+    n_steps = whole.progress.step + 1
+    n_updates = whole.progress.update
+    assert n_updates > 4
+    capsys.readouterr()
+    train(out_dir=tmp_path / "part", max_updates=3, **options)
+    assert counters(capsys.readouterr().out) == [(step, 6) for step in range(6)]
+    train(out_dir=tmp_path / "part", max_updates=4, from_resume=1, **options)
+    assert counters(capsys.readouterr().out) == [(6, 8), (7, 8)]
+    train(out_dir=tmp_path / "further", max_updates=n_updates + 2, **options)
+    steps = counters(capsys.readouterr().out)
+    assert steps[:n_steps] == [(step, n_steps) for step in range(n_steps)]
+    assert steps[n_steps:] == [(step, 4) for step in range(4)]
+
+
 @pytest.mark.parametrize("generation", ["minimind2", "minimind3"])
 @pytest.mark.parametrize("moe", [0, 1])
 def test_weights_and_config(data, tmp_path, generation, moe):

@@ -23,7 +23,7 @@ def log_record(
 ) -> dict[str, Any]:
     """What a log line records, from the sums of the job's loss since the last one.
 
-    step: of the epoch's `steps` micro-batches, counted from 0. rate: the learning rate.
+    step: of the `steps` micro-batches that are trained of the epoch, counted from 0. rate: the learning rate.
     """
     progress = trainer.progress
     accumulation_steps = trainer.settings.accumulation_steps
@@ -32,7 +32,7 @@ def log_record(
     tokens_per_second = tokens / trainer.watch.lap()
     step_seconds = trainer.watch.seconds_per_step(step)
     steps_left = (trainer.all_updates - progress.update) * accumulation_steps
-    # epoch_Time, as in the public trainer, is of this epoch alone. --max_updates may end the run before.
+    # epoch_Time, as in the public trainer, is of this epoch alone.
     steps_left_of_epoch = min(steps - step - 1, steps_left)
     record = {
         **position(progress),
