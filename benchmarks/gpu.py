@@ -48,7 +48,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from types import FrameType
+from typing import IO, Any, NoReturn
 
 import torch
 
@@ -112,6 +113,29 @@ def run_section(args: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------------------------- the command
 
 
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Within the block SIGTERM, and the SIGHUP of a terminal that closes, end this process as Ctrl-C does: by an exception.
+
+    Without it they would end it at once, and its section would go on by itself. Errors: SystemExit.
+    """
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + signum)
+
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        # Windows has no SIGHUP.
+        if hasattr(signal, name):
+            number = getattr(signal, name)
+            before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def limit_of(number: int, seconds_so_far: float) -> float:
     """Seconds that a section may take."""
     return min(LIMITS_S.get(number, LIMIT_S), END_S - seconds_so_far)
@@ -127,13 +151,17 @@ def end_with_its_own(process: "subprocess.Popen[str]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def section_command(number: int, args: argparse.Namespace) -> list[str]:
+    """What runs a section."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--section", str(number)]
+    return [*command, "--device", args.device, "--seconds", args.seconds]
+
+
 def ask(number: int, args: argparse.Namespace, out: IO[str], limit: float, compiled_code: str) -> list[Result]:
     """Run a section in a process of its own; its results, also the first ones of a section that fails.
 
     limit: of its seconds. compiled_code: the folder of what torch.compile keeps.
     """
-    command = [sys.executable, str(Path(__file__).resolve()), "--section", str(number)]
-    command += ["--device", args.device, "--seconds", args.seconds]
     results: list[Result] = []
 
     def add(result: Result) -> None:
@@ -144,17 +172,19 @@ def ask(number: int, args: argparse.Namespace, out: IO[str], limit: float, compi
 
     start = time.monotonic()
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled_code}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        section_command(number, args), stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
     alarm = threading.Timer(limit, end_with_its_own, [process])
-    alarm.start()
     try:
+        alarm.start()
         assert process.stdout is not None
         for line in process.stdout:
             add(json.loads(line))
         code = process.wait()
     finally:
         alarm.cancel()
-        # Ctrl-C reaches this process alone.
+        # Ctrl-C and SIGTERM reach this process alone.
         end_with_its_own(process)
     seconds = time.monotonic() - start
     if code:
@@ -202,7 +232,11 @@ def main() -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     results: list[Result] = []
-    with open(path, "w", encoding="utf-8") as out, tempfile.TemporaryDirectory() as compiled_code:
+    with (
+        ended_in_order(),
+        open(path, "w", encoding="utf-8") as out,
+        tempfile.TemporaryDirectory() as compiled_code,
+    ):
         for number in numbers:
             so_far = time.monotonic() - start
             if so_far > LAST_START_S:

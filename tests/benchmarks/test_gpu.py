@@ -1,6 +1,8 @@
 """The command behind `make gpu`, on a CPU: its sections, its time limits, and that its checks can fail."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from benchmarks import gpu, gpu_checks
 from dataset.loader import Batch
 from tests.helpers import ROOT
+from tests.scripts.playground.pages import wait_until
 
 CPU = torch.device("cpu")
 
@@ -142,6 +145,43 @@ def test_what_a_section_has_started_ends_with_it():
         assert process.stdout.read() == ""
     # One that has ended already
     gpu.end_with_its_own(process)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_that_ends_the_command_ends_its_section(tmp_path, monkeypatch, capsys, name):
+    """The section tells its number and would go on for minutes; a program that it has started, too."""
+    signum = getattr(signal, name)
+    program = (
+        "import json, os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600']);"
+        "print(json.dumps({'what': 'numbers', 'value': f'{os.getpid()} {child.pid}'}), flush=True); time.sleep(600)"
+    )
+    monkeypatch.setattr(gpu, "section_command", lambda number, args: [sys.executable, "-c", program])
+    out_path = tmp_path / "gpu.jsonl"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--sections", "0", "--out", str(out_path)])
+    handler = signal.getsignal(signum)
+
+    def line_of(result):
+        # The section runs: now somebody ends the command.
+        os.kill(os.getpid(), signum)
+        return str(result)
+
+    monkeypatch.setattr(gpu, "line_of", line_of)
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 128 + signum
+    assert signal.getsignal(signum) is handler
+    (result,) = [json.loads(line) for line in out_path.read_text().splitlines()]
+    for pid in map(int, result["value"].split()):
+        wait_until(lambda pid=pid: not is_running(pid))
+
+
+def is_running(pid):
+    """Not one that has ended and that nobody has asked for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_no_section_goes_on_beyond_nine_minutes():
