@@ -37,17 +37,20 @@ PROMPTS = --sample_prompts "Return the" "class str"
 pretrain: $(VENV)/.installed
 	$(RUN) trainer/train_pretrain.py $(if $(BUDGET),--budget $(BUDGET),$(SMALL)) $(PROMPTS) $(ARGS)
 
-# What the chat goes on from; one that is there is taken. One pass over the text is enough for that.
-BASE = out/pretrain_256.pth
+# What the chat goes on from. It has a name of its own, since other weights in out/ may be half-trained or of another
+# tokenizer. One pass over the text is enough for it.
+BASE = chat_base
 
 # To learn a megabyte of questions by heart, at rates that learn fast
 CHAT = --hidden_size 256 --batch_size 8 --epochs 8 --optimizer muon --learning_rate 2e-3 --lr_schedule linear \
        --log_interval 50 --save_interval 500
 
+# --from_resume 1: a run that was interrupted goes on, and one that is finished is left as it is.
+# make chat ARGS="--from_resume 0" fine-tunes anew.
 chat: $(VENV)/.installed
-	test -f $(BASE) || $(RUN) trainer/train_pretrain.py $(SMALL) --epochs 1 $(PROMPTS)
-	$(RUN) trainer/train_sft.py $(CHAT) --sample_prompts "What does str.join do?" $(ARGS)
-	$(RUN) scripts/quiz.py --weight out/full_sft_256.pth --base $(BASE)
+	$(RUN) trainer/train_pretrain.py $(SMALL) --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
+	$(RUN) trainer/train_sft.py $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
+	$(RUN) scripts/quiz.py --weight out/full_sft_256.pth --base out/$(BASE)_256.pth
 
 # A small one on a CPU: networks and steps for some minutes
 ELECTRA = --hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 128 --init_std 0.1 --dropout 0 \

@@ -111,8 +111,18 @@ def test_the_commands_of_make_chat():
     assert settings.from_weight == base.save_weight and settings.hidden_size == base.hidden_size
     asked = script_arguments.quiz_parser().parse_args(quiz[2:])
     assert asked.weight == f"out/full_sft_{settings.hidden_size}.pth"
-    assert asked.base == f"out/pretrain_{base.hidden_size}.pth" and asked.base in pretrain
+    assert asked.base == f"out/{base.save_weight}_{base.hidden_size}.pth"
     assert asked.questions == 40 and asked.data_path is settings.data_path is None
+    # What make pretrain has left may be half-trained.
+    assert base.save_weight != pretrain_settings.parse_args([]).save_weight
+    assert base.from_resume and settings.from_resume
+
+
+def test_make_chat_can_fine_tune_anew():
+    command = ["make", "-n", "chat", "ARGS=--from_resume 0"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    (words,) = [shlex.split(line) for line in lines if "train_sft.py" in line]
+    assert not sft_settings.parse_args(words[2:]).from_resume
 
 
 def test_the_command_of_make_pretrain_with_a_budget():

@@ -288,7 +288,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
     from tests.trainer.reporting.test_html_report import metrics_file
 
     (tmp_path / "out").mkdir()
-    for name in ("pretrain_512", "a_512", "b_512", "full_sft_512"):
+    for name in ("pretrain_512", "a_512", "b_512", "full_sft_256"):
         metrics_file(tmp_path / "out" / f"{name}.metrics.jsonl")
         write(tmp_path / "out", name)
     data = {
