@@ -143,6 +143,15 @@ class Page:
         assert [entry["message"] for entry in self.driver.get_log("browser")] == []
 
 
+def test_a_link_of_another_page_leads_here(browser, small):
+    """It comes from another site, without an Origin; so does a reload of what it led to."""
+    browser.get(f"data:text/html,<a href='{small.address}'>go</a>")
+    browser.find_element("css selector", "a").click()
+    until(lambda: browser.title == "MiniMind: play")
+    browser.refresh()
+    until(lambda: browser.find_elements("css selector", ".card"))
+
+
 def test_a_click_gives_text_coloured_by_probability(browser, small, capsys):
     """Both models, each what it writes without the page; the time of the first token is printed."""
     page = Page(browser, small)
