@@ -72,6 +72,7 @@ def budget_parser() -> Parser:
     p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
     p.add_argument("--val_path", nargs="+", required=True, help="as of the trainer")
     p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
+    p.add_argument("--seconds", type=positive(float), default=90, help="of the turns that tell how fast each is")
     p.add_argument("--seed", type=seed, default=42, help="of all runs")
     p.add_argument("--work", default=str(ROOT / "out" / "budget"), help="folder of the runs")
     return p
@@ -204,8 +205,6 @@ def processes_parser() -> Parser:
     p.add_argument("--threads", type=positive(int), help=ALL_CORES)
     p.add_argument("--seconds", type=positive(float), default=200, help="of the turns, all in all")
     p.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw", help="of all sides")
-    # This process is the side with so many processes.
-    p.add_argument("--side", type=positive(int), help=argparse.SUPPRESS)
     return p
 
 

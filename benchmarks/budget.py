@@ -1,12 +1,14 @@
 """A plan of --budget against configurations that a person would try around it, all for the same time.
 
     python benchmarks/budget.py --budget 3m --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # half an hour
-    python benchmarks/budget.py --budget 10m --only plan deeper wider --data_path en.jsonl --val_path valid.jsonl
+    python benchmarks/budget.py --budget 10m --only deeper wider --data_path en.jsonl --val_path valid.jsonl
 
-The trainer plans and trains once, then each of the others under the same clock: a narrower and a wider model, one with
-twice the layers, one that is narrower and has twice the layers, half and twice the batch, half and one and a half times the
-rates. The table shows the bits per byte of the validation text and their ratio to the plan's; below 1 the plan was beaten.
-Finished runs are kept in `--work`: the same command goes on where it was stopped. Nothing else should run meanwhile.
+The trainer plans the budget, which takes half a minute. Around the plan there are a narrower and a wider model, one with twice
+the layers, one that is narrower and has twice the layers, half and twice the batch, half and one and a half times the rates.
+Their updates take turns, which tells how many of them fit the time in which the plan makes its own: so far nothing else should
+run on the machine. Then each is trained to its number of updates; how fast the machine is by then changes nothing. The table
+shows the bits per byte of the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the rates
+and finished runs are kept in `--work`: the same command goes on where it was stopped.
 """
 
 import sys
@@ -22,22 +24,34 @@ if __name__ == "__main__":
     budget_parser().parse_args()
 
 import argparse
+import contextlib
 import json
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from benchmarks.arguments import budget_parser
+from benchmarks.update_sides import Shape, Side, measure
 from common.settings import parse
 from trainer.budget import laws
+from trainer.machine.processes import available_threads, divide
+from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import DESCRIPTION, PROG, PretrainSettings
 
+TRAINER = ROOT / "trainer" / PROG
 PLAN = "plan"
+
+
+def settings_of(flags: list[str]) -> PretrainSettings:
+    """What flags mean to the trainer."""
+    return parse(PretrainSettings, PROG, DESCRIPTION, flags)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a finished run. flags: those that were said instead of being planned."""
+    """Of a finished run. flags: those that the plan has not."""
 
     name: str
     flags: Mapping[str, object]
@@ -47,25 +61,34 @@ class Outcome:
     tokens: int
 
 
-def hand_made(plan: PretrainSettings) -> dict[str, dict[str, object]]:
-    """{name: the flags that are said instead of being planned} of the configurations around a plan."""
-    widths = laws.WIDTHS
-    place = widths.index(plan.hidden_size)
-    narrower = widths[max(place - 1, 0)]
-    wider = widths[min(place + 1, len(widths) - 1)]
-    layers = plan.num_hidden_layers
-    assert layers is not None
+def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
+    """{name: the flags that differ from the plan's} of the configurations around a plan."""
+    place = laws.WIDTHS.index(plan.hidden_size)
+    narrower = of_width(laws.WIDTHS[max(place - 1, 0)])
+    wider = of_width(laws.WIDTHS[min(place + 1, len(laws.WIDTHS) - 1)])
+    assert plan.num_hidden_layers is not None
+    deeper = {"num_hidden_layers": 2 * plan.num_hidden_layers}
     half_batch = {"batch_size": max(plan.batch_size // 2, 1), "accumulation_steps": plan.accumulation_steps}
     twice_the_batch = {"batch_size": plan.batch_size, "accumulation_steps": 2 * plan.accumulation_steps}
     return {
-        "narrower": {"hidden_size": narrower},
-        "wider": {"hidden_size": wider},
-        "deeper": {"hidden_size": plan.hidden_size, "num_hidden_layers": 2 * layers},
-        "narrower and deeper": {"hidden_size": narrower, "num_hidden_layers": 2 * layers},
-        "half the batch": {"hidden_size": plan.hidden_size, **half_batch},
-        "twice the batch": {"hidden_size": plan.hidden_size, **twice_the_batch},
-        "half the rates": {"hidden_size": plan.hidden_size, **rates(plan, 0.5)},
-        "higher rates": {"hidden_size": plan.hidden_size, **rates(plan, 1.5)},
+        "narrower": narrower,
+        "wider": wider,
+        "deeper": deeper,
+        "narrower and deeper": {**narrower, **deeper},
+        "half the batch": half_batch,
+        "twice the batch": twice_the_batch,
+        "half the rates": rates(plan, 0.5),
+        "higher rates": rates(plan, 1.5),
+    }
+
+
+def of_width(width: int) -> dict[str, object]:
+    """The flags of a width, with the heads that a plan gives it."""
+    heads = laws.heads_for(width)
+    return {
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": laws.kv_heads_for(heads),
     }
 
 
@@ -74,21 +97,85 @@ def rates(plan: PretrainSettings, factor: float) -> dict[str, object]:
     return {"learning_rate": factor * plan.learning_rate, "muon_lr": factor * plan.muon_lr}
 
 
-def run(args: argparse.Namespace, name: str, changes: Mapping[str, object]) -> Outcome:
-    """Train once, unless an earlier start of this benchmark has done it."""
-    folder = Path(args.work) / f"{args.budget} {name}".replace(" ", "_")
+def folder_of(args: argparse.Namespace, name: str) -> Path:
+    """Where the plan and the run of a configuration are kept."""
+    return Path(args.work) / f"{args.budget} {name}".replace(" ", "_")
+
+
+def planned(args: argparse.Namespace) -> list[str]:
+    """The flags of the plan, unless an earlier start has asked for it."""
+    folder = folder_of(args, PLAN)
+    kept = folder / "plan.txt"
+    if not kept.exists():
+        command = [sys.executable, str(TRAINER), "--dry_run", "1", "--budget", args.budget, "--seed", str(args.seed)]
+        command += ["--data_path", *args.data_path, "--val_path", *args.val_path, "--out_dir", str(folder)]
+        folder.mkdir(parents=True, exist_ok=True)
+        told = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+        kept.write_text(told, encoding="utf-8")
+    return flags_of(kept.read_text(encoding="utf-8"))
+
+
+def flags_of(told: str) -> list[str]:
+    """The flags of the command behind "the same by flags:" in what --dry_run prints."""
+    lines = told.splitlines()
+    (command,) = [line for before, line in zip(lines, lines[1:], strict=False) if before == "the same by flags:"]
+    python, trainer, *flags = shlex.split(command)
+    assert (python, trainer) == ("python", f"trainer/{PROG}")
+    return flags
+
+
+def shape_of(settings: PretrainSettings) -> Shape:
+    """What a configuration trains in each update, in the processes that the trainer takes for it."""
+    fields = {
+        "hidden_size": settings.hidden_size,
+        "num_hidden_layers": settings.num_hidden_layers,
+        "num_attention_heads": settings.num_attention_heads,
+        "num_key_value_heads": settings.num_key_value_heads,
+    }
+    rows = settings.batch_size * settings.accumulation_steps
+    processes = divide(settings, lambda: micro_batch_of(settings), True).processes
+    threads = available_threads()
+    return Shape(fields, rows, settings.batch_size, settings.optimizer, processes, threads, settings.max_seq_len)
+
+
+def update_seconds(args: argparse.Namespace, shapes: Mapping[str, Shape]) -> dict[str, float]:
+    """{name: seconds of an update} of configurations, unless an earlier start has measured them."""
+    kept = Path(args.work) / f"{args.budget}_update_seconds.json"
+    if not kept.exists():
+        # Rates and the like change nothing of the time.
+        distinct = []
+        for shape in shapes.values():
+            if shape not in distinct:
+                distinct.append(shape)
+        with contextlib.ExitStack() as at_end:
+            sides = []
+            for shape in distinct:
+                side = Side(shape)
+                at_end.callback(side.end)
+                sides.append(side)
+            middle = [median(turns) for turns in measure(sides, args.seconds)]
+        seconds = {name: middle[distinct.index(shape)] for name, shape in shapes.items()}
+        kept.write_text(json.dumps(seconds, indent=1), encoding="utf-8")
+    measured: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
+    return measured
+
+
+def run(args: argparse.Namespace, name: str, plan_flags: list[str], changes: Mapping[str, object]) -> Outcome:
+    """Train a configuration, unless an earlier start of this benchmark has done it. changes: flags that the plan has not."""
+    folder = folder_of(args, name)
     done = folder / "done"
     if not done.exists():
-        command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py"), "--budget", args.budget]
-        command += ["--data_path", *args.data_path, "--val_path", *args.val_path, "--out_dir", str(folder)]
-        command += ["--seed", str(args.seed)]
-        for flag, value in changes.items():
-            command += [f"--{flag}", str(value)]
+        command = [sys.executable, str(TRAINER), *plan_flags, *flag_words(changes), "--out_dir", str(folder)]
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "log.txt", "w", encoding="utf-8") as log:
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
         done.touch()
     return outcome(folder, name, changes)
+
+
+def flag_words(changes: Mapping[str, object]) -> list[str]:
+    """{name: value} of flags as a command line has them."""
+    return [word for flag, value in changes.items() for word in (f"--{flag}", str(value))]
 
 
 def outcome(folder: Path, name: str, changes: Mapping[str, object]) -> Outcome:
@@ -101,27 +188,26 @@ def outcome(folder: Path, name: str, changes: Mapping[str, object]) -> Outcome:
     return Outcome(name, changes, last["bits_per_byte"], last["val_loss"], updates, tokens)
 
 
-def plan_of(args: argparse.Namespace) -> PretrainSettings:
-    """The settings that the planned run has kept."""
-    path = Path(args.work) / f"{args.budget}_{PLAN}" / "pretrain.plan.yaml"
-    return parse(PretrainSettings, PROG, DESCRIPTION, ["--config", str(path)])
-
-
 def main() -> None:
     args = budget_parser().parse_args()
-    outcomes = [run(args, PLAN, {})]
-    planned = outcomes[0]
-    for name, changes in hand_made(plan_of(args)).items():
-        if args.only and name not in args.only:
+    plan_flags = planned(args)
+    plan = settings_of(plan_flags)
+    assert plan.max_updates is not None
+    changes_of: dict[str, Mapping[str, object]] = {PLAN: {}, **hand_made(plan)}
+    shapes = {name: shape_of(settings_of([*plan_flags, *flag_words(one)])) for name, one in changes_of.items()}
+    seconds = update_seconds(args, shapes)
+    outcomes = []
+    for name, changes in changes_of.items():
+        if args.only and name not in (PLAN, *args.only):
             continue
-        outcomes.append(run(args, name, changes))
-        print(
-            f"{name}: {outcomes[-1].bits_per_byte:.4f} bits per byte, the plan {planned.bits_per_byte:.4f}", flush=True
-        )
+        updates = round(plan.max_updates * seconds[PLAN] / seconds[name])
+        outcomes.append(run(args, name, plan_flags, {**changes, "max_updates": updates}))
+        print(f"{name}: {outcomes[-1].bits_per_byte:.4f} bits per byte", flush=True)
+    of_plan = outcomes[0]
     print("\n| run | flags | updates | tokens | loss | bits per byte | of the plan's |\n|---|---|---|---|---|---|---|")
     for one in sorted(outcomes, key=lambda outcome: outcome.bits_per_byte):
         flags = " ".join(f"--{flag} {value}" for flag, value in one.flags.items())
-        ratio = one.bits_per_byte / planned.bits_per_byte
+        ratio = one.bits_per_byte / of_plan.bits_per_byte
         print(
             f"| {one.name} | {flags} | {one.updates:,} | {one.tokens:,} | {one.val_loss:.3f} | {one.bits_per_byte:.4f} "
             f"| {ratio:.4f} |"

@@ -4,43 +4,43 @@ import json
 
 import pytest
 
-from benchmarks.budget import hand_made, outcome
+from benchmarks.budget import flag_words, flags_of, hand_made, outcome, settings_of, shape_of
+from model.config import MiniMindConfig
 from tests.helpers import train, write_corpus
-from trainer.pretrain.settings import parse_args
+from trainer.train_pretrain import main
 
 PLAN = ["--hidden_size", "192", "--num_hidden_layers", "2", "--batch_size", "12", "--accumulation_steps", "2"]
+PLAN += ["--num_attention_heads", "3", "--num_key_value_heads", "1"]
 PLAN += ["--optimizer", "muon", "--muon_lr", "0.01", "--learning_rate", "0.008"]
 
 
 @pytest.fixture(scope="module")
 def configurations():
-    return hand_made(parse_args(PLAN))
+    """{name: the settings}"""
+    plan = settings_of(PLAN)
+    return {name: settings_of([*PLAN, *flag_words(changes)]) for name, changes in hand_made(plan).items()}
 
 
-def test_there_are_eight_and_the_trainer_takes_their_flags(configurations):
-    assert len(configurations) == 8
-    for changes in configurations.values():
-        words = [word for flag, value in changes.items() for word in (f"--{flag}", str(value))]
-        settings = parse_args(["--budget", "3m", *words])
-        for flag, value in changes.items():
-            assert getattr(settings, flag) == value
+def test_there_are_eight_and_each_is_what_its_name_says(configurations):
+    """Reference: the trainer's own reading of their flags."""
+    shapes = {name: shape_of(settings) for name, settings in configurations.items()}
+    plan = shape_of(settings_of(PLAN))
+    assert len(shapes) == 8
+    rows = {name: shape.rows for name, shape in shapes.items() if shape.rows != plan.rows}
+    assert rows == {"half the batch": plan.rows / 2, "twice the batch": plan.rows * 2}
+    widths = {name: shape.fields["hidden_size"] for name, shape in shapes.items()}
+    assert widths["narrower"] == widths["narrower and deeper"] < 192 < widths["wider"]
+    deeper = {name for name, shape in shapes.items() if shape.fields["num_hidden_layers"] == 4}
+    assert deeper == {"deeper", "narrower and deeper"}
+    # Rates cost nothing.
+    assert shapes["half the rates"] == shapes["higher rates"] == plan
+    assert configurations["half the rates"].muon_lr == pytest.approx(0.005)
+    assert configurations["higher rates"].learning_rate == pytest.approx(0.012)
 
 
-def test_each_is_what_its_name_says(configurations):
-    plan = parse_args(PLAN)
-    rows = plan.batch_size * plan.accumulation_steps
-    of_batch = {
-        name: changes["batch_size"] * changes["accumulation_steps"]
-        for name, changes in configurations.items()
-        if "batch_size" in changes
-    }
-    assert of_batch == {"half the batch": rows / 2, "twice the batch": rows * 2}
-    widths = {name: changes["hidden_size"] for name, changes in configurations.items()}
-    assert widths["narrower"] == widths["narrower and deeper"] < plan.hidden_size < widths["wider"]
-    layers = {name: changes.get("num_hidden_layers") for name, changes in configurations.items()}
-    assert layers["deeper"] == layers["narrower and deeper"] == 2 * plan.num_hidden_layers
-    assert configurations["half the rates"]["muon_lr"] == pytest.approx(plan.muon_lr / 2)
-    assert configurations["higher rates"]["learning_rate"] == pytest.approx(plan.learning_rate * 1.5)
+def test_each_shape_of_a_model_can_be_built(configurations):
+    for settings in configurations.values():
+        MiniMindConfig(**shape_of(settings).fields)
 
 
 def test_the_end_of_a_run_is_read_from_its_metrics(tmp_path):
@@ -54,3 +54,13 @@ def test_the_end_of_a_run_is_read_from_its_metrics(tmp_path):
     losses = [line["val_loss"] for line in lines if "val_loss" in line]
     assert len(losses) > 1
     assert read.val_loss == losses[-1] != losses[0]
+
+
+def test_the_flags_are_those_of_the_plan_that_the_trainer_tells(capsys, tmp_path):
+    """Reference: what --dry_run prints, and the trainer's own reading of flags."""
+    text = write_corpus(tmp_path / "text.jsonl", n_documents=60)
+    words = ["--data_path", str(text), "--out_dir", str(tmp_path), "--val_fraction", "0.1", "--max_seq_len", "64"]
+    main([*words, "--budget_tokens", "20000", "--hidden_size", "64", "--dry_run", "1", "--device", "cpu"])
+    settings = settings_of(flags_of(capsys.readouterr().out))
+    assert (settings.data_path, settings.hidden_size) == ([str(text)], 64)
+    assert settings.max_updates is not None and settings.budget_tokens is None
