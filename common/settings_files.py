@@ -16,6 +16,8 @@ from common.files import atomic_file
 
 # No settings are this long; a data file that was named by mistake is.
 MOST_BYTES = 1 << 20
+# What a message on the file of --config begins with, as those that argparse writes.
+CONFIG = "argument --config:"
 # What a file says of one setting; None: nothing. Numbers are text here.
 Item = str | bool
 Entry = Item | list[Item] | None
@@ -65,26 +67,26 @@ def read_entries(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def read_text(path: Path, flag: str = "--config") -> str:
-    """The text of the file that a flag names. Errors: UserError."""
+def read_text(path: Path, flag: str = CONFIG) -> str:
+    """The text of the file that a flag names. flag: what a message begins with. Errors: UserError."""
     try:
         # A script reads its flags twice: before the long imports and after them. A pipe would be empty by then.
         if path.exists() and not path.is_file():
-            raise UserError(f"argument {flag}: {path} is not a regular file")
+            raise UserError(f"{flag} {path} is not a regular file")
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise UserError(f"argument {flag}: {path} cannot be read ({error.strerror})") from None
+        raise UserError(f"{flag} {path} cannot be read ({error.strerror})") from None
     if len(content) > MOST_BYTES:
-        raise UserError(f"argument {flag}: {path} has more than {MOST_BYTES:,} bytes; that is no file of settings")
+        raise UserError(f"{flag} {path} has more than {MOST_BYTES:,} bytes; that is no file of settings")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UserError(f"argument {flag}: {path} is not in UTF-8") from None
+        raise UserError(f"{flag} {path} is not in UTF-8") from None
 
 
-def parse_text(text: str, path: Path, flag: str = "--config") -> object:
-    """What the text of a file holds. Errors: UserError."""
+def parse_text(text: str, path: Path, flag: str = CONFIG) -> object:
+    """What the text of a file holds. flag: what a message begins with. Errors: UserError."""
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
         # JSON is nearly a part of YAML, but its errors are clearer from its own reader.
@@ -99,14 +101,14 @@ def parse_text(text: str, path: Path, flag: str = "--config") -> object:
     except yaml.reader.ReaderError as error:
         fail(flag, path, None, kind, error.reason)
     except KeyTwiceError as error:
-        raise UserError(f"{path}: {error} stands there twice") from None
+        raise UserError(f"{flag} {path}: {error} stands there twice") from None
     except RecursionError:
         fail(flag, path, None, kind, "too many brackets within each other")
 
 
 def fail(flag: str, path: Path, line: int | None, kind: str, why: str) -> NoReturn:
     place = f"{path}:{line}" if line else str(path)
-    raise UserError(f"argument {flag}: {place} is no {kind} ({why})")
+    raise UserError(f"{flag} {place} is no {kind} ({why})")
 
 
 class KeyTwiceError(Exception):

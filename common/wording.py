@@ -1,5 +1,7 @@
 """How numbers and foreign text are put into the lines that a person reads."""
 
+import json
+
 # Characters that a terminal or a browser obeys instead of showing: they could hide, forge or reorder what a line says.
 # Line feed and tab are left alone.
 _C0_CONTROLS = [code for code in range(0x20) if chr(code) not in "\n\t"]
@@ -9,6 +11,8 @@ _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066,
 
 # Of what a compiler says, in a line of ours
 LONGEST_REASON = 200
+# Characters of a value out of a file
+LONGEST_VALUE = 60
 
 _VISIBLE: dict[int, str] = {}
 for _code in _C0_CONTROLS:
@@ -34,6 +38,20 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {plural or noun + 's'}"
+
+
+def first_to_last(first: int, last: int) -> str:
+    """Numbers that follow each other, as "0 to 1,200"; "3" where the first is the last."""
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
+def as_written(value: object) -> str:
+    """A value out of a JSON or YAML file as it stands there, and not as Python spells it; of a list or an object the kind."""
+    if isinstance(value, str):
+        return repr(value[:LONGEST_VALUE])
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return json.dumps(value)
 
 
 def reason_of(error: Exception) -> str:

@@ -13,7 +13,7 @@ from dataset.loader import Assembler, Batch, ceil_div, gather
 from dataset.mixed_plan import Move
 from dataset.packing import EpochPlan, RowPlan, chunks
 from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned
-from dataset.quality.leaks import LEAKED, Runs, Search, TrainingText, read_through, runs_of
+from dataset.quality.leaks import Runs, TrainingText, runs_of
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
@@ -31,11 +31,6 @@ SHARE_IS_MISSED = 0.02
 COUNTED_ROWS = 1 << 14
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
-# What is looked at for leaks at each start: tokens of the training text, validation documents, and runs of each. About
-# 0.2 s of one core and 10 MB.
-LEAK_TOKENS = 1 << 24
-LEAK_DOCUMENTS = 4096
-LEAK_RUNS = 32
 
 
 def notices_of_paths(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
@@ -88,13 +83,6 @@ def are_shared(training: Documents, validation: Documents) -> Ints:
     return np.isin(np.asarray(validation.doc_hash[:]), shared)
 
 
-def evenly_spread(numbers: Ints, most: int) -> Ints:
-    """At most so many of them."""
-    if len(numbers) <= most:
-        return numbers
-    return numbers[np.arange(most) * len(numbers) // most]
-
-
 def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
     """The sources of --data_path, or those that are given as such. Errors: DataError."""
     ready = [source for source in data_path if isinstance(source, Source)]
@@ -117,12 +105,13 @@ class Corpus:
     of their own keep their copies, so that their loss stays comparable. length: when the run ends, which decides on the
     documents where shares change over the run. `store_options` go to `open_or_build`.
     `notices`: lines on the data that a user should see.
-    Errors: DataError for missing or faulty files and shares, where nothing is left to train on, and where all validation
-    documents are trained too, unless `allow_val_overlap`.
+    Errors: DataError for missing or faulty files and shares, where nothing is left to train on, where nothing is left to
+    evaluate, and where all validation documents are trained too, unless `allow_val_overlap`.
     """
 
-    # What is said where no epoch would have a row
+    # What is said where no epoch would have a row, and where nothing of the validation documents is predicted
     nothing_to_train = "no document of two tokens or more to train on"
+    nothing_to_evaluate = "no document of two tokens or more"
 
     def __init__(
         self,
@@ -172,9 +161,11 @@ class Corpus:
         if val_path:
             val_store = open_or_build(val_path, encoder, **store_options)
             self._evaluate_on(val_store)
+            self._refuse_empty_validation(f"--val_path {val_path}", "name other documents")
             self._look_for_overlap(val_store, val_path, allow_val_overlap)
         elif val_fraction:
             self._hold_out(val_fraction)
+            self._refuse_empty_validation(f"what --val_fraction {val_fraction} holds out", "raise it")
 
         # After the split: what is held out belongs to no source's share.
         self.mixture: Mixture | None = None
@@ -202,6 +193,16 @@ class Corpus:
             raise DataError(
                 f"--val_fraction {fraction} holds out none of {counted(len(self.store), 'document')}: raise it"
             )
+
+    def _refuse_empty_validation(self, what: str, advice: str) -> None:
+        """Errors: DataError where the loss of all validation documents would be the mean of nothing."""
+        assert self.val_store is not None and self.val_documents is not None
+        if not self._has_targets(self.val_store, self.val_documents):
+            raise DataError(f"{what}: {self.nothing_to_evaluate}, so its loss would tell nothing; {advice}")
+
+    def _has_targets(self, store: Documents, documents: Ints) -> bool:
+        """Whether anything of these documents is predicted."""
+        return sum_of_targets(store, documents) > 0
 
     @property
     def _most_targets(self) -> MostTargets:
@@ -272,29 +273,6 @@ class Corpus:
         begins = np.asarray(self.val_store.offsets[documents]) + before
         ends = np.asarray(self.val_store.offsets[documents + 1]) - behind
         return runs_of(self.val_store.tokens, begins, ends, runs_of_document)
-
-    def leak_notice(self) -> str | None:
-        """A line where validation documents are in the training text, though not to the letter: within other documents, or
-        with small changes. It looks at a part of a large corpus, so that a start is not delayed."""
-        if self.val_store is None or self.val_documents is None:
-            return None
-        documents = self.val_documents.astype(np.int64)
-        if self.val_shared is not None:
-            # These have a line already.
-            documents = documents[~self.val_shared]
-        if not len(documents):
-            return None
-        documents = evenly_spread(documents, LEAK_DOCUMENTS)
-        search = Search(self.validation_runs(documents, LEAK_RUNS))
-        seen = read_through([search], self.training_text(), LEAK_TOKENS)
-        leaked = int((search.shares() >= LEAKED).sum())
-        if not leaked:
-            return None
-        part = "" if seen == 1 else f" in the {seen:.1%} of it that was looked at"
-        return (
-            f"note: {leaked:,} of {counted(len(documents), 'validation document')} ({leaked / len(documents):.1%}) are in the training "
-            f"text nearly whole{part}, so the validation loss may be too low; scripts/inspect_data.py names them"
-        )
 
     def plan(self, epoch: int) -> RowPlan:
         """The rows of `epoch`, the same on every rank. DataError if no document can be trained.

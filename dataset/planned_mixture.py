@@ -7,15 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import DataError
-from common.wording import counted
 from dataset.mixed_plan import MixedPlan, Move, SourceRows, from_the_start
 from dataset.packing import EpochPlan
 from dataset.shares import Curve, Point, Source, name_of
 from dataset.sources import Circle, MostTargets
 from dataset.store.interface import Documents, Ints
-
-# Where a number of updates is told that would fit: room for what is only known once the rows are laid out.
-ROOM = 0.998
 
 # The plan of some documents: (their numbers, what it draws its random numbers by).
 MakePlan = Callable[[Ints, int], EpochPlan]
@@ -44,6 +40,17 @@ class SourceTold(NamedTuple):
     passes: float
 
 
+class Shortage(NamedTuple):
+    """A run that passes over some sources more often than they allow.
+
+    sources: which ones, and how often, for a person. fits: of the rows behind the last move of its end, the part that the
+    sources have enough for.
+    """
+
+    sources: str
+    fits: float
+
+
 def is_planned(sources: Sequence[Source]) -> bool:
     """Whether the shares are those of the whole run, and not of each epoch by itself."""
     return any(source.changes or source.repeat != 1 for source in sources)
@@ -57,7 +64,8 @@ class PlannedMixture:
     source comes so often or once more, as the last pass over that source has no room for all.
 
     sources: all with shares. documents: of each source, ascending numbers in `store`. make_plan: see MakePlan.
-    max_targets: see Circle. Errors: DataError where the sources have too little for the run.
+    max_targets: see Circle. A run of some updates may ask for more than the sources have: see `shortage`. Errors: DataError
+    for a source without documents.
     """
 
     def __init__(
@@ -93,8 +101,6 @@ class PlannedMixture:
             self.rows = [SourceRows(self._pass_of(i, wanted)) for i, wanted in enumerate(self._wanted)]
         moves = [] if length.rows is None else [from_the_start(length.rows)]
         self.plan = MixedPlan(store.offsets, self.rows, self.curves, moves)
-        if length.rows is not None:
-            self._refuse_too_long()
 
     def _targets_of_run(self) -> list[int]:
         """Of each source in a run of some passes."""
@@ -123,24 +129,23 @@ class PlannedMixture:
 
         return make
 
-    def _refuse_too_long(self) -> None:
-        """Errors: DataError where a run of so many updates takes more of a source than it may."""
-        told = []
+    def shortage(self) -> Shortage | None:
+        """Where the run, to its end as it is planned now, takes more of a source than it may; None: nowhere.
+
+        What lies before the last move is trained, so only what is left counts. It grows with the rows that are left.
+        """
+        row = self.plan.moves[-1].row if self.plan.moves else 0
+        said = []
         fits = 1.0
-        for source, (_, passes) in zip(self.sources, self.told(), strict=True):
-            if passes > source.repeat:
-                name = name_of(source.paths)
-                told.append(
-                    f"{name} is passed over {passes:.2f} times where {source.repeat:g} may be (x{math.ceil(passes)})"
-                )
-                fits = min(fits, source.repeat / passes)
-        if told:
-            updates = int(self.length.updates * fits * ROOM)
-            shorter = f", or train at most {counted(updates, 'update')}" if updates else ""
-            raise DataError(
-                f"--data_path: too little text for {counted(self.length.updates, 'update')}: {'; '.join(told)}; allow more "
-                f"passes, as in PATH:SHARE:x2 (repeat: 2 in a --mixture file){shorter}"
+        for source, before, whole in zip(self.sources, self.told(row), self.told(), strict=True):
+            if whole.passes <= max(source.repeat, before.passes):
+                continue
+            times = math.ceil(whole.passes)
+            said.append(
+                f"{name_of(source.paths)} is passed over {whole.passes:.2f} times where {source.repeat:g} may be (x{times})"
             )
+            fits = min(fits, (source.repeat - before.passes) / (whole.passes - before.passes))
+        return Shortage("; ".join(said), max(fits, 0.0)) if said else None
 
     def replan(self, moves: Sequence[Move]) -> None:
         """Take over where the end of the run has moved, see Move."""

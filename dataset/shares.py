@@ -22,6 +22,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.settings_files import parse_text, read_text
+from common.wording import as_written
 from dataset.store.interface import Ints
 
 # No mixture has more; a file that was named by mistake may.
@@ -173,6 +174,11 @@ def check_sums(sources: Sequence[Source], where: str) -> None:
     """
     if not any(source.changes for source in sources):
         return
+    if len(sources) == 1:
+        raise DataError(
+            f"{where}: {name_of(sources[0].paths)} is the only source and gives all that is trained, so its share cannot "
+            "change: leave the share out, or name another source beside it"
+        )
     curves = [Curve(source.shares or ()) for source in sources]
     moments = sorted({point.progress for source in sources for point in source.shares or ()} | {0.0, 1.0})
     first = sum(curve.share(0.0) for curve in curves)
@@ -307,15 +313,27 @@ def number_in(entry: object, where: str) -> float:
     """A number of the file, which stands there as text. Errors: DataError."""
     number = number_of(entry) if isinstance(entry, str) else None
     if number is None or not math.isfinite(number):
-        raise DataError(f"{where}: {str(entry)[:60]!r} is not a number")
+        raise DataError(f"{where}: {as_written(entry)} is not a number")
     return number
 
 
 def refuse_unknown(entry: Mapping[object, object], known: Sequence[str], where: str) -> None:
     """Errors: DataError for a key that is none of `known`."""
-    unknown = [str(key) for key in entry if key not in known]
-    if unknown:
-        raise DataError(f"{where}: {unknown[0][:60]!r} means nothing here; there is {counted_list(known)}")
+    for key in entry:
+        if key not in known:
+            raise DataError(f"{where}: {as_written(key)} means nothing here; there is {counted_list(known)}")
+
+
+def spelt(shares: Sequence[Sequence[float]], repeat: float) -> str:
+    """A source's [progress, share] points and its passes as a user writes them: `0.7`, `0.7..0.2:x4`, or as in a file."""
+    numbers = [(f"{progress:.12g}", f"{share:.12g}") for progress, share in shares]
+    if len(numbers) == 1:
+        text = numbers[0][1]
+    elif [progress for progress, _ in numbers] == ["0", "1"]:
+        text = f"{numbers[0][1]}..{numbers[1][1]}"
+    else:
+        text = "[" + ", ".join(f"[{progress}, {share}]" for progress, share in numbers) + "]"
+    return text if repeat == 1 else f"{text}:x{repeat:.12g}"
 
 
 def counted_list(words: Sequence[str]) -> str:

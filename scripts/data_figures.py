@@ -12,21 +12,22 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import DataError
 from common.paths import ROOT
 from common.wording import counted, one_line
-from dataset.corpus import Corpus, sources_of
+from dataset.chat.encoder import ChatEncoder
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies
+from dataset.quality.evaluation_texts import evaluation_of
 from dataset.quality.languages import language_of
 from dataset.quality.leaks import LEAKED, RUNS_OF_DOCUMENT, Runs, Search, read_through
 from dataset.quality.oddities import Oddity, OddityFinder
+from dataset.reading.conversations import said_in
 from dataset.shares import name_of
 from dataset.store.deduplicate import open_sources
 from dataset.store.format import TokenStore
 from dataset.store.interface import Ints
 from dataset.store.texts import stored_texts
 from dataset.store.token_store import StoreOptions, files_of
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from scripts.evaluation_texts import runs_of_file
+from dataset.tokenizing.encoder import load_tokenizer
+from scripts.data_reading import named_sources, notices_of, reading_of
 from scripts.inspect_settings import InspectSettings
-from trainer.pretrain.job import data_of
 
 # Characters of an example.
 EXCERPT = 120
@@ -45,7 +46,8 @@ class Example:
 
 @dataclass
 class SourceFigures:
-    """Of one path of --data_path. tokens: BOS and EOS included; n_bytes: of the texts, as UTF-8."""
+    """Of one path of --data_path. tokens: BOS and EOS included; n_bytes: of the texts, as UTF-8, of conversations that of what
+    is said."""
 
     name: str
     documents: int
@@ -56,6 +58,8 @@ class SourceFigures:
     longest: int
     exact: int
     near: int | None
+    # Tokens of answers, of conversations.
+    answers: int | None = None
 
 
 @dataclass
@@ -123,31 +127,37 @@ class DataLook:
     def __init__(self, settings: InspectSettings) -> None:
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
-        self.encoder = DocumentEncoder(self.tokenizer, settings.parse_special_tokens)
-        sources = sources_of(data_of(settings))
+        sources = named_sources(settings)
+        self.groups = [source.paths for source in sources]
+        reading = reading_of(settings, [path for paths in self.groups for path in paths], self.tokenizer)
+        self.is_chat = reading.is_chat
+        self.encoder = reading.encoder
+        self.text_field = reading.text_field
+        self.text_suffixes = reading.text_suffixes
         options: StoreOptions = {
             "cache_dir": settings.cache_dir,
-            "text_field": settings.text_field,
+            "text_field": self.text_field,
             "skip_bad_lines": settings.skip_bad_lines,
-            "text_suffixes": settings.text_suffixes,
+            "text_suffixes": self.text_suffixes,
         }
-        self.groups = [source.paths for source in sources]
         # What is looked at has its copies, whatever is trained.
         self.stores = open_sources(self.groups, self.encoder, **options)
-        self.files = [files_of(paths, settings.text_suffixes) for paths in self.groups]
-        self.corpus = Corpus(
+        self.files = [files_of(paths, self.text_suffixes) for paths in self.groups]
+        self.corpus = reading.corpus_kind(
             sources,
             self.encoder,
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
             pack=settings.pack,
-            long_documents=settings.long_documents,
+            long_documents=reading.long_documents,
             val_path=settings.val_path,
             val_fraction=settings.val_fraction,
             allow_val_overlap=True,
             deduplicate=settings.deduplicate,
+            length=reading.length,
             **options,
         )
+        self.notices = notices_of(settings, reading, self.corpus.planned is not None)
         # Documents before each store.
         self.bounds = np.cumsum([0] + [len(store) for store in self.stores])
         self.doc_hash = np.concatenate([store.doc_hash for store in self.stores])
@@ -191,6 +201,7 @@ class DataLook:
             names = [name_of(paths) for paths in self.groups]
             source_of = np.repeat(np.arange(len(names)), np.diff(self.bounds))
         added = self.encoder.added_tokens
+        answers = self._answers()
         figures = []
         for number, name in enumerate(names):
             mine = np.flatnonzero(source_of == number)
@@ -209,9 +220,18 @@ class DataLook:
                     longest=int(lengths.max(initial=0)),
                     exact=exact,
                     near=copied - exact if has_near else None,
+                    answers=None if answers is None else int(answers[mine].sum(dtype=np.int64)),
                 )
             )
         return figures
+
+    def _answers(self) -> Ints | None:
+        """uint32: of each conversation the tokens that are trained; None where all of a text is."""
+        if not isinstance(self.encoder, ChatEncoder):
+            return None
+        most = self.settings.max_seq_len - 1
+        counts = [self.encoder.answers.count(store, np.arange(len(store)), most) for store in self.stores]
+        return np.concatenate(counts)
 
     def _lengths(self) -> list[Bin]:
         """Each bin reaches from a power of two to the next, those without a document in between included."""
@@ -249,10 +269,10 @@ class DataLook:
             runs.append(corpus.validation_runs(corpus.val_documents.astype(np.int64), RUNS_OF_DOCUMENT))
             places.append(None)
         for path in self.settings.against:
-            runs_of_path, of_documents = runs_of_file(path, self.encoder, self.settings.text_field)
+            evaluation = evaluation_of(path, self.encoder, self.text_field, self.settings.skip_bad_lines)
             names.append(path)
-            runs.append(runs_of_path)
-            places.append(of_documents)
+            runs.append(evaluation.runs)
+            places.append(evaluation.places)
         searches = [Search(of_file) for of_file in runs]
         if searches:
             read_through(searches, corpus.training_text())
@@ -290,8 +310,8 @@ class DataLook:
         begin, end = (int(offset) for offset in corpus.val_store.offsets[document : document + 2])
         text = self._decoded(corpus.val_store.tokens[begin : min(end, begin + EXCERPT_TOKENS)])
         if isinstance(corpus.val_store, TokenStore) and self.settings.val_path:
-            files = files_of([self.settings.val_path], self.settings.text_suffixes)
-            for stored in stored_texts(corpus.val_store, files, self.encoder, self.settings.text_field):
+            files = files_of([self.settings.val_path], self.text_suffixes)
+            for stored in stored_texts(corpus.val_store, files, self.encoder, self.text_field):
                 if stored.number == document:
                     return f"{shown_path(files[stored.file])}:{stored.line}", text
         return self.place_of_hash(corpus.val_store.doc_hash[document]), text
@@ -330,7 +350,7 @@ class TextLook:
         for paths in look.groups:
             self.first_file.append(len(self.files))
             for path in paths:
-                files = files_of([path], look.settings.text_suffixes)
+                files = files_of([path], look.text_suffixes)
                 self.source_of_file += [len(self.source_names)] * len(files)
                 self.files += files
                 self.source_names.append(path)
@@ -348,17 +368,21 @@ class TextLook:
         # A bar where somebody watches.
         with tqdm(total=len(look.doc_hash), desc="texts", disable=not sys.stderr.isatty()) as bar:
             for i, store in enumerate(look.stores):
-                for stored in stored_texts(store, look.files[i], look.encoder, look.settings.text_field):
+                for stored in stored_texts(store, look.files[i], look.encoder, look.text_field):
                     number = int(look.bounds[i]) + stored.number
                     file = self.first_file[i] + stored.file
                     self.source_of[number] = self.source_of_file[file]
                     self.file_of[number] = file
                     self.line_of[number] = stored.line
-                    self._look(number, look.encoder.body(stored.text))
-                    yield number, stored.text
+                    text = said_in(stored.text) if look.is_chat else stored.text
+                    self._look(number, look.encoder.body(text))
+                    yield number, text
                     bar.update()
 
     def _look(self, number: int, body: str) -> None:
+        if self.look.is_chat:
+            # The store has the bytes of the whole line.
+            self.look.text_bytes[number] = len(body.encode("utf-8", "replace"))
         language = language_of(body)
         of_language = self.languages.setdefault(language, LanguageFigures(language))
         of_language.documents += 1

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
-from common.wording import counted
-from dataset.loader import gather
+from common.wording import counted, first_to_last
 from scripts.data_figures import DataLook
 
 # Tokens that a character may be spread over, at most.
@@ -38,38 +37,43 @@ class Row:
 
 
 def check_rows(look: DataLook, numbers: Sequence[int]) -> None:
-    """Errors: UserError for a row that the first epoch does not have."""
+    """Errors: UserError for a row that is not there."""
     n_rows = look.corpus.plan(0).n_rows
+    what = "the first epoch" if look.corpus.planned is None else "the run"
     for number in numbers:
         if number >= n_rows:
-            raise UserError(f"--row {number}: the first epoch has the rows 0 to {n_rows - 1:,}")
+            raise UserError(f"--row {number}: {what} has {counted(n_rows, 'row')}, counted from 0")
 
 
 def row_of(look: DataLook, number: int) -> Row:
-    """Row `number` of the first epoch, which has one, as the loader gives it to the model."""
+    """Row `number` of the first epoch, which has one, as the model gets it."""
     plan = look.corpus.plan(0)
     store = look.corpus.store
-    batch = gather(store.tokens, plan.recipe(range(number, number + 1)))
-    inputs = batch.input_ids[0].tolist()
+    # What stands in the padding is not shown.
+    batch = look.corpus.assembler(pad_id=0)[plan.recipe(range(number, number + 1))]
     targets = batch.targets[0].tolist()
     documents = batch.document_ids[0].tolist()
     pieces = []
     for i, (document, start, pairs) in enumerate(plan.pieces_of_row(number)):
-        places = [place for place in range(plan.T) if documents[place] == i and targets[place] >= 0]
+        places = [place for place in range(plan.T) if documents[place] == i]
+        begin, end = (int(offset) for offset in store.offsets[document : document + 2])
+        tokens = store.tokens[begin + start : begin + start + pairs + 1].tolist()
         # The first token is only read. Each further one is the target of the place before it.
-        tokens = [inputs[places[0]]] + [targets[place] for place in places]
-        length = int(store.offsets[document + 1]) - int(store.offsets[document])
-        part = "whole" if pairs + 1 == length else f"its tokens {start:,} to {start + pairs:,} of {length:,}"
+        is_trained = [False] + [targets[place] >= 0 for place in places]
+        part = "whole"
+        if pairs + 1 < end - begin:
+            part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
+        positions = "position" if len(places) == 1 else "positions"
         title = (
-            f"{look.place_of_hash(store.doc_hash[document])}, {part}; positions {places[0]} to {places[-1]}, "
-            f"{counted(len(places), 'token')} trained"
+            f"{look.place_of_hash(store.doc_hash[document])}, {part}; {positions} {first_to_last(places[0], places[-1])}, "
+            f"{counted(sum(is_trained), 'token')} trained"
         )
-        spans = spans_of(look.tokenizer, tokens, [False] + [True] * len(places))
-        pieces.append(Piece(title, spans))
+        pieces.append(Piece(title, spans_of(look.tokenizer, tokens, is_trained)))
     trained = sum(target >= 0 for target in targets)
     padding = documents.count(-1)
+    kind = "conversation" if look.is_chat else "document"
     title = (
-        f"Row {number:,} of {plan.n_rows:,}: {plan.T} positions, {counted(len(pieces), 'document')}, {trained} trained, "
+        f"Row {number:,} of {plan.n_rows:,}: {plan.T} positions, {counted(len(pieces), kind)}, {trained} trained, "
         f"{padding} of padding"
     )
     return Row(title, pieces)
@@ -81,17 +85,17 @@ def spans_of(tokenizer: PreTrainedTokenizerBase, tokens: list[int], is_trained: 
     # Some decoders look at the token before, to decide on a space: the last span is decoded once more with the new one.
     before: list[int] = []
     waiting: list[int] = []
-    for token, trained in zip(tokens, is_trained, strict=True):
+    for i, token in enumerate(tokens):
         waiting.append(token)
         text = _decoded(tokenizer, before + waiting)[len(_decoded(tokenizer, before)) :]
         # The replacement character is what the first bytes of a character decode to.
         is_whole = not text.endswith("\ufffd") or len(waiting) == TOKENS_OF_CHARACTER
-        if is_whole or not trained:
-            spans.append(Span(text, waiting, trained))
+        # What is trained may end within a character, as a piece may.
+        is_last = i + 1 == len(tokens) or is_trained[i + 1] != is_trained[i]
+        if is_whole or is_last:
+            spans.append(Span(text, waiting, is_trained[i]))
             before = waiting
             waiting = []
-    if waiting:
-        spans.append(Span(_decoded(tokenizer, waiting), waiting, True))
     return spans
 
 

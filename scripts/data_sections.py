@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 
-from common.wording import printable
+from common.wording import first_to_last, printable
 from dataset.quality.copies import NEAR_FROM
 from dataset.quality.leaks import LEAKED, RUN
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG
@@ -40,8 +42,13 @@ def sections_of(figures: Figures) -> list[Section]:
 
 def sources(figures: Figures) -> Section:
     heads = ["", "documents", "tokens", "MB of text", "bytes a token", "median length", "longest"]
+    # All sources are conversations, or none is.
+    is_chat = figures.sources[0].answers is not None
+    if is_chat:
+        heads = ["", "conversations", *heads[2:], "tokens of answers"]
     rows = []
     for source in figures.sources:
+        of_answers = [] if source.answers is None else [share_of(source.answers, source.tokens)]
         rows.append(
             [
                 source.name,
@@ -51,9 +58,13 @@ def sources(figures: Figures) -> Section:
                 f"{source.bytes_per_token:.2f}",
                 f"{source.median:,}",
                 f"{source.longest:,}",
+                *of_answers,
             ]
         )
-    return Section("Sources", heads, rows)
+    remarks = []
+    if is_chat and figures.languages is None:
+        remarks.append("MB of text: of the whole lines, since no text was read.")
+    return Section("Sources", heads, rows, remarks)
 
 
 def lengths(figures: Figures) -> Section:
@@ -61,7 +72,7 @@ def lengths(figures: Figures) -> Section:
     tokens = max(sum(bin.tokens for bin in figures.lengths), 1)
     rows = []
     for bin in figures.lengths:
-        rows.append([f"{bin.lowest:,} to {bin.highest:,}", f"{bin.documents:,}", f"{bin.tokens / tokens:.1%}"])
+        rows.append([first_to_last(bin.lowest, bin.highest), f"{bin.documents:,}", f"{bin.tokens / tokens:.1%}"])
     bars = [bin.documents / max(most, 1) for bin in figures.lengths]
     return Section("Lengths of documents", ["tokens", "documents", "of all tokens"], rows, bars=bars)
 
@@ -178,5 +189,9 @@ def row_lines(row: Row) -> list[str]:
     lines = [row.title, "  ⟦ ⟧: read, and not trained"]
     for piece in row.pieces:
         lines.append(f"──── {piece.title}")
-        lines.append("".join(span.text if span.is_trained else f"⟦{span.text}⟧" for span in piece.spans))
+        parts = []
+        for is_trained, spans in groupby(piece.spans, key=attrgetter("is_trained")):
+            text = "".join(span.text for span in spans)
+            parts.append(text if is_trained else f"⟦{text}⟧")
+        lines.append("".join(parts))
     return lines

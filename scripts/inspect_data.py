@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--out {settings.out}: a name that ends in .html is wanted")
     with user_errors():
         look = DataLook(settings)
-        for line in look.corpus.notices:
+        for line in (*look.notices, *look.corpus.notices):
             announce(line)
         for bad_lines in look.corpus.bad_lines:
             for line in bad_lines.report():

@@ -231,9 +231,13 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     def replan(self, progress: Progress) -> bool:
         """The run is at its start or resumed, or a clock has moved its end: returns whether other rows than before come now.
 
-        A job that `plans_to_end` notes that end in `progress.moves`.
+        A job that `plans_to_end` notes that end in `progress.moves`. Errors: DataError where the data has too little for it.
         """
         return False
+
+    def notice_of_rows(self) -> str | None:
+        """A line on the rows that `replan` has planned, which is said once; None: there is nothing to say."""
+        return None
 
     @abstractmethod
     def loss(self, batch: BatchT, totals: TotalsT) -> tuple[torch.Tensor, torch.Tensor]:

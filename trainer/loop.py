@@ -163,6 +163,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             opening.write_own_report(self.job.stem, self.reporter.say)
         return exit_code
 
+    def tell_of_rows(self) -> None:
+        """Say what the job has to say of the rows that it has planned."""
+        line = self.job.notice_of_rows()
+        if line is not None:
+            self.reporter.say(line)
+
     def advice_on_memory(self) -> str:
         """The job's own, and whether the run can be gone on with. Waits for the save that is under way."""
         with contextlib.suppress(Exception):
@@ -210,6 +216,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         describe(self, outlook)
         for line in (*self.notices, *outlook.notices):
             self.reporter.say(line)
+        self.tell_of_rows()
         for line in self.job.make_fast(outlook):
             self.reporter.say(line)
         if outlook.flops >= SHORT_RUN_FLOPS:
@@ -346,6 +353,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.max_updates = course.end
         self.all_updates = course.end
         self.has_other_rows = self.job.replan(self.progress) or self.has_other_rows
+        self.tell_of_rows()
         if abs(course.end - self.said_end) <= WORTH_SAYING * self.said_end:
             return
         self.said_end = course.end

@@ -1,5 +1,6 @@
 """The data of a fine-tuning: conversations of which the answers are trained."""
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,11 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, ValidationBatches, sources_of
 from dataset.loader import Assembler, Batch
 from dataset.packing import EpochPlan, Recipe, RowPlan
+from dataset.reading.conversations import FIELDS
+from dataset.reading.documents import read_documents
+from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import find_files, kind_of
+from dataset.reading.json_lines import ANY_TEXT
 from dataset.shares import Source
 from dataset.store.interface import Documents, HasTokens, Ints
 
@@ -28,6 +33,7 @@ class ChatCorpus(Corpus):
     """
 
     nothing_to_train = "no answer begins within --max_seq_len"
+    nothing_to_evaluate = nothing_to_train
 
     def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
         for source in sources_of(data_path):
@@ -52,6 +58,9 @@ class ChatCorpus(Corpus):
     def _targets_of_pieces(self, documents: Ints, pairs: Ints) -> Ints:
         # A conversation is never split, so each piece is all of it.
         return self.answer_targets[documents]
+
+    def _has_targets(self, store: Documents, documents: Ints) -> bool:
+        return bool(self.answers.count(store, documents, self.max_seq_len - 1).any())
 
     def _count(self, documents: Ints, most_pairs: int) -> Ints:
         return self.answers.count(self.store, documents, most_pairs)
@@ -120,6 +129,19 @@ class ChatValidation(ValidationBatches):
 
     def __getitem__(self, i: int) -> Batch:
         return self.answers.only(super().__getitem__(i))
+
+
+def holds_conversations(path: str, text_field: str, text_suffixes: Sequence[str] | None = None) -> bool:
+    """Whether the first document of a path is a conversation, and not a text. Errors: DataError where there is no file."""
+    file = find_files(path, text_suffixes)[0]
+    if kind_of(file).suffix not in KINDS:
+        return False
+    # Whatever is wrong with a line is told by who reads all of them.
+    first = next(read_documents(file, ANY_TEXT, BadLines()), None)
+    if first is None:
+        return False
+    record = json.loads(first[1])
+    return text_field not in record and any(isinstance(record.get(field), list) for field in FIELDS)
 
 
 def refuse_other_kinds(path: str) -> None:

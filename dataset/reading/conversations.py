@@ -13,6 +13,7 @@ import json
 import re
 from typing import Any
 
+from common.wording import as_written
 from dataset.reading.faults import BadLine
 
 # What a reader is asked for where a document is a conversation, in the place of the field of a text. A line has one of both.
@@ -32,7 +33,7 @@ Record = dict[str, Any]
 
 
 def text_of_conversation(record: Record) -> str:
-    """The conversation of a line as JSON, {"messages": [...]} and perhaps "tools"; "" for one without messages.
+    """The conversation of a line as JSON, {"messages": [...]} and perhaps "tools".
 
     Errors: BadLine.
     """
@@ -44,8 +45,6 @@ def text_of_conversation(record: Record) -> str:
         conversation["messages"].append(checked)
         if checked["role"] == "system" and not tools:
             tools = _listed(message.get("tools") or message.get("functions"), f"message {number}: tools")
-    if not conversation["messages"]:
-        return ""
     answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
     if not answers:
         raise BadLine("no answer", "no message of the assistant, so there is nothing to learn")
@@ -77,6 +76,10 @@ def _messages(record: Record) -> list[Any]:
             messages = record[name]
             if not isinstance(messages, list):
                 raise BadLine("no conversation", f"{name!r} is no list of messages")
+            if not messages:
+                raise BadLine(
+                    "no conversation", f"{name!r} is an empty list: messages with role and content are wanted"
+                )
             return messages
     keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
     raise BadLine("no conversation", f"no 'conversations' and no 'messages' in the object (its keys: {keys})")
@@ -88,9 +91,10 @@ def _checked_message(message: Any, number: int) -> Record:
         raise BadLine("bad message", f"message {number} is no object with role and content")
     role = message.get("role")
     if role not in ROLES:
+        stands_there = f"the role {as_written(role)}" if "role" in message else "no role"
         hint = " (from and value are to be named role and content)" if "from" in message else ""
         raise BadLine(
-            "unknown role", f"message {number} has the role {str(role)[:40]!r}, none of {', '.join(ROLES)}{hint}"
+            "unknown role", f"message {number} has {stands_there} where one of {', '.join(ROLES)} is wanted{hint}"
         )
     checked = {"role": role, "content": _content(message.get("content"), number)}
     if role != "assistant":

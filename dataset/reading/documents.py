@@ -35,10 +35,13 @@ __all__ = ["BOM", "BadLines", "DataError", "Fault", "find_files", "parse_line", 
 
 
 def read_documents(
-    path: Path | str, text_field: str = "text", bad_lines: BadLines | None = None
+    path: Path | str, text_field: str = "text", bad_lines: BadLines | None = None, split_text: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there."""
-    for block in split_into_blocks(Path(path), text_field, block_bytes=None):
+    """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there.
+
+    split_text: in a text file a blank line ends a document.
+    """
+    for block in split_into_blocks(Path(path), text_field, block_bytes=None, split_text=split_text):
         for line, text in block.documents(text_field):
             number = (block.lines_before or 0) + line
             if isinstance(text, str):

@@ -1,6 +1,7 @@
 """A line of jsonl to its text, with a reason for each kind of line that is no document.
 
-`text_field` names the field of the text; CONVERSATION in its place makes a text of the line's conversation.
+`text_field` names the field of the text; CONVERSATION in its place makes a text of the line's conversation, and ANY_TEXT
+gives the object as it stands there.
 """
 
 import json
@@ -14,6 +15,8 @@ from dataset.reading.faults import BadLine
 from dataset.reading.line_reader import WHITE_SPACE
 
 BOM = b"\xef\xbb\xbf"
+# What a reader is asked for where the objects may be of any form, as those of evaluation sets are.
+ANY_TEXT = "any text"
 
 # A string, or a mark that comes before most values. What is possessive (++) keeps the memory of a match bounded.
 VALUE_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
@@ -36,6 +39,9 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     record = record_of_line(raw)
     if not isinstance(record, dict):
         raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
+    if text_field == ANY_TEXT:
+        # It was decoded already, so it is UTF-8.
+        return raw.decode("utf-8")
     text = text_of_conversation(record) if text_field == CONVERSATION else _text_of_record(record, text_field)
     # Only an escape can spell half a surrogate pair.
     if b"\\u" in raw:

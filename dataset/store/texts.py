@@ -35,7 +35,7 @@ def stored_texts(
     number = 0
     for file, path in enumerate(files):
         # What is wrong with a line was told when the store was made, or was to be skipped.
-        for line, text in read_documents(path, text_field, BadLines()):
+        for line, text in read_documents(path, text_field, BadLines(), encoder.blank_line_ends_document):
             if number < len(store) and measure(encoder.body(text)).digest == store.doc_hash[number]:
                 yield StoredText(number, file, line, text)
                 number += 1

@@ -88,6 +88,10 @@ class DocumentEncoder:
         bodies = [self.body(text) for text in texts]
         return [[*head, *ids, *tail] for ids in self._encode_bodies(bodies)]
 
+    def encode_bare(self, texts: list[str]) -> list[list[int]]:
+        """The ids of texts as they stand within a document: without BOS and EOS, and without a chat template."""
+        return self._encode_bodies([self.body(text) for text in texts])
+
     def prompt_ids(self, text: str) -> list[int]:
         """The ids of the beginning of a document: BOS and the text, as in training, without EOS."""
         (ids,) = self.encode([text])

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from common.errors import UserError
 from common.flags import positive, seed, share
+from common.wording import first_to_last
 from scripts.arguments import temperature
 from scripts.generate import Sampling, utf8
 from scripts.playground.models import MOST_NEW_TOKENS, Message, Request
@@ -39,7 +40,7 @@ def parse_request(body: bytes, n_models: int) -> tuple[int, Request]:
     model = fields.get("model")
     # A bool is an int to Python.
     if type(model) is not int or not 0 <= model < n_models:
-        raise UserError(f"model: a number from 0 to {n_models - 1} is wanted")
+        raise UserError(f"model: a number is wanted, {first_to_last(0, n_models - 1)}")
     if ("text" in fields) == ("messages" in fields):
         raise UserError("either text or messages is wanted")
     sampling = Sampling(

@@ -39,7 +39,7 @@ DEFAULTS = {
         "eval_interval": 500, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
         "gradient_checkpointing": False, "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto",
         "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
-        "decay_share": 0.2, "deduplicate": "none", "mixture": None,
+        "decay_share": 0.2, "deduplicate": "none", "mixture": None, "against": [],
     },
     "sft": {
         "out_dir": str(ROOT / "out"), "save_interval": 100, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
@@ -54,7 +54,7 @@ DEFAULTS = {
         "eval_interval": 500, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
         "gradient_checkpointing": False, "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto",
         "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
-        "decay_share": 0.2,
+        "decay_share": 0.2, "against": [],
     },
     "electra": {
         "out_dir": str(ROOT / "out"), "save_interval": 1000, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
@@ -70,7 +70,7 @@ DEFAULTS = {
         "adam_bias_correction": True, "sampling": "fp32_gumbel", "gen_smooth": 0.0, "disc_smooth": 0.0,
         "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
         "gradient_checkpointing": False, "dist_timeout": 600,
-        "cpu_processes": "auto",
+        "cpu_processes": "auto", "deduplicate": "none",
     },
     "glue": {
         "out_dir": str(ROOT / "out/glue"), "save_interval": 500, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,

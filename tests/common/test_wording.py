@@ -1,5 +1,6 @@
 """common/wording.py: what stands in the lines that a person reads."""
 
+import json
 import unicodedata
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from common import errors
 from common.flags import Parser
-from common.wording import counted, one_line, printable
+from common.wording import as_written, counted, first_to_last, one_line, printable
 from trainer.machine import command_line
 from trainer.reporting.reporter import Reporter
 
@@ -36,6 +37,16 @@ def test_numbers_and_their_nouns_agree():
     assert counted(1, "document") == "1 document"
     assert counted(0, "document") == "0 documents"
     assert counted(1200, "process", "processes") == "1,200 processes"
+
+
+def test_numbers_that_follow_each_other():
+    assert [first_to_last(0, 1200), first_to_last(3, 3)] == ["0 to 1,200", "3"]
+
+
+def test_a_value_of_a_file_is_told_as_it_stands_there():
+    values = json.loads('["a", null, true, 1.5, 1e3, [1], {"a": 1}]')
+    assert [as_written(value) for value in values] == ["'a'", "null", "true", "1.5", "1000.0", "a list", "an object"]
+    assert len(as_written("x" * 1000)) < 100
 
 
 def test_an_error_is_one_printable_line():

@@ -181,42 +181,16 @@ def test_what_a_padded_row_cuts_off_is_counted(tmp_path, encoder):
     assert Corpus([f"{tmp_path}/a.jsonl"], encoder, max_seq_len=16, seed=0).cut_off_report(plan) == []
 
 
-def words(number, count=60):
-    return " ".join(f"w{number}x{i}" for i in range(count))
-
-
-def test_validation_documents_within_other_training_text_are_told(tmp_path, encoder, monkeypatch):
-    """All 5 that were planted, and no other; copies to the letter have a line of their own."""
-    validation = [words(i) for i in range(40)]
-    training = [words(1000 + i) for i in range(100)]
-    for i in (3, 9, 20, 30, 39):
-        training[2 * i] = f"{words(2000 + i)} {validation[i]} {words(3000 + i)}"
-    training.append(validation[7])
-    paths = write_texts(tmp_path / "a.jsonl", training), write_texts(tmp_path / "b.jsonl", validation)
-    corpus = Corpus([paths[0]], encoder, max_seq_len=16, seed=0, val_path=paths[1], progress=False)
-    assert corpus.leak_notice().startswith(
-        "note: 5 of 39 validation documents (12.8%) are in the training text nearly whole,"
-    )
-    monkeypatch.setattr("dataset.quality.leaks.CHUNK", 100)
-    monkeypatch.setattr("dataset.corpus.LEAK_TOKENS", 100)
-    assert " of it that was looked at" in (corpus.leak_notice() or " of it that was looked at")
-
-
-def test_what_is_held_out_is_looked_for_in_the_rest(tmp_path, encoder):
-    """With several sources too. Reference: the texts that were planted in a training document."""
-    texts = [words(i) for i in range(200)]
-    first = write_texts(tmp_path / "a.jsonl", texts[:100])
-    second = write_texts(tmp_path / "b.jsonl", texts[100:])
-    options = {"max_seq_len": 16, "seed": 0, "val_fraction": 0.1, "progress": False}
-    for paths in ([first, second], [f"{first}:0.5", f"{second}:0.5"]):
-        corpus = Corpus(paths, encoder, **options)
-        assert corpus.leak_notice() is None
-    held_out = [texts[i] for i in corpus.val_documents[[0, -1]]]
-    third = write_texts(tmp_path / "c.jsonl", [f"before {text} behind" for text in held_out])
-    corpus = Corpus([*paths, f"{third}:0.1"], encoder, **options)
-    assert corpus.leak_notice().startswith(f"note: 2 of {len(corpus.val_documents)} validation documents")
-
-
-def test_without_validation_nothing_is_looked_for(tmp_path, encoder):
-    path = write_texts(tmp_path / "a.jsonl", ["one text"])
-    assert Corpus([path], encoder, max_seq_len=16, seed=0, progress=False).leak_notice() is None
+@pytest.mark.parametrize("split", [{"val_path": "valid.jsonl"}, {"val_fraction": 0.5}])
+def test_validation_without_anything_to_predict_is_refused(tmp_path, encoder, monkeypatch, split):
+    """Of a tokenizer without BOS and EOS a text of one token has no pair, so its loss would be 0."""
+    monkeypatch.chdir(tmp_path)
+    encoder.bos_id = encoder.eos_id = None
+    training = write_texts(tmp_path / "a.jsonl", ["the cat sat", "a"] if "val_path" in split else ["a", "b", "c", "d"])
+    write_texts(tmp_path / "valid.jsonl", ["a", "b"])
+    with pytest.raises(DataError, match="valid.jsonl: no document of two|0.5 holds out: no document of two") as caught:
+        Corpus([training], encoder, max_seq_len=16, seed=0, progress=False, **split)
+    assert "so its loss would tell nothing" in str(caught.value)
+    write_texts(tmp_path / "valid.jsonl", ["a", "b c"])
+    if "val_path" in split:
+        assert len(Corpus([training], encoder, max_seq_len=16, seed=0, progress=False, **split).validation()) == 1

@@ -1,6 +1,7 @@
 """Shares over a whole run, by counting. References: the schedule's own integral, the documents' lengths, and the rows of
 each pass made by itself."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -14,6 +15,7 @@ from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength
 from dataset.shares import Curve, Point, Source, group_sources
 from dataset.sources import ConcatStore
 from tests.dataset.test_packing import make_store
+from trainer.pretrain.job import ROOM
 
 T = 32
 
@@ -216,19 +218,35 @@ def test_a_finished_run_that_goes_on_keeps_its_last_shares():
 def test_a_source_that_is_too_small_is_told_with_what_would_fit():
     lengths = random_lengths(7, (2_000, 500))
     arguments = ["a:0.7..0.2", "b:0.3..0.8"]
-    with pytest.raises(
-        DataError, match="too little text for 200 updates: b is passed over .* times where 1 may be"
-    ) as caught:
-        mixture(arguments, lengths, RunLength(updates=200, rows_of_update=10))
-    message = str(caught.value)
-    fits = int(message.split("at most ")[1].split(" ")[0])
-    assert mixture(arguments, lengths, RunLength(updates=fits, rows_of_update=10)).told()[1].passes <= 1
-    with pytest.raises(DataError):
-        mixture(arguments, lengths, RunLength(updates=fits + 2, rows_of_update=10))
-    times = int(message.split("(x")[1].split(")")[0])
-    assert mixture([arguments[0], f"{arguments[1]}:x{times}"], lengths, RunLength(updates=200, rows_of_update=10))
+    shortage = mixture(arguments, lengths, RunLength(updates=200, rows_of_update=10)).shortage()
+    found = re.fullmatch(r"b is passed over \d+\.\d\d times where 1 may be \(x(\d+)\)", shortage.sources)
+    fits = int(200 * shortage.fits * ROOM)
+    assert mixture(arguments, lengths, RunLength(updates=fits, rows_of_update=10)).shortage() is None
+    assert mixture(arguments, lengths, RunLength(updates=fits + 2, rows_of_update=10)).shortage() is not None
+    more_passes = [arguments[0], f"{arguments[1]}:x{found[1]}"]
+    assert mixture(more_passes, lengths, RunLength(updates=200, rows_of_update=10)).shortage() is None
     with pytest.raises(DataError, match="b has a share but no document to draw"):
         mixture(arguments, [[5, 6], [1, 1]])
+
+
+def test_after_a_move_what_is_left_is_told_to_be_too_much():
+    """Reference: the targets of the rows, and the plan with as many rows as are said to fit."""
+    planned = mixture(
+        ["a:0.7..0.2:x3", "b:0.3..0.8:x3"], random_lengths(7, (900, 400)), RunLength(updates=150, rows_of_update=10)
+    )
+    start = planned.plan.moves
+    assert planned.shortage() is None
+    longer = Move(row=600, fall_row=6000, fall_progress=1.0, end=6000)
+    planned.replan([*start, longer])
+    shortage = planned.shortage()
+    assert max(of_rows(planned, 0, 6000) / planned.targets) > 3 and "where 3 may be" in shortage.sources
+    end = 600 + int((longer.end - 600) * shortage.fits * ROOM)
+    planned.replan([*start, Move(row=600, fall_row=end, fall_progress=1.0, end=end)])
+    assert planned.shortage() is None
+    assert 2.9 < max(of_rows(planned, 0, end) / planned.targets) <= 3
+    # Rows that are trained cannot be taken back: only what comes is too much or not.
+    planned.replan([*start, longer, Move(row=6000, fall_row=6000, fall_progress=1.0, end=6000)])
+    assert planned.shortage() is None
 
 
 def test_held_out_documents_are_in_no_row():

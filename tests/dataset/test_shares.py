@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.errors import DataError, UserError
-from dataset.shares import Curve, Point, Source, group_sources, read_mixture, split_weight
+from dataset.shares import Curve, Point, Source, group_sources, read_mixture, spelt, split_weight
 
 HALVES = "  - {path: a, share: 1}\n  - {path: b, share: 1}\n"
 
@@ -47,6 +47,7 @@ def test_a_file_of_that_very_name_has_no_share(tmp_path):
     "arguments, why",
     [
         (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the beginning and to 0.5 at 1 of the run"),
+        (["a:0.7..0.2"], "--data_path: a is the only source and gives all that is trained, so its share cannot change"),
         (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
         (["a:x4"], "x4 needs a share before it"),
         (["a.jsonl:b:x4"], "x4 needs a share before it"),
@@ -145,7 +146,10 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
         ("sources: [{path: {a: 1}, share: 1}]", "path is a path, or a list of paths"),
         ("sources: [{path: [], share: 1}]", "path is a path, or a list of paths"),
         ("sources: [{path: a, share: much}]", "share: 'much' is not a number"),
-        ("sources: [{path: a, share: true}]", "share: 'True' is not a number"),
+        ("sources: [{path: a, share: true}]", "share: true is not a number"),
+        ("sources: [{path: a, share: [[0, [1]]]}]", "share: a list is not a number"),
+        ("sources: [{path: a, share: 1, null: 2}]", "null means nothing here"),
+        ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "a is the only source"),
         ("sources: [{path: a, share: .nan}]", "share: '.nan' is not a number"),
         ("sources: [{path: a, share: nan}]", "share: 'nan' is not a number"),
         ("sources: [{path: a, share: 1e400}]", "share: '1e400' is not a number"),
@@ -190,7 +194,19 @@ def test_a_file_that_is_no_mixture_is_one_line(tmp_path, text, why):
 def test_hostile_files_are_one_line(tmp_path, text, why):
     path = tmp_path / "mix.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(UserError, match=why) as caught:
         read_mixture(path)
-    with pytest.raises(UserError, match="argument --mixture: .*cannot be read"):
+    # As what is wrong with the sources in a file begins, too.
+    assert str(caught.value).startswith(f"--mixture {path}")
+    with pytest.raises(UserError, match="^--mixture .*cannot be read"):
         read_mixture(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize("text", ["0.7", "0.7..0.2", "0.3..0.8:x4", "1..0:x2.5", "0.333:x3"])
+def test_shares_are_told_as_they_were_written(text):
+    _, points, repeat = split_weight(f"a:{text}")
+    assert spelt(points, repeat) == text
+
+
+def test_shares_of_a_file_are_told_as_they_stand_there():
+    assert spelt([[0.0, 0.8], [0.9, 0.8], [1.0, 0.2]], 4.0) == "[[0, 0.8], [0.9, 0.8], [1, 0.2]]:x4"

@@ -12,13 +12,19 @@ import pytest
 
 from common.errors import DataError, UserError
 from common.wording import printable
+from dataset.chat.chat_corpus import ChatCorpus
+from dataset.chat.encoder import ChatEncoder
+from dataset.corpus import Corpus
 from dataset.loader import assemble
+from dataset.planned_mixture import RunLength
 from dataset.quality.copies import NONE
+from dataset.reading.conversations import CONVERSATION
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import inspect_data
 from scripts.data_figures import DataLook
 from scripts.data_rows import row_of, spans_of
-from scripts.evaluation_texts import evaluation_texts
 from scripts.inspect_settings import parse_args
+from tests.chats import ids_and_mask, write_chats
 from tests.dataset.quality.planted import changed, chinese, english, jaccard
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, SHARED, needs_shared
@@ -189,27 +195,87 @@ def test_rows_are_those_of_a_run_without_copies_if_it_leaves_them_out(tmp_path):
     assert len(row_of(look, 0).pieces) == 2
 
 
-def test_objects_of_any_kind_give_their_texts(tmp_path):
-    """Half a surrogate pair, which an escape can spell, is no text that a tokenizer takes."""
-    lines = [
-        {"context": "a", "choices": ["b", {"c": "d"}], "answer": 1},
-        {"text": "only this", "other": "x"},
-        {"answer": 2},
-        {"question": "half \ud800"},
-    ]
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert list(evaluation_texts(str(path), "text")) == [
-        (f"{path}:1", ["a", "b", "d"]),
-        (f"{path}:2", ["only this"]),
-        (f"{path}:4", ["half ?"]),
-    ]
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("pack", [1, 0])
+def test_of_conversations_a_row_shows_what_is_trained(tmp_path, pack):
+    """Reference: the chat template, read plainly."""
+    path = write_chats(tmp_path / "chats.jsonl", 20)
+    look = look_at("--data_path", path, "--max_seq_len", 64, "--pack", pack)
+    # The places of conversations are known once they were read.
+    figures = look.figures()
+    plan = look.corpus.plan(0)
+    seen = 0
+    for number in range(plan.n_rows):
+        for piece in row_of(look, number).pieces:
+            line = int(re.match(r".*chats.jsonl:(\d+), ", piece.title)[1])
+            ids, mask = ids_and_mask(look.tokenizer, {"messages": lines_of(path)[line - 1]["conversations"]})
+            tokens = [token for span in piece.spans for token in span.tokens]
+            trained = [span.is_trained for span in piece.spans for _ in span.tokens]
+            assert (tokens, trained) == (ids[: len(tokens)], mask[: len(tokens)])
+            assert f"{sum(trained)} token" in piece.title
+            assert "".join(span.text for span in piece.spans) == look.tokenizer.decode(tokens)
+            seen += sum(trained)
+    (source,) = figures.sources
+    assert seen == source.answers == plan.row_targets(0, plan.n_rows)
+    said = sum(len("\n".join(turn["content"] for turn in line["conversations"])) for line in lines_of(path))
+    assert (source.documents, source.n_bytes) == (20, said)
+
+
+def test_conversations_are_told_by_the_first_line_or_the_flag(tmp_path, capsys):
+    path = write_chats(tmp_path / "chats.jsonl", 5)
+    assert inspect_data.main(["--data_path", str(path), "--row", "0", "--epochs", "2", "--text_field", "a"]) == 0
+    out = capsys.readouterr().out
+    assert "the data holds conversations" in out and "tokens of answers" in out
+    assert "⟦<|im_start|>user\n" in out and "⟦⟧" not in out and "⟧⟦" not in out
+    assert "--epochs 2 has no effect" in out and "--text_field a has no effect: conversations are read" in out
+    # As the trainer opens it.
+    encoder = ChatEncoder(load_tokenizer(ROOT / "model"))
+    corpus = ChatCorpus([str(path)], encoder, max_seq_len=512, seed=42, text_field=CONVERSATION, progress=False)
+    assert [store.folder for store in look_at("--data_path", path).stores] == [store.folder for store in corpus.stores]
+    with pytest.raises(DataError, match="no 'text' in the object"):
+        inspect_data.main(["--data_path", str(path), "--conversations", "0"])
+    both = tmp_path / "both.jsonl"
+    both.write_text(json.dumps({"text": "the text", **lines_of(path)[0]}))
+    assert not look_at("--data_path", both).is_chat
+    assert look_at("--data_path", both, "--conversations", 1).is_chat
+    (tmp_path / "a.txt").write_text("a text")
+    with pytest.raises(DataError, match="a.txt: conversations are read from .jsonl"):
+        look_at("--data_path", path, tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("length", [RunLength(1), RunLength(3), RunLength(updates=9, rows_of_update=6)])
+def test_where_shares_change_rows_are_those_of_the_run(tmp_path, capsys, length):
+    """Reference: what the trainer makes of a run of that length."""
+    paths = []
+    for i, name in enumerate("ab"):
+        texts = [f"{name} {number} " + "word " * (5 * i + number % 7) for number in range(30)]
+        paths.append(write(tmp_path / f"{name}.jsonl", texts))
+    sources = [f"{paths[0]}:0.8..0.2", f"{paths[1]}:0.2..0.8"]
+    flags = ["--data_path", *sources, "--max_seq_len", "32"]
+    if length.updates:
+        flags += ["--max_updates", "9", "--batch_size", "3", "--accumulation_steps", "2"]
+    else:
+        flags += ["--epochs", str(length.epochs)]
+    look = look_at(*flags, "--row", 0)
+    encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
+    expected = Corpus(sources, encoder, max_seq_len=32, seed=42, length=length, progress=False).plan(0)
+    found = look.corpus.plan(0)
+    assert found.n_rows == expected.n_rows
+    assert all(found.pieces_of_row(row) == expected.pieces_of_row(row) for row in range(found.n_rows))
+    told = f"{length.epochs} epoch" if not length.updates else "9 updates of 6 rows"
+    (line,) = [line for line in look.notices if line.startswith(f"rows of a run of {told}")]
+    assert row_of(look, found.n_rows - 1).pieces
+    with pytest.raises(UserError, match=f"--row {found.n_rows}: the run has {found.n_rows} rows, counted from 0"):
+        inspect_data.main([*flags, "--row", str(found.n_rows)])
 
 
 def test_what_can_be_mended_is_a_line(tmp_path):
     path = write(tmp_path / "a.jsonl", ["one text"])
     for arguments, message in (
-        (["--row", "7"], "--row 7"),
+        (["--row", "7"], "--row 7: the first epoch has 1 row, counted from 0"),
         (["--out", "page.txt"], "ends in .html"),
         (["--out", str(tmp_path / "no" / "page.html")], "cannot be written"),
         (["--against", str(tmp_path / "none.jsonl")], "none.jsonl"),

@@ -32,7 +32,8 @@ class Forecast:
 
     def loss(self, tokens: float, rate_factor: float) -> float | None:
         """The training loss after so many tokens, while the rate is `rate_factor` of the full one; None: not told."""
-        if tokens < FEWEST_TOKENS:
+        passes = tokens / laws.different_tokens(self.unique)
+        if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
         at_the_end = laws.expected_loss(self.parameters, tokens, self.unique, self.text_scale, self.muon)
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate_factor, 1.0))

@@ -31,8 +31,12 @@ def clock(seconds: float) -> str:
     return f"{left} s"
 
 
-def loss_text(plan: Plan, error: float, bytes_per_token: float) -> str:
-    """The expected loss with its range, in nats per token and in bits per byte."""
+def loss_text(plan: Plan, error: float | None, bytes_per_token: float) -> str:
+    """The expected loss with its range, in nats per token and in bits per byte. error: see plan_table."""
+    if error is None:
+        return "not known for such a run"
+    if laws.is_repeated_too_often(plan.passes):
+        return f"not known for {plan.passes:.0f} passes over one text: up to {laws.MEASURED_PASSES} were measured"
     low = plan.loss * (1 - error)
     high = plan.loss * (1 + error)
     return f"{plan.loss:.3f} ({low:.2f} to {high:.2f}), {bits_per_byte(plan.loss, bytes_per_token):.3f} bits per byte"
@@ -78,7 +82,7 @@ def plan_table(
         ),
         ("updates", f"{plan.updates:,}, about {plan.update_seconds:.2g} s each"),
         ("rates", rates),
-        ("expected validation loss", loss_text(plan, error, bytes_per_token) if error else "not known for such a run"),
+        ("expected validation loss", loss_text(plan, error, bytes_per_token)),
         ("memory", f"about {plan.memory / 1e9:.1f} GB"),
         ("time", f"{clock(total_seconds)} in all, {clock(plan.seconds)} of it training"),
     ]
@@ -87,9 +91,10 @@ def plan_table(
         rows.append(("ends at", time.strftime(pattern, time.localtime(until))))
     for name, other in others.items():
         if other is not None:
-            loss = f": loss {other.loss:.3f}" if error else ""
+            is_known = error is not None and not laws.is_repeated_too_often(other.passes)
+            loss = f": loss {other.loss:.3f}" if is_known else ""
             rows.append((f"{name} would give", f"{shape_text(other)}, {quantity(other.tokens)} tokens{loss}"))
-    if error and beyond_measurement(plan):
+    if error is not None and beyond_measurement(plan) and not laws.is_repeated_too_often(plan.passes):
         rows.append(
             ("note", "such a size or length was not measured: the expected loss is a guess by the same formula")
         )

@@ -16,7 +16,7 @@ from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.store.check import DigestCheck
-from dataset.store.token_store import open_or_build
+from dataset.store.deduplicate import check_library, notice_of, open_sources
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
@@ -67,7 +67,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     only_at_start = ("model_path", "init_std")
 
     mended_by = {
-        "data": "--data_path, --text_field, --skip_bad_lines",
+        "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
         "tokenizer": "--vocab_path or --model_path",
     }
 
@@ -148,12 +148,15 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     def _read_data(self) -> None:
         settings = self.settings
+        # Before the vocabulary is made, which takes a while.
+        check_library(settings.deduplicate)
         data_path = settings.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
         self.tokenizer = open_vocabulary(settings, data_path, self.folder, self.ranks)
         self.encoder = LineEncoder(self.tokenizer)
-        self.store = open_or_build(
-            data_path,
+        (self.store,) = open_sources(
+            [data_path],
             self.encoder,
+            settings.deduplicate,
             progress=self.ranks.is_main,
             cache_dir=settings.cache_dir,
             text_field=settings.text_field,
@@ -224,8 +227,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         positions_of_rank = settings.max_steps * rows_of_rank * settings.accumulation_steps * plan.T
         parameters = sum(p.numel() for p in self.model.parameters())
         one_segment = float((self.examples.second == 0).mean())
+        copies = notice_of(self.store)
         lines = [
             *notices_of_paths(settings.data_path or [], settings.text_suffixes),
+            *([copies] if copies else []),
             *self.store.bad_lines.report(),
             f"model: ELECTRA {settings.size}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from common.flags import fraction, inner_share, not_negative, positive
 from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
-from dataset.reading.settings import TextSettings
+from dataset.reading.settings import OFF, DocumentSettings, TextSettings
 from model.electra.sizes import MASK_STYLES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
@@ -93,6 +93,7 @@ class ElectraData(TextSettings):
         "(default: the embedded corpus)",
         first=True,
     )
+    deduplicate: str = with_default(DocumentSettings, "deduplicate", OFF)
     vocab_path: str | None = setting(
         None, help="vocab.txt or a tokenizer folder (default: one trained on the data)", first=True
     )

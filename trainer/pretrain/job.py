@@ -13,17 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.errors import UserError, user_errors
+from common.errors import DataError, UserError, user_errors
 from common.notices import announce
 from common.paths import ROOT, utf8_folder
 from common.processes import seconds_since_start
 from common.wording import counted
 from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.leaks_at_start import AGAINST, leak_notices
 from dataset.loader import Batch, UpdateSchedule
 from dataset.mixed_plan import Move
 from dataset.packing import Recipe, RowPlan, Totals
-from dataset.planned_mixture import RunLength
+from dataset.planned_mixture import RunLength, Shortage
+from dataset.quality.evaluation_texts import Evaluation, evaluation_of
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
@@ -82,6 +84,8 @@ from trainer.saving.weights import save_weights
 
 # Such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# Where a number of updates is told that would fit: room for what is only known once the rows are laid out.
+ROOM = 0.998
 
 
 class UsualData(NamedTuple):
@@ -162,6 +166,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.prompts = read_prompts(settings.sample_prompts)
             self._open_model()
             self._claim_files()
+            # Only the main rank has them.
+            self.against: list[Evaluation] = []
+            on_main(self.ranks, self._read_evaluations)
             # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
             self.corpus = self.open_corpus(settings, self.encoder, self.ranks)
             if self.corpus.planned is not None:
@@ -196,6 +203,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Made when the run is described, since it takes a second.
         self.forecast: Forecast | None = None
         self.loss_alarm = Alarm()
+        self.has_told_shortage = False
         self.evaluates = bool(self.validation)
         self.eval_interval = settings.eval_interval
         self.has_samples = bool(self.prompts)
@@ -235,6 +243,14 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.config: MiniMindConfig = self.model.config
         check_length(settings.max_seq_len, self.config)
         check_size(self.encoder.vocab_size, self.config.vocab_size, f"--tokenizer_path {self.tokenizer_path}")
+
+    def _read_evaluations(self) -> None:
+        """What the files of --against are looked for by. Errors: DataError."""
+        settings = self.settings
+        for path in settings.against:
+            self.against.append(
+                evaluation_of(path, self.encoder, settings.text_field, settings.skip_bad_lines, AGAINST)
+            )
 
     def _read_folder(self, folder: Path) -> PublicModel:
         """The model in a Hugging Face folder, whose config the settings take over; no weight is read.
@@ -387,7 +403,32 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             progress.epoch, progress.row = place.epoch, place.row
         progress.moves = moves
         self.corpus.replan(moves)
+        # A clock moves the end as the time asks for it: then a line tells of it.
+        if not self.settings.has_budget and progress.course is None:
+            self._refuse_shortage(planned.shortage(), progress.update)
         return is_new
+
+    def _refuse_shortage(self, shortage: Shortage | None, update: int) -> None:
+        """Errors: DataError where the data has too little for the updates that are left. update: that are done."""
+        if shortage is None:
+            return
+        wanted = self.settings.max_updates
+        fits = update + int((wanted - update) * shortage.fits * ROOM)
+        shorter = f", or train at most {counted(fits, 'update')}" if fits > update else ""
+        raise DataError(
+            f"--data_path: too little text for {counted(wanted, 'update')}: {shortage.sources}; allow more passes, as in "
+            f"PATH:SHARE:x2 (repeat: 2 in a --mixture file){shorter}"
+        )
+
+    def notice_of_rows(self) -> str | None:
+        planned = self.corpus.planned
+        if planned is None or not self.plans_to_end or self.has_told_shortage:
+            return None
+        shortage = planned.shortage()
+        if shortage is None:
+            return None
+        self.has_told_shortage = True
+        return f"warning: with the end that the budget sets, {shortage.sources}"
 
     def _move(self, progress: Progress) -> Move:
         """What is left of the run, in rows."""
@@ -469,9 +510,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         parameters = sum(p.numel() for p in self.model.parameters())
         lines = [*self.corpus.notices, *self.corpus.mixture_report(progress.epoch)]
         lines += self.corpus.cut_off_report(rows)
-        leaks = self.corpus.leak_notice() if self.ranks.is_main else None
-        if leaks is not None:
-            lines.append(leaks)
+        if self.ranks.is_main:
+            lines += leak_notices(self.corpus, self.against)
         for bad_lines in self.corpus.bad_lines:
             lines += bad_lines.report()
         lines += [

@@ -36,7 +36,7 @@ def remarks(run: RunRecords) -> list[str]:
     learns_answers = trains_answers(run)
     what = "answers" if learns_answers else "text"
     said = f"The loss on the {what} that it was trained on was {loss:.3f} nats per token at the end"
-    expected = run.last("expected_loss")
+    expected = expected_at_end(run)
     sentences = [f"{said}; {expected:.3f} was to be expected." if expected is not None else f"{said}."]
     held_out = run.last("val_loss")
     if held_out is not None:
@@ -50,9 +50,14 @@ def remarks(run: RunRecords) -> list[str]:
     return sentences
 
 
+def expected_at_end(run: RunRecords) -> float | None:
+    """The end of the expected curve; None where there is none, or where it ends before the run does."""
+    return run.last("expected_loss") if run.is_in_last_line("expected_loss") else None
+
+
 def expected_bits(run: RunRecords, bits: float) -> float | None:
-    """The end of the expected curve, which is in nats a token, in bits a byte; None where there is no such curve."""
-    expected = run.last("expected_loss")
+    """The end of the expected curve, which is in nats a token, in bits a byte; None where it is not known."""
+    expected = expected_at_end(run)
     loss = run.last("val_loss")
     if expected is None or not loss:
         return None

@@ -125,6 +125,12 @@ class Records:
     def last(self, field: str) -> float | None:
         return self.columns[field][1][-1] if field in self.columns else None
 
+    def is_in_last_line(self, field: str) -> bool:
+        """Whether the last log line has it: some figures are only known for a part of a run."""
+        if field not in self.columns or "loss" not in self.columns:
+            return False
+        return bool(self.columns[field][0][-1] == self.columns["loss"][0][-1])
+
     @property
     def settings(self) -> dict[str, Any]:
         """Those of the last start."""

@@ -1,6 +1,7 @@
 """Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
 
 import errno
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from common.errors import UserError
 from common.wording import counted
 from dataset.mixed_plan import Move
+from dataset.shares import spelt
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.machine.ranks import on_main
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 # Of a checkpoint; raised when an older trainer's cannot be continued.
 FORMAT = 1
+# Entries of a row layout that are told as one, see dataset/corpus.py and dataset/planned_mixture.py.
+SHARES = ("shares", "shares over the run", "repeats")
 
 
 def state_dict(trainer: "Trainer") -> dict[str, Any]:
@@ -232,11 +236,34 @@ def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
 def difference(what: str, before: object, now: object, mended_by: str = "") -> str:
     """One line on what does not agree; of two dicts, their differing entries. mended_by: flags that may mend it."""
     if isinstance(before, dict) and isinstance(now, dict):
+        before, now = as_spelt(before), as_spelt(now)
         names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-        before = {name: before.get(name) for name in names}
-        now = {name: now.get(name) for name in names}
+        if "shares" in names:
+            # What only one kind of mixture has follows from that.
+            names = [name for name in names if name == "shares" or (name in before and name in now)]
+        before, now = listed(before, names), listed(now, names)
     flags = f" ({mended_by})" if mended_by else ""
     return (
         f"made with another {what}{flags}: {before} there, {now} in this run; use the same one, or start "
         "without --from_resume"
     )
+
+
+def as_spelt(entries: dict[str, Any]) -> dict[str, Any]:
+    """Entries of an identity, the shares of a run's sources in one, as a user writes them."""
+    told = {name: value for name, value in entries.items() if name not in SHARES}
+    try:
+        if entries.get("shares over the run"):
+            told["shares"] = ", ".join(map(spelt, entries["shares over the run"], entries["repeats"]))
+        elif entries.get("shares"):
+            told["shares"] = ", ".join(f"{share:.12g}" for share in entries["shares"])
+    except (KeyError, TypeError, ValueError):
+        # A checkpoint may say anything.
+        return entries
+    return told
+
+
+def listed(entries: dict[str, Any], names: Sequence[str]) -> str:
+    """As `pack False, shares 0.7..0.2, 0.3..0.8`."""
+    parts = [f"{name} {entries[name]}" if name in entries else f"no {name}" for name in names]
+    return ", ".join(parts)

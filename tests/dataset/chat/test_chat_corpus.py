@@ -72,6 +72,18 @@ def test_packed_rows_give_the_loss_and_the_gradient_of_padded_ones(tmp_path):
         torch.testing.assert_close(packed, padded, atol=1e-6, rtol=1e-6)
 
 
+def test_validation_without_an_answer_within_a_row_is_refused(tmp_path):
+    """Its loss would be the mean of nothing."""
+    path = write_chats(tmp_path / "a.jsonl", 10)
+    valid = tmp_path / "valid.jsonl"
+    valid.write_text(json.dumps({"messages": [turn("user", "word " * 100), turn("assistant", "Yes")]}))
+    options = {"val_path": str(valid)}
+    with pytest.raises(DataError, match="--val_path .*valid.jsonl: no answer begins within --max_seq_len, so its loss"):
+        corpus_of(path, max_seq_len=64, **options)
+    corpus = corpus_of(path, max_seq_len=512, **options)
+    assert corpus.validation()[0].n_targets > 0
+
+
 def test_conversations_that_are_too_long_are_cut_counted_and_told(tmp_path):
     path = tmp_path / "a.jsonl"
     short = [turn("user", "Hi"), turn("assistant", "Yes")]

@@ -88,12 +88,16 @@ def nested(levels):
     [
         ({"text": "a"}, "no conversation", "its keys: 'text'"),
         ({"messages": "a"}, "no conversation", "no list"),
+        ({"conversations": []}, "no conversation", "'conversations' is an empty list: messages with role and content"),
         ({"messages": [ASKED]}, "no answer", "nothing to learn"),
         ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "says nothing"),
         ({"messages": ["a", SAID]}, "bad message", "message 1"),
         ({"messages": [turn("human", "Hi"), SAID]}, "unknown role", "'human'"),
         ({"messages": [{"from": "human", "value": "Hi"}]}, "unknown role", "from and value"),
-        ({"messages": [turn(["user"], "Hi"), SAID]}, "unknown role", "message 1"),
+        ({"messages": [turn(["user"], "Hi"), SAID]}, "unknown role", "message 1 has the role a list where one of"),
+        ({"messages": [turn(None, "Hi"), SAID]}, "unknown role", "message 1 has the role null where one of system,"),
+        ({"messages": [turn(True, "Hi"), SAID]}, "unknown role", "message 1 has the role true where one of"),
+        ({"messages": [{"content": "Hi"}, SAID]}, "unknown role", "message 1 has no role where one of"),
         ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
         ({"messages": [turn("user", [{"type": "image"}]), SAID]}, "content is no text", "message 1"),
         ({"messages": [ASKED, turn("assistant", "", reasoning_content=3)]}, "bad message", "reasoning_content"),
@@ -116,16 +120,16 @@ def test_tools_of_many_levels_are_read():
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.ndjson", "a.json"])
 def test_files_are_read_as_those_of_text_are(tmp_path, name):
-    """A conversation without messages is passed over like an empty text; a fault has its line."""
+    """A fault has its line, and so has a conversation without messages."""
     records = [{"messages": [ASKED, SAID]}, {"messages": []}, {"messages": [ASKED]}, {"conversations": [ASKED, SAID]}]
     content = "\n".join(map(json.dumps, records)).encode()
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     bad = BadLines()
     found = list(read_documents(path, CONVERSATION, bad))
-    assert [line for line, _ in found] == [1, 4] and bad.counts == {"no answer": 1}
+    assert [line for line, _ in found] == [1, 4] and bad.counts == {"no answer": 1, "no conversation": 1}
     assert [json.loads(text) for _, text in found] == [{"messages": [ASKED, SAID]}] * 2
-    with pytest.raises(DataError, match=rf"{name}:3: no message of the assistant.*--skip_bad_lines"):
+    with pytest.raises(DataError, match=rf"{name}:2: 'messages' is an empty list.*--skip_bad_lines"):
         list(read_documents(path, CONVERSATION))
 
 

@@ -15,7 +15,9 @@ from dataset.store import deduplicate as module
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.texts import stored_texts
 from dataset.store.token_store import open_or_build
-from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.encoder import DocumentEncoder, LineEncoder
+from dataset.tokenizing.wordpiece import load_wordpiece
+from tests.dataset.electra.test_electra_dataset import write_vocab
 from tests.dataset.quality.planted import changed, chinese, english
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 
@@ -205,3 +207,19 @@ def test_near_without_the_library_is_told_before_anything_is_looked_at(tmp_path,
         tokenize_corpus.main(["--data_path", path, "--deduplicate", "near"])
     assert not (tmp_path / ".token_store").exists()
     assert len(open_sources([[path]], encoder, "exact", num_procs=1, progress=False)[0]) == 1
+
+
+@pytest.mark.parametrize("method", ["exact", "near"])
+def test_copies_between_blank_lines_of_a_text_file_are_left_out(tmp_path, method):
+    """As ELECTRA reads it: what stands between blank lines is a document. Reference: the same without the copies."""
+    generator = random.Random(3)
+    unlike = [english(generator) for _ in range(10)]
+    copies = [unlike[2], changed(unlike[5], generator, 0.9, 0.95)] if method == "near" else [unlike[2], unlike[5]]
+    encoder = LineEncoder(load_wordpiece(write_vocab(tmp_path / "vocab.txt")))
+    for name, texts in (("a.txt", [*unlike, *copies]), ("b.txt", unlike)):
+        (tmp_path / name).write_text("\n\n".join(texts) + "\n")
+    (store,) = open_sources([[str(tmp_path / "a.txt")]], encoder, method, progress=False)
+    reference = open_or_build(str(tmp_path / "b.txt"), encoder, progress=False)
+    assert store.meta["left_out"]["documents"] == 12
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(store, name), getattr(reference, name), err_msg=name)

@@ -4,12 +4,13 @@ Reference: a run that nothing disturbed, and the rows that the plan has."""
 
 import contextlib
 import json
+import shutil
 from unittest import mock
 
 import pytest
 import torch
 
-from common.errors import UserError
+from common.errors import DataError, UserError
 from tests.helpers import flags, new_port, run_ranks, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine
@@ -151,6 +152,40 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
     assert share[0][1] / sum(share[0]) == pytest.approx(0.8, abs=0.03)
 
 
+def test_what_a_resume_has_left_must_be_there_and_no_more_than_that(sources, tmp_path):
+    """From row 0 so large updates would ask for too much. Only those that are left have them."""
+    options = {"data_path": schedule(sources, ":x2"), "max_updates": 40}
+    with stopped_after(20):
+        run(**options, out_dir=tmp_path / "few")
+    shutil.copytree(tmp_path / "few", tmp_path / "many")
+    with pytest.raises(DataError, match="too little text for 40 updates: .* where 2 may be") as caught:
+        run(**options, out_dir=tmp_path / "few", from_resume=1, batch_size=6)
+    fits = int(str(caught.value).split("train at most ")[1].split(" ")[0])
+    assert 20 < fits < 40
+    fewer = run(**{**options, "max_updates": fits}, out_dir=tmp_path / "few", from_resume=1, batch_size=6)
+    assert fewer.progress.update == fits and all(told.passes <= 2 for told in fewer.job.corpus.planned.told())
+    with stopped_after(32):
+        run(**options, out_dir=tmp_path / "many", from_resume=1)
+    assert run(**options, out_dir=tmp_path / "many", from_resume=1, batch_size=6).progress.update == 40
+
+
+def test_a_fresh_run_that_asks_for_too_much_leaves_nothing(sources, tmp_path):
+    with pytest.raises(DataError, match="too little text for 400 updates"):
+        run(data_path=schedule(sources), out_dir=tmp_path, max_updates=400)
+    assert not list(tmp_path.glob("*.pth")) and not list(tmp_path.glob("*.metrics.jsonl"))
+
+
+def test_a_clock_that_moves_the_end_beyond_the_text_is_said_once(sources, tmp_path, capsys):
+    """Reference: the passes over the rows that were trained."""
+    courses = {4: Course(fall_from=50, end=60), 10: Course(fall_from=60, end=70)}
+    with clock(courses):
+        ended = run(data_path=schedule(sources), out_dir=tmp_path, max_updates=20, lr_schedule="wsd", decay_share=0.2)
+    assert ended.progress.update == 70
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "passed over" in line]
+    assert line.startswith("warning: with the end that the budget sets, ") and "times where 1 may be" in line
+    assert max(passes for _, _, passes in ended.job.trained(ended.progress)) > 1
+
+
 MOVED = {"max_updates": 40, "lr_schedule": "wsd", "decay_share": 0.2}
 MOVES = {4: Course(fall_from=20, end=26), 12: Course(fall_from=26, end=32)}
 
@@ -234,8 +269,21 @@ def test_another_schedule_is_not_gone_on_with(sources, tmp_path):
     for other in ([f"{sources[0]}:0.7..0.2", f"{sources[1]}:0.3..0.8"], schedule(sources, ":x2")):
         with pytest.raises(UserError, match="made with another row layout"):
             run(data_path=other, out_dir=tmp_path, from_resume=1)
-    with pytest.raises(UserError, match="'epochs': 1} there, {'epochs': 2} in this run"):
+    with pytest.raises(UserError, match=r"row layout: epochs 1 there, epochs 2 in this run"):
         run(data_path=schedule(sources), out_dir=tmp_path, from_resume=1, epochs=2)
+
+
+def test_another_mixture_is_told_as_it_is_written(sources, tmp_path):
+    with stopped_after(5):
+        run(data_path=schedule(sources), out_dir=tmp_path)
+    other = [f"{sources[0]}:0.75..0.25:x2", f"{sources[1]}:0.25..0.75"]
+    with pytest.raises(UserError, match="made with another row layout") as caught:
+        run(data_path=other, out_dir=tmp_path, from_resume=1)
+    told = ": shares 0.8..0.2, 0.2..0.8 there, shares 0.75..0.25:x2, 0.25..0.75 in this run; use the same one"
+    assert told in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        run(data_path=[f"{sources[0]}:0.75", f"{sources[1]}:0.25"], out_dir=tmp_path, from_resume=1)
+    assert ": shares 0.8..0.2, 0.2..0.8 there, shares 0.75, 0.25 in this run; use the same one" in str(caught.value)
 
 
 def test_a_mixture_file_is_the_same_run(sources, tmp_path):

@@ -83,6 +83,14 @@ def test_the_model_stands_beside_what_was_expected_and_the_compressors(tmp_path)
     assert places == sorted(places)
 
 
+def test_an_expectation_that_ended_before_the_run_is_none(tmp_path):
+    """Of text that is read many times nothing is expected in the end."""
+    path = with_start(tmp_path / "a.metrics.jsonl", compressors={})
+    with path.open("a") as file:
+        file.write(json.dumps({"step": 20, "update": 20, "tokens": 2000, "expected_loss": 1.5}) + "\n")
+    assert [bar.label for bar in quality(RunRecords(path))] == ["this model"]
+
+
 @pytest.mark.parametrize(
     "noted", [None, 3, [], "gzip", {"gzip": "3"}, {"gzip": math.nan}, {"gzip": -1, "xz": 1e9}, {"zstd": 2}]
 )

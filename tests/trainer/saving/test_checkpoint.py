@@ -227,7 +227,11 @@ def test_none_none_good_and_good(tmp_path):
     ("job", "data_flags", "tokenizer_flags"),
     [
         (PretrainJob, " (--data_path, --text_field, --skip_bad_lines, --deduplicate)", " (--tokenizer_path)"),
-        (ElectraJob, " (--data_path, --text_field, --skip_bad_lines)", " (--vocab_path or --model_path)"),
+        (
+            ElectraJob,
+            " (--data_path, --text_field, --skip_bad_lines, --deduplicate)",
+            " (--vocab_path or --model_path)",
+        ),
         (GlueJob, " (--data_dir, --max_seq_len)", " (--model_path)"),
     ],
 )
