@@ -43,6 +43,7 @@ MISSING = [
 ]
 
 
+@pytest.mark.slow
 def test_the_trainers_train_without_packages_that_only_some_need(tmp_path):
     data, chats, electra, place = write_inputs(tmp_path)
     commands = {

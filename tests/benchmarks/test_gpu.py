@@ -118,6 +118,7 @@ def run(*flags):
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_writes_a_table(tmp_path):
     out = tmp_path / "gpu.jsonl"
     ended = run("--sections", "0", "--out", str(out))

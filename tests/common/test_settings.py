@@ -145,7 +145,7 @@ def words() -> st.SearchStrategy[str]:
     return st.text(alphabet, min_size=1)
 
 
-@hypothesis_settings(deadline=None, max_examples=150)
+@hypothesis_settings(deadline=None, max_examples=50)
 @drawn(
     prompts=st.lists(words(), min_size=1),
     folder=words(),

@@ -129,6 +129,7 @@ def test_a_digest_without_its_checkpoint(folder):
     assert not orphan.exists() and said == []
 
 
+@pytest.mark.slow
 def test_disk_full_at_ten_offsets(lab, whole):
     """The second save fails: the first is intact, the file is named, training goes on and ends as it would have."""
     size = whole.checkpoints("whole")[0].stat().st_size
@@ -248,6 +249,7 @@ def test_pickle_in_a_resume_file(lab, whole, as_zip):
         assert not ran.exists() and process.err.count("\n") == (0 if left else 1)
 
 
+@pytest.mark.slow
 def test_pickle_in_the_token_cache(lab):
     """Each file of the cache replaced by a pickle: made anew where its size gives it away, else read as plain numbers; never run."""
     ran, cache = lab.folder / "ran", lab.folder / "cache"

@@ -99,7 +99,7 @@ def test_kill_9_of_one_of_two_ranks(lab):
 
 
 KINDS = list(itertools.product((False, True), (1, 0), ("float32", "bfloat16"), (1, 2)))
-QUICK = [(False, 0, "bfloat16", 1), (True, 1, "bfloat16", 1), (True, 0, "float32", 2), (False, 1, "bfloat16", 2)]
+QUICK = [(False, 0, "bfloat16", 1), (True, 1, "bfloat16", 1), (False, 1, "bfloat16", 2)]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,7 @@ def test_awkward_stops_a_finished_run_does_nothing(lab, whole):
     assert before == {path: path.read_bytes() for path in lab.stem("run").parent.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_three_resumes_in_each_of_three_epochs(lab):
     ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
     lab.run("whole", epochs=3)

@@ -113,7 +113,7 @@ def test_a_third_kill_ends_the_job(lab):
     assert left_running(lab) == []
 
 
-@pytest.mark.parametrize("kind", ["raise", "hang"])
+@pytest.mark.parametrize("kind", ["raise", pytest.param("hang", marks=pytest.mark.slow)])
 def test_peer_of_a_rank_that_fails(lab, kind):
     """The other rank is out within --dist_timeout and a little, with an error."""
     processes = lab.start_ranks("run", hooks={"fail_at": {"updates": [4], "kind": kind, "rank": 1}}, dist_timeout=3)

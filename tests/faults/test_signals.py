@@ -46,7 +46,9 @@ def check_saved(lab, name, process):
     return update
 
 
-@pytest.mark.parametrize("name", STOP)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "SIGTERM" else pytest.mark.slow) for name in STOP]
+)
 def test_stop_signals_at_any_moment(lab, whole, name):
     """Seven random moments in each of three runs, one after the other, with two loader workers; then on to the end."""
     generator = seeded_random(f"signals {name}")

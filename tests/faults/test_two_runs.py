@@ -11,6 +11,7 @@ from tests.faults.harness import start_torchrun
 from tests.faults.test_ranks import left_running
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_and_the_first_goes_on(lab, whole):
     first = lab.start("run", {"slow_updates": {"seconds": 0.3}})
     assert first.until(lambda: lab.log_lines("run") > 0)
@@ -41,6 +42,7 @@ def test_other_names_in_one_folder_do_not_meet(lab):
     first.wait()
 
 
+@pytest.mark.slow
 def test_two_ranks_have_one_lock_and_both_are_refused(lab):
     first = lab.start("run", {"slow_updates": {"seconds": 0.3}})
     assert first.until(lambda: lab.log_lines("run") > 0)

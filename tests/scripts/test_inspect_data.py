@@ -285,6 +285,7 @@ def test_what_can_be_mended_is_a_line(tmp_path):
             inspect_data.main(["--data_path", path, *arguments])
 
 
+@pytest.mark.slow
 def test_the_command_ends_well_by_path(tmp_path):
     path = write(tmp_path / "a.jsonl", ["one text", "another"])
     command = [sys.executable, str(ROOT / "scripts" / "inspect_data.py"), "--data_path", path]

@@ -75,6 +75,7 @@ def test_a_port_out_of_range_ends_in_one_line(port, capsys):
     assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send")
 def test_it_runs_by_path_until_ctrl_c(weight, tmp_path):
     words = [sys.executable, str(ROOT / "scripts" / "play.py"), "--weight", weight, "--device", "cpu", "--port", "0"]

@@ -177,6 +177,7 @@ def test_other_kinds_of_files_are_refused(tmp_path, name):
         corpus_of(write_chats(tmp_path / "b.jsonl", 3), val_path=str(path))
 
 
+@pytest.mark.slow
 def test_several_processes_tokenise_to_the_same_store(tmp_path, monkeypatch):
     """The worker processes render templates, too."""
     path = write_chats(tmp_path / "a.jsonl", 200)

@@ -3,6 +3,8 @@
 import json
 import textwrap
 
+import pytest
+
 from dataset.chat import embedded_questions
 from dataset.chat.embedded_questions import answers, build_embedded_questions, first_sentence
 from dataset.reading.conversations import text_of_conversation
@@ -28,6 +30,7 @@ def test_first_sentences():
     assert first_sentence("") == ""
 
 
+@pytest.mark.slow
 def test_the_file_has_each_answer_once_for_each_phrasing_and_is_the_same_again(tmp_path, monkeypatch):
     few = dict(list(answers().items())[:20])
     monkeypatch.setattr(embedded_questions, "answers", lambda: few)

@@ -195,6 +195,7 @@ print(len(BlockEncoder(encoder, "text", False)(block).tokens))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
 def test_a_long_line_takes_little_memory(tmp_path):
     """3 MB of text on one line within 250 MB; the whole of it at once takes more than that."""

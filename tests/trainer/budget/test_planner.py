@@ -286,6 +286,7 @@ def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, mo
     assert (int(chosen["hidden_size"]), int(chosen["batch_size"])) == measured[-1]
 
 
+@pytest.mark.slow
 def test_a_plan_for_shares_that_change_needs_text_to_its_end(text, tmp_path):
     """The line says what would fit, and that fits."""
     other = write_corpus(tmp_path / "other.jsonl", n_documents=300, seed=1)

@@ -231,6 +231,7 @@ def run_of_a_rank(folder):
     return {"weights": weights, "device": str(run.engine.device), "chosen": cuda.chosen[0]}
 
 
+@pytest.mark.slow
 def test_a_run_of_torchrun_takes_two_gpus(tmp_path):
     """From the flags to the end. Reference: one process on a CPU with twice the rows at once."""
     data = write_corpus(tmp_path / "corpus.jsonl", 12)

@@ -224,6 +224,7 @@ def rows_of_rank(folder):
     return [found.batch_size, found.accumulation_steps, line]
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_what_fits_all_of_them(tmp_path):
     first, second = run_ranks(rows_of_rank, str(tmp_path))
     assert first == second
@@ -248,6 +249,7 @@ def data(tmp_path):
     return write_corpus(tmp_path / "corpus.jsonl", 400)
 
 
+@pytest.mark.slow
 def test_a_run_is_that_of_the_flags_which_it_comes_to(tmp_path, data):
     """References: the same flags given, bit for bit; and micro-batches of 32, to rounding."""
     with simulated_cuda():
@@ -340,10 +342,12 @@ def trial_of_rank():
     return fits
 
 
+@pytest.mark.slow
 def test_a_trial_fits_where_it_fits_all_ranks():
     assert run_ranks(trial_of_rank) == [False, False]
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_the_division_bit_for_bit(tmp_path, data, monkeypatch):
     """Reference: the run that was not stopped. In between other programs take the memory of the GPU."""
     changes = {"data_path": data, "device": None, **AUTO_RUN, "lr_schedule": "constant"}
