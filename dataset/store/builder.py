@@ -68,7 +68,7 @@ class Builder:
 
     def whole(self) -> TokenStore:
         """The store: there already, put together out of parts, or tokenised now."""
-        with lock(self.place, self.name):
+        with lock(self.place, self.name, self.progress):
             # Another process may have made it while this one waited for the lock. A whole store has at least one
             # document, so `or` never passes over one for being empty.
             return self._open(self.name) or self._assemble() or self._build(self.name)
@@ -78,12 +78,12 @@ class Builder:
         if not 1 <= k <= n:
             raise DataError(f"shard {k}/{n}: the first number runs from 1 to the second")
         part = self._part(k, n)
-        with lock(self.place, part):
+        with lock(self.place, part, self.progress):
             if self._open_part(k, n) is None:
                 self._build(part, k, n)
         # The lock of the part is free again. Of two last parts that finish together, the first one here assembles, and
         # the other one then finds the store.
-        with lock(self.place, self.name):
+        with lock(self.place, self.name, self.progress):
             return self._open(self.name) or self._assemble()
 
     def _open(self, name: str) -> TokenStore | None:

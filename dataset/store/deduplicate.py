@@ -128,7 +128,7 @@ class Sources:
             return store
         place = first_writable(self.places[i])
         try:
-            with lock(place, name):
+            with lock(place, name, self.shown):
                 # Another process may have made it while this one waited.
                 return open_store(place / name, key, tell=True) or self._build(i, key, name, place)
         except OSError as error:

@@ -37,13 +37,17 @@ def first_writable(places: list[Path]) -> Path:
 
 
 @contextlib.contextmanager
-def lock(place: Path, name: str) -> Iterator[None]:
-    """One process at a time works on the name, the others say that they wait. Clears up after killed builds."""
+def lock(place: Path, name: str, tell: bool = True) -> Iterator[None]:
+    """One process at a time works on the name, the others say that they wait. Clears up after killed builds.
+
+    tell: false for a process that waits for another one of its own run.
+    """
     file_lock = FileLock(place / f".{name}.lock")
     try:
         held = file_lock.acquire(timeout=1)
     except Timeout:
-        announce(f"waiting for another process that makes {place / name}")
+        if tell:
+            announce(f"waiting for another process that makes {place / name}")
         held = file_lock.acquire()
     with held:
         _clear_up(place, name)

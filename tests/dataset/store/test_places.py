@@ -1,0 +1,29 @@
+"""Where stores lie and who makes them. Reference: what is printed while another process holds the lock."""
+
+import contextlib
+
+import pytest
+from filelock import Timeout
+
+from dataset.store import places
+
+
+class HeldAtFirst:
+    """A lock that another process gives back while this one waits."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def acquire(self, timeout=-1):
+        if timeout >= 0:
+            raise Timeout(str(self.path))
+        return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("tell", [True, False])
+def test_who_waits_says_so_where_he_is_asked_to(tmp_path, capsys, monkeypatch, tell):
+    """A rank that waits for rank 0 of its own run has nothing to tell: rank 0 shows what it is doing."""
+    monkeypatch.setattr(places, "FileLock", HeldAtFirst)
+    with places.lock(tmp_path, "corpus", tell):
+        pass
+    assert ("waiting for another process" in capsys.readouterr().out) == tell
