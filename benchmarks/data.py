@@ -41,6 +41,7 @@ from benchmarks.arguments import DATA_SECTIONS, data_parser
 from benchmarks.bench import corpus_files
 from benchmarks.reference import CORPORA
 from dataset.corpus import Corpus
+from dataset.grouped_plan import Groups
 from dataset.loader import Assembler, UpdateSchedule, make_loader
 from dataset.packing import EpochPlan
 from dataset.store.token_store import open_or_build
@@ -48,6 +49,9 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 CORES = len(os.sched_getaffinity(0))
 T = 512
+# Synthetic lengths come again after so many documents (a power of two), and of an epoch in groups so many are planned.
+REPEATED_BITS = 20
+TIMED_GROUPS = 12
 # Texts are read first; whole batches, so that the tokenizer's own threads (RAYON_NUM_THREADS) have work
 BARE = """
 import json, sys, time
@@ -171,6 +175,63 @@ def planning(work: Path, encoder: DocumentEncoder) -> Iterator[Row]:
         f"planning 10 M documents ({plan.n_rows / 1e6:.1f} M rows)",
         "< 10 s, < 200 MB",
         (f"{seconds:.1f} s, {peak / 1e6:.0f} MB"),
+    )
+    del plan, store
+    yield from planning_in_groups(1_000_000_000)
+
+
+class ManyDocuments:
+    """`offsets` of very many synthetic documents, computed where they are asked for: the same random lengths again and again."""
+
+    dtype = np.dtype(np.int64)
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        lengths = np.random.default_rng(0).lognormal(5.2, 1, 1 << REPEATED_BITS).astype(np.int64) + 2
+        self.tokens_of_block = int(lengths.sum())
+        self.in_block = np.cumsum(lengths) - lengths
+
+    def __len__(self) -> int:
+        return self.n + 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(len(self)))
+        at = np.where(np.asarray(index) < 0, index + np.int64(len(self)), index)
+        return (at >> REPEATED_BITS) * self.tokens_of_block + self.in_block[at & ((1 << REPEATED_BITS) - 1)]
+
+
+def planning_in_groups(n: int) -> Iterator[Row]:
+    """An epoch of so many documents: its division, and groups from its beginning to its end."""
+    before = resident(os.getpid())["anonymous"]
+    store = cast(Any, SimpleNamespace(offsets=ManyDocuments(n)))
+    with Sampler(0.005) as sampler:
+        began = time.perf_counter()
+        groups = Groups(store, T, 42)
+        plan = groups.plan(0)
+        seconds = time.perf_counter() - began
+    peak = sampler.peak("anonymous") - before
+    yield (
+        f"planning {n / 1e6:,.0f} M documents: all lengths read, {groups.n_groups} groups ({plan.n_rows / 1e6:.1f} M rows)",
+        "once a start",
+        f"{seconds:.1f} s, {peak / 1e6:.0f} MB",
+    )
+    times = []
+    peaks = []
+    fills = []
+    for group in range(0, groups.n_groups, max(1, groups.n_groups // TIMED_GROUPS)):
+        before = resident(os.getpid())["anonymous"]
+        with Sampler(0.005) as sampler:
+            began = time.perf_counter()
+            of_group = groups.plan_of_group(group, 0)
+            times.append(time.perf_counter() - began)
+        peaks.append(sampler.peak("anonymous") - before)
+        fills.append(of_group.fill)
+        del of_group
+    yield (
+        f"... a group, the slowest and the largest of {len(times)} ({min(fills):.2%} full)",
+        "< 5 s, < 200 MB",
+        f"{max(times):.1f} s (median {median(times):.1f}), {max(peaks) / 1e6:.0f} MB",
     )
 
 

@@ -42,6 +42,14 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Rows]]]:
     return packer.runs, packer.room
 
 
+def rows_of(room: list[list[Rows]]) -> int:
+    """How many rows there are in all. room: as of `best_fit`."""
+    total = 0
+    for of_room in room:
+        total += sum(rows for _, rows in of_room)
+    return total
+
+
 class _Packer:
     """The rows so far. room[r]: those with r positions free; occupied[r]: whether there may be any."""
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
+from dataset.grouped_plan import Groups
 from dataset.loader import Assembler, Batch, ceil_div, gather
 from dataset.mixed_plan import Move
 from dataset.packing import EpochPlan, RowPlan, chunks
@@ -175,7 +177,7 @@ class Corpus:
         elif groups[0].shares is not None:
             self.mixture = self._mix(groups)
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
-        self._last_plan: tuple[int, EpochPlan] | None = None
+        self._last_plan: tuple[int, RowPlan] | None = None
         # The same of the shares of the sources.
         self._last_shares: tuple[int, list[Share]] | None = None
 
@@ -225,9 +227,20 @@ class Corpus:
             self.store, groups, of_sources, self._epoch_plan, self.seed, length, max_targets=self._most_targets
         )
 
-    def _epoch_plan(self, documents: Ints | None, epoch: int) -> EpochPlan:
+    def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
-        return EpochPlan(self.store, self.max_seq_len, self.seed, epoch, self.pack, self.long_documents, documents)
+        # Those of all documents stay: to divide a large corpus takes seconds.
+        groups = self._groups if documents is self.documents else self._divided(documents)
+        return groups.plan(epoch)
+
+    @cached_property
+    def _groups(self) -> Groups:
+        """In which all documents to train are planned."""
+        return self._divided(self.documents)
+
+    def _divided(self, documents: Ints | None) -> Groups:
+        """The groups in which some documents are planned."""
+        return Groups(self.store, self.max_seq_len, self.seed, self.pack, self.long_documents, documents)
 
     def replan(self, moves: Sequence[Move]) -> None:
         """The end of the run has moved, which matters where shares change over the run: see Move."""
@@ -320,6 +333,8 @@ class Corpus:
             layout["shares count"] = "targets"
         if self.planned is not None:
             layout |= self.planned.layout()
+        if self._groups.n_groups > 1:
+            layout["groups"] = self._groups.rule()
         return layout
 
     def mixture_report(self, epoch: int) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dataset.loader_workers import BatchT, LoaderError, MakesBatches, RecipeT, WorkerPool, assemble_or_explain
-from dataset.packing import EpochPlan, Recipe
+from dataset.packing import Recipe, RowPlan
 from dataset.store.interface import Column, HasTokens, Ints
 
 # The target of a position that has none.
@@ -121,7 +121,7 @@ def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = N
     )
 
 
-def assemble(store: HasTokens, plan: EpochPlan, rows: range | Ints, pad_id: int = 0) -> Batch:
+def assemble(store: HasTokens, plan: RowPlan, rows: range | Ints, pad_id: int = 0) -> Batch:
     """The Batch of the given rows of a plan; `store` has `.tokens`, the plan's documents end to end."""
     return gather(store.tokens, plan.recipe(rows), pad_id)
 

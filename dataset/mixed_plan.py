@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dataset.packing import EpochPlan, RowPlan
+from dataset.packing import PiecesOfRows, RowPlan, merged
 from dataset.shares import Curve
 from dataset.store.interface import Column, Ints
 
@@ -51,12 +51,12 @@ class Move:
 class SourceRows:
     """All rows of one source, pass after pass.
 
-    make_plan(n) is the EpochPlan of pass n; None: there is no such pass.
+    make_plan(n) is the plan of pass n; None: there is no such pass.
     """
 
-    def __init__(self, make_plan: Callable[[int], EpochPlan | None]) -> None:
+    def __init__(self, make_plan: Callable[[int], RowPlan | None]) -> None:
         self.make_plan = make_plan
-        self._plans: dict[int, EpochPlan] = {}
+        self._plans: dict[int, RowPlan] = {}
         # Of the rows that are laid out: their targets, and how many rows and targets there are before each pass.
         self._targets: list[Ints] = []
         self._rows_before = [0]
@@ -70,7 +70,7 @@ class SourceRows:
         first = self.plan(0)
         return first.n_pairs / max(first.row_targets(0, first.n_rows), 1)
 
-    def plan(self, number: int) -> EpochPlan:
+    def plan(self, number: int) -> RowPlan:
         """Of a pass that is laid out."""
         if number not in self._plans:
             plan = self.make_plan(number)
@@ -126,7 +126,7 @@ class SourceRows:
         """They take eight bytes a row, and are wanted for the order alone."""
         self._middles = np.empty(0)
 
-    def by_pass(self, rows: Ints) -> list[tuple[EpochPlan, Ints, Ints]]:
+    def by_pass(self, rows: Ints) -> list[tuple[RowPlan, Ints, Ints]]:
         """[(plan of a pass, which of `rows` lie in it, their numbers there)]"""
         pass_of = np.searchsorted(self._rows_before, rows, side="right") - 1
         found = []
@@ -337,26 +337,19 @@ class MixedPlan(RowPlan):
         count, *_ = self.pieces(range(lo, hi))
         return int(count.sum())
 
-    def pieces(self, rows: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def targets_of_rows(self) -> Ints:
+        return self._targets
+
+    def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
         rows = np.asarray(rows, dtype=np.int64)
         source_of = self._source[rows]
         numbers = self._number[rows].astype(np.int64)
-        count = np.zeros(len(rows), dtype=np.int64)
-        # Of each piece its row, by its place in `rows`, and then what EpochPlan says of it.
-        columns: list[tuple[Ints, Ints, Ints, Ints]] = []
+        parts = []
         for i in np.unique(source_of).tolist():
             own = np.flatnonzero(source_of == i)
             for plan, inside, in_pass in self.sources[i].by_pass(numbers[own]):
-                places = own[inside]
-                of_row, document, start, pairs = plan.pieces(in_pass)
-                count[places] = of_row
-                columns.append((np.repeat(places, of_row), document, start, pairs))
-        if not columns:
-            nothing = np.empty(0, dtype=np.int64)
-            return count, nothing, nothing, nothing
-        place, document, start, pairs = (np.concatenate(column) for column in zip(*columns, strict=True))
-        order = np.argsort(place, kind="stable")
-        return count, document[order], start[order], pairs[order]
+                parts.append((own[inside], plan.pieces(in_pass)))
+        return merged(len(rows), parts)
 
     # ------------------------------------------------------------------------------------- what a person is told
 

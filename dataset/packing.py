@@ -12,12 +12,12 @@ Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) p
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from dataset.best_fit import best_fit
+from dataset.best_fit import best_fit, rows_of
 from dataset.store.interface import Column, HasOffsets, Ints
 
 # Documents or rows that are handled at once: bounds the memory of what is computed in between.
@@ -71,6 +71,76 @@ def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
     return keys.astype(np.uint32)
 
 
+def pairs_of(offsets: Column, documents: Ints | None, lo: int, hi: int) -> Ints:
+    """int64: the pairs of the documents [lo, hi) of a selection, -1 for an empty one. documents: their numbers; None: all."""
+    if documents is None:
+        return np.diff(offsets[lo : hi + 1]) - 1
+    chosen = np.asarray(documents[lo:hi], dtype=np.int64)
+    return np.asarray(offsets[chosen + 1] - offsets[chosen] - 1)
+
+
+class Cut:
+    """How documents become pieces that fit a row.
+
+    pack, long_documents: as in EpochPlan. T: positions of a row; limit: pairs of a piece at most.
+    """
+
+    def __init__(self, max_seq_len: int, pack: bool, long_documents: str) -> None:
+        if long_documents not in ("split", "truncate"):
+            raise ValueError(f"long_documents must be split or truncate, not {long_documents!r}")
+        if max_seq_len < 2:
+            raise ValueError(f"max_seq_len must be at least 2 to hold an input and a target, not {max_seq_len}")
+        self.split = pack and long_documents == "split"
+        self.T = max_seq_len if pack else max_seq_len - 1
+        # A document that is cut at max_seq_len tokens has one pair less than tokens.
+        self.limit = max_seq_len if self.split else max_seq_len - 1
+
+    def pieces(self, pairs: Ints) -> tuple[Ints, Ints]:
+        """(pieces of each document, pairs of each piece) of documents with so many pairs."""
+        if not self.split:
+            pairs = np.minimum(pairs, self.limit)
+        pieces = -(-np.maximum(pairs, 0) // self.limit)
+        # Every piece is full but the last one of a document, which holds the rest. A document without pairs has none.
+        lengths = np.full(pieces.sum(), self.limit, dtype=np.int64)
+        some = pieces > 0
+        last = np.cumsum(pieces)[some] - 1
+        lengths[last] = (pairs - (pieces - 1) * self.limit)[some]
+        return pieces, lengths
+
+    def counts(self, pairs: Ints) -> Ints:
+        """int64 [T + 1]: how many pieces of each length documents with so many pairs have."""
+        if self.split:
+            full, rest = np.divmod(np.maximum(pairs, 0), self.limit)
+        else:
+            full, rest = np.zeros(1, dtype=np.int64), np.clip(pairs, 0, self.limit)
+        counts = np.bincount(rest, minlength=self.T + 1)
+        # What has no rest has no further piece.
+        counts[0] = 0
+        counts[self.limit] += full.sum()
+        return counts
+
+
+# What `RowPlan.pieces` says of some rows
+PiecesOfRows = tuple[Ints, Ints, Ints, Ints]
+
+
+def merged(n_rows: int, parts: Iterable[tuple[Ints, PiecesOfRows]]) -> PiecesOfRows:
+    """What several plans say of some rows, as one. parts: (places among the n_rows that were asked for, their pieces)."""
+    count = np.zeros(n_rows, dtype=np.int64)
+    # Of each piece the place of its row, and then what its plan says of it.
+    columns: list[tuple[Ints, Ints, Ints, Ints]] = []
+    for places, (of_row, document, start, pairs) in parts:
+        count[places] = of_row
+        columns.append((np.repeat(places, of_row), document, start, pairs))
+    if not columns:
+        nothing = np.empty(0, dtype=np.int64)
+        return count, nothing, nothing, nothing
+    place, document, start, pairs = (np.concatenate(column) for column in zip(*columns, strict=True))
+    # Stable: the pieces of a row stay as they came.
+    order = np.argsort(place, kind="stable")
+    return count, document[order], start[order], pairs[order]
+
+
 class RowPlan(ABC):
     """Rows, and the pieces of documents in them.
 
@@ -93,7 +163,11 @@ class RowPlan(ABC):
         """Documents (pieces) in the rows [lo, hi)."""
 
     @abstractmethod
-    def pieces(self, rows: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def targets_of_rows(self) -> Ints:
+        """Of each row."""
+
+    @abstractmethod
+    def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
         """The pieces of the given rows (int array [R]), row by row.
 
         Returns int64 arrays (count [R], document [P], start [P], pairs [P]): pieces of each row; the number of a
@@ -128,7 +202,7 @@ class RowPlan(ABC):
 
 
 class EpochPlan(RowPlan):
-    """The rows of one epoch.
+    """The rows of one epoch, planned at once.
 
     store: anything with `.offsets`, int64 [documents + 1]. documents: the numbers of those to use, default all.
     pack: rows of T = max_seq_len positions which documents share; `long_documents` "split" cuts what is longer than a
@@ -137,10 +211,11 @@ class EpochPlan(RowPlan):
     shuffle=False: pieces and rows in a fixed order (evaluation).
     trained: int [documents of the store], how many of a document's pairs are trained, where that is not all of them; for
     documents that are not split.
+    group: the number of the group that `documents` are, where an epoch is planned in groups: each has random numbers of its own.
     Documents of fewer than two tokens have nothing to predict and are left out.
 
     Attributes: n_rows, n_pieces, T, fill (share of the positions that hold a token).
-    Holds about 14 bytes a document and builds in a second or so for 10 million.
+    Holds about 14 bytes a document and builds in a second or so for 10 million; grouped_plan.py has what more of them take.
     """
 
     def __init__(
@@ -154,26 +229,23 @@ class EpochPlan(RowPlan):
         documents: Ints | None = None,
         shuffle: bool = True,
         trained: Ints | None = None,
+        group: int | None = None,
     ) -> None:
-        if long_documents not in ("split", "truncate"):
-            raise ValueError(f"long_documents must be split or truncate, not {long_documents!r}")
-        if max_seq_len < 2:
-            raise ValueError(f"max_seq_len must be at least 2 to hold an input and a target, not {max_seq_len}")
+        self.cut = Cut(max_seq_len, pack, long_documents)
         self.offsets = store.offsets
         self.documents = documents
         self.n_documents = len(self.offsets) - 1 if documents is None else len(documents)
         self.pack = pack
-        self.split = pack and long_documents == "split"
-        self.T = max_seq_len if pack else max_seq_len - 1
-        # Pairs of a piece at most. A document that is cut at max_seq_len tokens has one pair less than tokens.
-        self.limit = max_seq_len if self.split else max_seq_len - 1
-        # Seed and epoch alone: a resumed run makes the plan of its epoch again, without those before it.
-        bits = np.random.PCG64([seed, epoch]) if shuffle else None
+        self.T = self.cut.T
+        # Seed and epoch alone: a resumed run makes the plan of its epoch again, without those before it. A group is counted
+        # from 1 here, since numpy takes [seed, epoch, 0] for [seed, epoch].
+        entropy = [seed, epoch] if group is None else [seed, epoch, group + 1]
+        bits = np.random.PCG64(entropy) if shuffle else None
 
         # Lengths are counted here and computed again wherever they are needed: to keep them all takes 8 bytes a piece.
         counts = np.zeros(self.T + 1, dtype=np.int64)
         for lo, hi in chunks(self.n_documents):
-            counts += np.bincount(self._piece_lengths(lo, hi)[1], minlength=self.T + 1)
+            counts += self.cut.counts(self._pairs(lo, hi))
         self.n_pieces = int(counts.sum())
         assert self.n_pieces <= int(LOW) and self.T < 1 << 24, "piece numbers and lengths share a 64-bit key"
         if pack:
@@ -183,25 +255,16 @@ class EpochPlan(RowPlan):
         self.fill = self.row_targets(0, self.n_rows) / max(self.n_rows * self.T, 1)
         self._number_pieces()
         if trained is not None:
-            assert not self.split, "of the pieces of a document it is not known which has how many"
+            assert not self.cut.split, "of the pieces of a document it is not known which has how many"
             self._targets = self._sums_of_rows(trained)
+
+    def _pairs(self, lo: int, hi: int) -> Ints:
+        """Of the documents [lo, hi) of the selection."""
+        return pairs_of(self.offsets, self.documents, lo, hi)
 
     def _piece_lengths(self, lo: int, hi: int) -> tuple[Ints, Ints]:
         """(pieces of each document, pairs of each piece) of the documents [lo, hi) of the selection."""
-        if self.documents is None:
-            pairs = np.diff(self.offsets[lo : hi + 1]) - 1
-        else:
-            chosen = np.asarray(self.documents[lo:hi], dtype=np.int64)
-            pairs = self.offsets[chosen + 1] - self.offsets[chosen] - 1
-        if not self.split:
-            pairs = np.minimum(pairs, self.limit)
-        pieces = -(-np.maximum(pairs, 0) // self.limit)
-        # Every piece is full but the last one of a document, which holds the rest. A document without pairs has none.
-        lengths = np.full(pieces.sum(), self.limit, dtype=np.int64)
-        some = pieces > 0
-        last = np.cumsum(pieces)[some] - 1
-        lengths[last] = (pairs - (pieces - 1) * self.limit)[some]
-        return pieces, lengths
+        return self.cut.pieces(self._pairs(lo, hi))
 
     def _pack_rows(self, counts: Ints, bits: np.random.PCG64 | None) -> None:
         """Pieces share rows. counts [T+1]: pieces of each length.
@@ -215,9 +278,7 @@ class EpochPlan(RowPlan):
         by piece, stands in tests/dataset/test_packing.py.
         """
         runs, room = best_fit(counts, self.T)
-        self.n_rows = 0
-        for of_room in room:
-            self.n_rows += sum(rows for _, rows in of_room)
+        self.n_rows = rows_of(room)
         # Where each row of `best_fit` comes in the epoch. It is drawn before the order of the pieces: these are the next
         # numbers of the same stream, so the other way round would be another epoch.
         place = permutation(bits, self.n_rows)
@@ -306,13 +367,12 @@ class EpochPlan(RowPlan):
         return int(self._targets[lo:hi].sum(dtype=np.int64))
 
     def targets_of_rows(self) -> Ints:
-        """Of each row."""
         return self._targets
 
     def row_documents(self, lo: int, hi: int) -> int:
         return int(self._row_start[hi]) - int(self._row_start[lo])
 
-    def pieces(self, rows: Sequence[int] | Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
         rows = np.asarray(rows, dtype=np.int64)
         first = self._row_start[rows].astype(np.int64)
         count = self._row_start[rows + 1].astype(np.int64) - first
@@ -324,8 +384,8 @@ class EpochPlan(RowPlan):
         # A piece is known by its number alone. `_first_piece` rises, with equal entries where a document has no piece, so
         # the last entry that is not above the number belongs to its document.
         document = np.searchsorted(self._first_piece, piece, side="right") - 1
-        start = (piece.astype(np.int64) - self._first_piece[document]) * self.limit
+        start = (piece.astype(np.int64) - self._first_piece[document]) * self.cut.limit
         if self.documents is not None:
             document = np.asarray(self.documents[document], dtype=np.int64)
-        pairs = np.minimum(self.offsets[document + 1] - self.offsets[document] - 1 - start, self.limit)
+        pairs = np.minimum(self.offsets[document + 1] - self.offsets[document] - 1 - start, self.cut.limit)
         return count, document, start, pairs

@@ -8,13 +8,13 @@ import numpy as np
 
 from common.errors import DataError
 from dataset.mixed_plan import MixedPlan, Move, SourceRows, from_the_start
-from dataset.packing import EpochPlan
+from dataset.packing import RowPlan
 from dataset.shares import Curve, Point, Source, name_of
 from dataset.sources import Circle, MostTargets
 from dataset.store.interface import Documents, Ints
 
 # The plan of some documents: (their numbers, what it draws its random numbers by).
-MakePlan = Callable[[Ints, int], EpochPlan]
+MakePlan = Callable[[Ints, int], RowPlan]
 
 
 class RunLength(NamedTuple):
@@ -111,10 +111,10 @@ class PlannedMixture:
         size = min(sizes)
         return [max(1, round(size * curve.area(1.0))) for curve in self.curves]
 
-    def _pass_of(self, i: int, wanted: int | None = None) -> Callable[[int], EpochPlan | None]:
+    def _pass_of(self, i: int, wanted: int | None = None) -> Callable[[int], RowPlan | None]:
         """The plans of the passes over a source: whole ones without an end, or until they have `wanted` targets."""
 
-        def make(number: int) -> EpochPlan | None:
+        def make(number: int) -> RowPlan | None:
             # Each plan of a run has random numbers of its own.
             stream = number * len(self.sources) + i
             if wanted is None:

@@ -12,8 +12,9 @@ from common.wording import counted
 from dataset.chat.answers import Answers
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, ValidationBatches, sources_of
+from dataset.grouped_plan import Groups
 from dataset.loader import Assembler, Batch
-from dataset.packing import EpochPlan, Recipe, RowPlan
+from dataset.packing import Recipe, RowPlan
 from dataset.reading.conversations import FIELDS
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
@@ -65,19 +66,12 @@ class ChatCorpus(Corpus):
     def _count(self, documents: Ints, most_pairs: int) -> Ints:
         return self.answers.count(self.store, documents, most_pairs)
 
-    def _epoch_plan(self, documents: Ints | None, epoch: int) -> EpochPlan:
+    def _divided(self, documents: Ints | None) -> Groups:
         """As the base class has it, without conversations of which nothing would be trained."""
         chosen = np.arange(len(self.store), dtype=np.uint32) if documents is None else documents
         chosen = chosen[self.answer_targets[chosen] > 0]
-        return EpochPlan(
-            self.store,
-            self.max_seq_len,
-            self.seed,
-            epoch,
-            self.pack,
-            "truncate",
-            chosen,
-            trained=self.answer_targets,
+        return Groups(
+            self.store, self.max_seq_len, self.seed, self.pack, "truncate", chosen, trained=self.answer_targets
         )
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:

@@ -62,11 +62,16 @@ def naive_best_fit(lengths, T):
     return sorted(room)
 
 
-def naive_plan(lengths, max_seq_len, seed, epoch, long_documents, shuffle):
-    """The rows of a packed epoch as lists of (document, start, pairs), piece by piece, with tuples as sort keys."""
-    bits = np.random.PCG64([seed, epoch])
+def naive_plan(lengths, max_seq_len, seed, epoch, long_documents, shuffle, group=(), documents=None):
+    """The rows of a packed epoch as lists of (document, start, pairs), piece by piece, with tuples as sort keys.
+
+    group: what the random numbers are drawn by, beside seed and epoch. documents: those to use, default all.
+    """
+    bits = np.random.PCG64([seed, epoch, *group])
     T = max_seq_len
     pieces = sorted(naive_pieces(lengths, T, long_documents))
+    if documents is not None:
+        pieces = [piece for piece in pieces if piece[0] in documents]
     runs, _ = best_fit(np.bincount([pairs for *_, pairs in pieces], minlength=T + 1), T)
     n_rows = len(naive_best_fit([pairs for *_, pairs in pieces], T))
 

@@ -1,0 +1,259 @@
+"""Epochs that are planned in groups, against lists and tuples, a plan of each group, and a token ledger."""
+
+import time
+import tracemalloc
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset import grouped_plan
+from dataset.corpus import Corpus
+from dataset.grouped_plan import GROUP_STREAM, GroupedPlan, Groups
+from dataset.loader import IGNORE, Assembler, UpdateSchedule, make_loader
+from dataset.packing import EpochPlan
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.dataset.test_packing import make_store, naive_pieces, naive_plan, random_lengths
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
+from tests.helpers import write_corpus
+
+
+def small(pieces=8, documents=4, tokens=120):
+    """Groups and stretches as small as that."""
+    return patch.multiple(grouped_plan, GROUP_PIECES=pieces, STRETCH_DOCUMENTS=documents, STRETCH_TOKENS=tokens)
+
+
+def naive_order(entropy, n):
+    """Numbers below n, sorted by a random number of each."""
+    draws = np.random.PCG64(entropy)
+    return lambda: [
+        number for _, number in sorted((draw >> 32, i) for i, draw in enumerate(draws.random_raw(n).tolist()))
+    ]
+
+
+def naive_groups(lengths, documents, seed, n_groups, most_documents, most_tokens):
+    """The documents of each group, one document at a time."""
+    stretches = []
+    tokens = 0
+    for place, document in enumerate(documents):
+        if place % most_documents == 0 or tokens + lengths[document] > most_tokens:
+            stretches.append([])
+            tokens = 0
+        stretches[-1].append(document)
+        tokens += lengths[document]
+    groups = [[] for _ in range(n_groups)]
+    next_order = naive_order([seed, GROUP_STREAM], n_groups)
+    for number, stretch in enumerate(stretches):
+        if number % n_groups == 0:
+            order = next_order()
+        groups[order[number % n_groups]] += stretch
+    return groups
+
+
+def rows_of(plan):
+    return [plan.pieces_of_row(row) for row in range(plan.n_rows)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 60), min_size=9, max_size=60),
+    st.integers(2, 16),
+    st.sampled_from(["split", "truncate"]),
+    st.sampled_from([None, 2, 3]),
+    st.integers(0, 2**40),
+    st.integers(0, 5),
+    st.sampled_from([(8, 4, 120), (5, 3, 40), (20, 7, 10_000)]),
+)
+def test_the_rows_are_those_of_the_groups_in_their_order(lengths, T, long_documents, every, seed, epoch, sizes):
+    """Reference: naive_groups, and naive_plan of each group."""
+    documents = list(range(0, len(lengths), every or 1))
+    chosen = np.array(documents, dtype=np.uint32) if every else None
+    with small(*sizes):
+        groups = Groups(make_store(lengths), T, seed, True, long_documents, chosen)
+        n = groups.n_groups
+        plan = groups.plan(epoch)
+        rows = rows_of(plan)
+    if n == 1:
+        assert rows == naive_plan(lengths, T, seed, epoch, long_documents, True, documents=documents)
+        return
+    expected = []
+    of_groups = naive_groups(lengths, documents, seed, n, *sizes[1:])
+    for group in naive_order([seed, epoch, GROUP_STREAM], n)():
+        expected += naive_plan(lengths, T, seed, epoch, long_documents, True, (group + 1,), of_groups[group])
+    assert rows == expected
+    assert plan.totals(0, plan.n_rows) == (sum(pairs for row in rows for *_, pairs in row), sum(map(len, rows)))
+    assert plan.n_pairs == plan.row_targets(0, plan.n_rows)
+    assert plan.targets_of_rows().tolist() == [sum(pairs for *_, pairs in row) for row in rows]
+
+
+@pytest.mark.parametrize("pack, long_documents", [(True, "split"), (True, "truncate"), (False, "split")])
+def test_every_piece_once_and_totals_of_any_rows(pack, long_documents):
+    """Reference: naive_pieces, and the pieces of the rows themselves."""
+    lengths = random_lengths(300)
+    with small(60, 11, 400):
+        groups = Groups(make_store(lengths), 32, 7, pack, long_documents)
+        plan = groups.plan(2)
+        assert groups.n_groups > 4
+        rows = rows_of(plan)
+        pieces = [piece for row in rows for piece in row]
+        assert len(pieces) == len(set(pieces))
+        assert set(pieces) == naive_pieces(lengths, 32, long_documents if pack else "truncate")
+        n = plan.n_rows
+        for lo, hi in ((0, n), (0, 1), (n - 1, n), (3, 3), (5, n // 2), (n // 3, n - 2), (1, n - 1)):
+            of_rows = [piece for row in rows[lo:hi] for piece in row]
+            assert plan.totals(lo, hi) == (sum(pairs for *_, pairs in of_rows), len(of_rows))
+        # In any order, and from several groups at once
+        wanted = [n - 1, 0, n // 2, 0, n // 4]
+        count, document, start, pairs = plan.pieces(wanted)
+        assert count.tolist() == [len(rows[row]) for row in wanted]
+        found = list(zip(document.tolist(), start.tolist(), pairs.tolist(), strict=True))
+        assert found == [piece for row in wanted for piece in rows[row]]
+        assert [len(part) for part in plan.pieces([])] == [0, 0, 0, 0]
+
+
+def test_a_small_corpus_is_planned_at_once_as_ever():
+    """Reference: EpochPlan. Runs of earlier versions go on."""
+    store = make_store(random_lengths(500))
+    chosen = np.arange(0, 500, 3, dtype=np.uint32)
+    for documents in (None, chosen):
+        plan = Groups(store, 32, 5, documents=documents).plan(3)
+        assert isinstance(plan, EpochPlan)
+        assert rows_of(plan) == rows_of(EpochPlan(store, 32, 5, 3, documents=documents))
+
+
+def test_each_group_is_spread_evenly_over_the_corpus():
+    """Reference: the share of a part of the corpus in all documents. A sorted corpus does not come topic after topic."""
+    store = make_store([20] * 6000)
+    with small(500, 10):
+        groups = Groups(store, 32, 1)
+        for group in range(groups.n_groups):
+            documents = groups.documents_of_group(group)
+            first_third = (documents < 2000).mean()
+            assert abs(first_third - 1 / 3) < 0.05
+    assert groups.n_groups >= 12
+
+
+def test_epochs_have_other_orders_of_the_groups_and_within_them():
+    store = make_store(random_lengths(400))
+    with small(40, 5):
+        groups = Groups(store, 32, 1)
+        plans = [groups.plan(epoch) for epoch in range(3)]
+        orders = [[frozenset(row) for row in rows_of(plan)] for plan in plans]
+        assert groups.n_groups > 5
+        again = rows_of(Groups(store, 32, 1).plan(2))
+    assert [frozenset(row) for row in again] == orders[2]
+    assert len({plan.n_rows for plan in plans}) == 1
+    # Which group the first rows of the epoch are of
+    assert len({plan._order[0] for plan in plans}) > 1
+    assert orders[0] != orders[1] != orders[2]
+    group_of_document = {}
+    for group in range(groups.n_groups):
+        group_of_document |= dict.fromkeys(groups.documents_of_group(group).tolist(), group)
+    for order in orders:
+        for row in order:
+            assert len({group_of_document[document] for document, *_ in row}) == 1
+
+
+def test_groups_are_planned_when_their_rows_are_asked_for():
+    """Of an epoch the sizes are known, and no more than KEPT_GROUPS plans lie in memory."""
+    store = make_store(random_lengths(400))
+    with small(40, 5), patch.object(grouped_plan, "EpochPlan", side_effect=EpochPlan) as made:
+        plan = Groups(store, 32, 1).plan(0)
+        assert isinstance(plan, GroupedPlan)
+        plan.totals(0, plan.n_rows)
+        assert plan.fill > 0 and made.call_count == 0
+        for row in range(plan.n_rows):
+            # As in training: batches are made some rows ahead of the totals.
+            plan.recipe(range(min(row + 3, plan.n_rows - 1), min(row + 4, plan.n_rows)))
+            plan.totals(row, row + 1)
+            assert len(plan._plans) <= grouped_plan.KEPT_GROUPS
+        assert made.call_count == plan.groups.n_groups
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_targets_that_are_trained_alone_are_counted(pack):
+    """Reference: their sum over the documents of each row, as for the answers of conversations."""
+    lengths = random_lengths(200, top=60)
+    trained = np.maximum(np.minimum(lengths, 31) - 1, 0) // 2
+    with small(40, 7):
+        plan = Groups(make_store(lengths), 32, 3, pack, "truncate", trained=trained).plan(1)
+        rows = rows_of(plan)
+        assert plan.groups.n_groups > 3
+        expected = [sum(trained[document] for document, *_ in row) for row in rows]
+        assert plan.targets_of_rows().tolist() == expected
+        assert plan.row_targets(0, plan.n_rows) == sum(expected)
+        assert plan.row_targets(4, plan.n_rows - 3) == sum(expected[4:-3])
+        assert plan.n_pairs == sum(pairs for row in rows for *_, pairs in row)
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 5, 9])
+@pytest.mark.parametrize("pack", [True, False])
+def test_ledger_over_groups_a_resume_and_another_world_size(pack, stop_after):
+    """Every token of the store is another one: the sorted targets of the epoch are all of them but the first ones of documents."""
+    lengths = random_lengths(150, top=30 if not pack else 100)
+    store = make_store(lengths)
+    expected = np.setdiff1d(store.tokens, store.tokens[store.offsets[:-1][lengths > 0]])
+    targets = []
+
+    def train(world, batch, start_row, updates):
+        """Each rank has a plan of its own, as in a run. Returns the row at which the next update begins."""
+        end_row = start_row
+        for rank in range(world):
+            plan = Groups(store, 32, 11, pack).plan(1)
+            schedule = UpdateSchedule(plan.n_rows, batch, 2, world, start_row)
+            for update, _, part in make_loader(Assembler(store), plan, schedule, rank):
+                if update >= schedule.first_update + updates:
+                    break
+                end_row = max(end_row, schedule.rows(update)[1])
+                if part is not None:
+                    targets.append(part.targets[part.targets != IGNORE].numpy())
+        return end_row
+
+    with small(30, 6):
+        assert Groups(store, 32, 11, pack).n_groups > 4
+        row = train(2, 3, 0, stop_after)
+        train(3, 2, row, 1000)
+    assert np.array_equal(np.sort(np.concatenate(targets)), expected)
+
+
+def test_a_corpus_plans_in_groups_and_a_resume_of_another_division_is_another_layout(tmp_path):
+    path = write_corpus(tmp_path / "data.jsonl")
+    encoder = DocumentEncoder(small_tokenizer())
+
+    def opened(arguments=(str(path),), **options):
+        return Corpus(list(arguments), encoder, max_seq_len=16, seed=0, progress=False, **options)
+
+    at_once = opened(val_fraction=0.2)
+    assert "groups" not in at_once.layout()
+    with small(40, 5):
+        in_groups = opened(val_fraction=0.2)
+        plan = in_groups.plan(0)
+        assert isinstance(plan, GroupedPlan)
+        assert sorted(piece for row in rows_of(plan) for piece in row) == sorted(
+            piece for row in rows_of(at_once.plan(0)) for piece in row
+        )
+        assert in_groups.plan(1).groups is plan.groups, "the lengths are read once"
+        layout = in_groups.layout()
+        assert layout.pop("groups") == [40, 5, 120]
+    assert layout == at_once.layout()
+
+
+@pytest.mark.slow
+def test_a_group_of_a_large_corpus_takes_little_memory_and_time():
+    """30 million documents, in groups of up to 8 million pieces. benchmarks/data.py does it with a billion."""
+    lengths = np.random.default_rng(0).lognormal(5.2, 1, 30_000_000).astype(np.int64) + 2
+    store = SimpleNamespace(offsets=np.concatenate([[0], np.cumsum(lengths)]))
+    del lengths
+    tracemalloc.start()
+    groups = Groups(store, 512, 0)
+    plan = groups.plan(0)
+    _, peak = tracemalloc.get_traced_memory()
+    assert groups.n_groups > 3 and plan.fill > 0.99 and peak < 50e6
+    start = time.perf_counter()
+    groups.plan_of_group(1, 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert time.perf_counter() - start < 5 and peak < 200e6
