@@ -208,6 +208,20 @@ def processes_parser() -> Parser:
     return p
 
 
+def parallel_parser() -> Parser:
+    """The flags of parallel.py."""
+    p = new_parser("parallel.py", "Ranks on a CPU: ways to add up gradients, and the memory of a divided model.")
+    p.add_argument("--size", choices=STEP_SIZES, default="26m", help="of the model")
+    p.add_argument(
+        "--rows", type=positive(int), default=4, help="of an update and rank in the turns, 128 positions each"
+    )
+    p.add_argument("--ranks", type=positive(int), nargs="+", default=[2, 4], help="numbers of them, for the memory")
+    p.add_argument("--seconds", type=positive(float), default=40, help="of the turns, all in all")
+    # This process measures the memory of so many ranks, with one way to add up gradients.
+    p.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)
+    return p
+
+
 def readers_parser() -> Parser:
     """The flags of readers.py."""
     p = new_parser("readers.py", "One model in several programs: the same tokens, logits and greedy texts?")

@@ -48,7 +48,7 @@ from trainer.saving.weights import save_weights
 class PlainEngine(Engine):
     """The engine without its guards."""
 
-    def micro_batch(self, batch: Batch, totals: Totals, last: bool = True) -> None:
+    def micro_batch(self, batch: Batch, totals: Totals, last: bool = True, counts: bool = True) -> None:
         with self.autocast():
             loss, sums = self.objective(batch, totals)
         loss.backward()

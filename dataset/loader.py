@@ -134,8 +134,8 @@ def ceil_div(a: int, b: int) -> int:
 class UpdateSchedule(NamedTuple):
     """How the rows of an epoch are dealt out to updates, micro-batches and ranks.
 
-    Update after update takes the next G = batch_size · accumulation_steps · world_size rows, beginning at
-    `start_row`, which is the end of an update, perhaps of one with another G. The last update of the epoch takes what
+    Update after update takes the next G = batch_size · accumulation_steps · world_size rows, or `rows_of_update` where that
+    is given (then accumulation_steps are those that these rows take), beginning at `start_row`, which is the end of an update, perhaps of one with another G. The last update of the epoch takes what
     is left, in as few micro-batches as hold it; a rank may have a short or an empty slice there. Updates are numbered
     within the epoch, those before start_row included.
 
@@ -155,11 +155,12 @@ class UpdateSchedule(NamedTuple):
     accumulation_steps: int = 1
     world_size: int = 1
     start_row: int = 0
+    rows_of_update: int = 0
 
     @property
     def rows_per_update(self) -> int:
         """Of all ranks: G above."""
-        return self.batch_size * self.accumulation_steps * self.world_size
+        return self.rows_of_update or self.batch_size * self.accumulation_steps * self.world_size
 
     @property
     def first_update(self) -> int:

@@ -10,6 +10,7 @@ from dataset.packing import EpochPlan, Totals
 from tests.helpers import tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
+from trainer.parallel import Shards, is_divided, whole_of
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 T = 16
@@ -19,49 +20,67 @@ KINDS = {
     "moe packed": ({"use_moe": True}, True),
     "moe padded": ({"use_moe": True}, False),
 }
+# Of the newer generation. Its auxiliary loss would depend on how an update is cut, so there is none.
+MINIMIND3 = {
+    "minimind3": ({"generation": "minimind3"}, True),
+    "minimind3 moe": ({"generation": "minimind3", "use_moe": True, "router_aux_loss_coef": 0.0}, True),
+}
+ALL_KINDS = {**KINDS, **MINIMIND3}
 # 2 to 3T tokens: ragged masks, documents in pieces. Both plans leave a tail of fewer than 8 rows.
 LENGTHS = [5, 17, 2, 31, 16, 3, 48, 9, 12, 17, 4, 26, 7, 2, 40, 11, 16, 6, 33]
 
 
 class Recorder(torch.optim.SGD):
-    """Keeps the gradients of each update and leaves the parameters alone."""
+    """Keeps the whole gradients of each update and leaves the parameters alone."""
 
     def __init__(self, parameters):
         super().__init__(parameters, lr=1.0)
         self.updates = []
 
     def step(self, closure=None):
-        self.updates.append([p.grad.clone() for p in self.param_groups[0]["params"]])
+        gradients = [p.grad for p in self.param_groups[0]["params"]]
+        self.updates.append([whole_of(g) if is_divided(g) else g.clone() for g in gradients])
 
 
 def plan_of(kind):
     """(store, EpochPlan) of a kind."""
     store = token_store(LENGTHS)
-    return store, EpochPlan(store, T, seed=3, epoch=0, pack=KINDS[kind][1])
+    return store, EpochPlan(store, T, seed=3, epoch=0, pack=ALL_KINDS[kind][1])
 
 
-def gradients(kind, batch_size, accumulation_steps, ranks=None):
-    """The gradients of every update of an epoch, [update][parameter], cut in this way."""
+def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, prepare=None):
+    """The gradients of every update of an epoch, [update][parameter], cut in this way.
+
+    group_size: how many ranks have the model together. prepare(model): called before it is divided.
+    """
     ranks = ranks or Ranks()
-    model = tiny_model(**KINDS[kind][0])
+    model = tiny_model(**ALL_KINDS[kind][0])
+    if prepare is not None:
+        prepare(model)
+    shards = Shards(model, group_size, ranks, torch.device("cpu")) if group_size > 1 else None
     engine = Engine(
         model, Recorder(model.parameters()), partial(pretrain_loss, model), device=torch.device("cpu"), dtype=torch.float32,
-        ranks=ranks, grad_clip=0, n_sums=n_sums(model.config),
+        ranks=ranks, grad_clip=0, n_sums=n_sums(model.config), shards=shards,
     )  # fmt: skip
     store, plan = plan_of(kind)
+    assembler = Assembler(store)
     schedule = UpdateSchedule(plan.n_rows, batch_size, accumulation_steps, ranks.world_size)
-    for update, micro, batch in make_loader(Assembler(store), plan, schedule, ranks.rank):
+    for update, micro, batch in make_loader(assembler, plan, schedule, ranks.rank):
         first, end = schedule.rows(update)
+        totals = Totals(plan.row_targets(first, end), plan.row_documents(first, end))
+        is_last = micro == schedule.micro_batches(update) - 1
         if batch is not None:
-            engine.micro_batch(batch, Totals(plan.row_targets(first, end), plan.row_documents(first, end)))
-        if micro == schedule.micro_batches(update) - 1:
+            engine.micro_batch(batch, totals, last=is_last)
+        elif shards is not None:
+            engine.micro_batch(assembler[plan.recipe(range(first, first + 1))], totals, last=is_last, counts=False)
+        if is_last:
             engine.update(1.0)
     return engine.optimizer.updates
 
 
 def reference_gradients(kind, rows_per_update=8):
     """The same from the formula: each piece alone through forward(), one backward() over all pieces of an update."""
-    model = tiny_model(**KINDS[kind][0])
+    model = tiny_model(**ALL_KINDS[kind][0])
     store, plan = plan_of(kind)
     updates = []
     for first in range(0, plan.n_rows, rows_per_update):

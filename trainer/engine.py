@@ -9,7 +9,8 @@ are the quantities to add up for the log.
 A loss or a gradient that is not finite must not reach the weights. So an update has three stages:
 
 1. The ranks add up their gradients, and with them, in the same message, what they have to tell each other: whether one of
-   them had a loss that was not finite, was asked to stop, or was asked to save.
+   them had a loss that was not finite, was asked to stop, or was asked to save. Where they have divided the model
+   (trainer/parallel.py), the backward pass has added up the gradients, and the message has the norms of the ranks' parts.
 2. From the sum every rank finds the same answer to whether the update is good, and how far it is to be clipped.
 3. A good one is applied. A bad one leaves weights and optimiser as they are, and is counted.
 
@@ -19,7 +20,7 @@ and the host learns of an update's outcome while the next one runs. Another opti
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.pace import NO_PROPOSAL
+from trainer.parallel import Shards, divided_state, divided_weights, gathered, own_part
 from trainer.reducer import SumsGradients, broadcast_weights
 from trainer.shared_reducer import make_reducer
 
@@ -87,8 +89,12 @@ class Engine(Generic[BatchT, TotalsT]):
         ranks: Ranks,
         grad_clip: float = 1.0,
         n_sums: int = 4,
+        shards: Shards | None = None,
     ) -> None:
-        """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`."""
+        """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`.
+
+        shards: how the model is divided among the ranks; None: each has the whole.
+        """
         self.model = model
         self.optimizer = optimizer
         self.objective = objective
@@ -96,6 +102,7 @@ class Engine(Generic[BatchT, TotalsT]):
         self.dtype = dtype
         self.ranks = ranks
         self.grad_clip = grad_clip
+        self.shards = shards
         self.parameters: list[torch.nn.Parameter] = []
         for group in optimizer.param_groups:
             self.parameters += group["params"]
@@ -103,7 +110,7 @@ class Engine(Generic[BatchT, TotalsT]):
         # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. All groups are fused or none is.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
         self.reducer: SumsGradients | None = None
-        if ranks.world_size > 1:
+        if ranks.world_size > 1 and shards is None:
             broadcast_weights(self.parameters)
             self.reducer = make_reducer(self._parameters_in_order(), ranks)
         # MPS has no float64.
@@ -123,19 +130,26 @@ class Engine(Generic[BatchT, TotalsT]):
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
-        return autocast(self.device, self.dtype)
+        # Of a divided model one layer at a time is to be whole, in half precision too.
+        return autocast(self.device, self.dtype, keeps_copies=self.shards is None)
 
     # -------------------------------------------------------------------------------------------------- an update
 
-    def micro_batch(self, batch: BatchT, totals: TotalsT, last: bool = False) -> None:
+    def micro_batch(self, batch: BatchT, totals: TotalsT, last: bool = False, counts: bool = True) -> None:
         """Add the gradients of one micro-batch to those of the update that `totals` describes.
 
         last: no other of this update follows, so its gradients may be sent to the other ranks as they come.
+        counts: False for a batch that is computed only because other ranks compute theirs: nothing comes of it.
         """
         if self.reducer is not None:
             self.reducer.active = last
+        if self.shards is not None:
+            self.shards.begin_micro_batch(last)
         with self.autocast():
             loss, sums = self.objective(batch, totals)
+        if not counts:
+            loss = loss * 0.0
+            sums = torch.zeros_like(sums)
         self.scaler.scale(loss).backward()
         self.bad_losses += ~torch.isfinite(loss)
         # One NaN would spoil the mean of the whole log interval: such a micro-batch is not averaged.
@@ -150,16 +164,19 @@ class Engine(Generic[BatchT, TotalsT]):
         proposal: of rank 0, for all ranks; the others send zeros.
         """
         requests = [float(stop_signal > 0), float(stop_signal), float(save), *proposal]
-        n_stopping, sum_of_signals, any_save, *proposed, bad_losses = self._all_reduce(requests).unbind()
+        message = self._add_up_gradients(self._message(requests))
         self.bad_losses.zero_()
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
 
-        # `_all_reduce` has put zeros in the place of missing ones.
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        # `_add_up_gradients` has put zeros in the place of missing ones.
+        gradients = [own_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if self.shards is not None:
+            message, norm = self.shards.add_up(message, norm)
+        n_stopping, sum_of_signals, any_save, *proposed, bad_losses = message.unbind()
         # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
         bad = (~torch.isfinite(norm) | (bad_losses > 0)).float()
         if self.grad_clip > 0:
@@ -185,15 +202,18 @@ class Engine(Generic[BatchT, TotalsT]):
         if self.scaler.is_enabled():
             self.scaler.update()
 
-    def _all_reduce(self, requests: Sequence[float]) -> torch.Tensor:
-        """Sum gradients, requests and bad losses over the ranks: the one synchronisation of an update.
-
-        Returns the sums of the requests and, behind them, of the bad losses.
-        """
+    def _message(self, requests: Sequence[float]) -> torch.Tensor:
+        """What this rank has to tell the others: its requests and, behind them, its bad losses."""
         # From other memory than pinned one a copy may wait until the device has done all that was asked of it before.
         on_host = torch.tensor(requests, pin_memory=self.device.type == "cuda")
         on_device = on_host.to(self.device, non_blocking=True)
-        message = torch.cat((on_device, self.bad_losses))
+        return torch.cat((on_device, self.bad_losses))
+
+    def _add_up_gradients(self, message: torch.Tensor) -> torch.Tensor:
+        """Sum gradients and, where ranks have the whole model, messages over the ranks; returns the sum of these.
+
+        With `shards.add_up`, where ranks have parts, the one synchronisation of an update.
+        """
         if self.reducer is not None:
             return self.reducer.finish(message)
         for parameter in self.parameters:
@@ -241,12 +261,31 @@ class Engine(Generic[BatchT, TotalsT]):
         self.sums.zero_()
         return values
 
+    def largest(self, number: int) -> int:
+        """Where the ranks compute together, the largest of their numbers, so that all decide alike; else this rank's own."""
+        if self.shards is None:
+            return number
+        numbers = torch.tensor(number, device=self.device)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return int(numbers.item())
+
     # ----------------------------------------------------------------------------------------------- checkpoints
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's state dict. A collective where the model is divided: then rank 0 alone gets it, on the CPU."""
+        if self.shards is None:
+            return self.model.state_dict()
+        # With the parameters themselves a tied one is seen to be one.
+        return gathered(self.model.state_dict(keep_vars=True), self.ranks)
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Take over a state dict of `weights`, which all ranks have."""
+        self.model.load_state_dict(weights if self.shards is None else divided_weights(weights, self.model))
+
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs beside the weights."""
+        """What a resume needs beside the weights. Where the model is divided it is as `weights` is."""
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": gathered(self.optimizer.state_dict(), self.ranks),
             "scaler": self.scaler.state_dict(),
             # In all, and in a row.
             "skipped": self.outcome[:2].tolist(),
@@ -257,9 +296,18 @@ class Engine(Generic[BatchT, TotalsT]):
         own_options = []
         for group in self.optimizer.param_groups:
             own_options.append({name: value for name, value in group.items() if name != "params"})
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(self._divided(state["optimizer"]))
         for group, options in zip(self.optimizer.param_groups, own_options, strict=True):
             group.update(options)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.outcome[:2] = torch.tensor(state["skipped"])
+
+    def _divided(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The optimiser's state dict with parts in the place of whole tensors, where parameters are divided."""
+        # Muon with AdamW: two optimisers behind one interface.
+        together = getattr(self.optimizer, "optimizers", None)
+        if together is None:
+            return divided_state(state, self.optimizer)
+        parts = zip(state["optimizers"], together, strict=True)
+        return {"optimizers": [divided_state(of_part, optimizer) for of_part, optimizer in parts]}

@@ -30,7 +30,8 @@ def evaluate(
 
     Floating-point sums depend on their order, and figures must not depend on the number of ranks. So batch i is computed
     by rank i mod world size into a slot of its own; the sum over the ranks adds zeros to it, and then every rank adds up
-    the slots in the same order.
+    the slots in the same order. Where the ranks have divided the model they compute together: one that has no batch left
+    computes the last one, and nothing comes of it.
     The dict: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes where these are known.
     """
     model = cast(MiniMindForCausalLM, engine.model)
@@ -39,14 +40,19 @@ def evaluate(
     model.eval()
     # For each batch its loss and its number of targets; behind them the sum of the ranks' signals, and how many got one.
     slots = torch.zeros(2 * len(batches) + 2, dtype=torch.float64)
-    for i in range(ranks.rank, len(batches), ranks.world_size):
-        if signals.signum:
-            slots[-2:] = torch.tensor([signals.signum, 1])
+    for first in range(0, len(batches), ranks.world_size):
+        i = first + ranks.rank
+        has_batch = i < len(batches)
+        if engine.largest(signals.signum):
+            slots[-2:] = torch.tensor([signals.signum, signals.signum > 0])
             break
-        batch = batches[i].to(engine.device)
+        if not has_batch and engine.shards is None:
+            break
+        batch = batches[i if has_batch else len(batches) - 1].to(engine.device)
         with engine.autocast():
             loss, _ = model.training_losses(batch.input_ids, batch.targets, batch.document_ids, batch.position_ids)
-        slots[2 * i : 2 * i + 2] = torch.tensor([float(loss), batch.n_targets])
+        if has_batch:
+            slots[2 * i : 2 * i + 2] = torch.tensor([float(loss), batch.n_targets])
     model.train()
     if ranks.world_size > 1:
         slots = slots.to(engine.device)
@@ -85,7 +91,8 @@ def samples(
 ) -> tuple[list[tuple[str, str]], int]:
     """([(prompt, text)], number of a stop signal that came meanwhile, or 0), the same on all ranks, which share the work.
 
-    They meet after each round, so that none waits longer than for one text, and a stop ends it for all.
+    They meet after each round, so that none waits longer than for one text, and a stop ends it for all. Where they have divided
+    the model they compute together, and a rank without a prompt continues the last one, of which nothing comes.
     is_last: the weights are those that the run leaves. Then the samples are made by the model of the weight file, see
     `model_as_saved`, so that whoever has the file or an export of it can draw them again.
     with_prompt: a text begins with its prompt, as the model was given it.
@@ -93,15 +100,21 @@ def samples(
     found: list[tuple[str, str]] = []
     ranks = engine.ranks
     has_prompt = ranks.rank < len(prompts)
-    as_saved = model_as_saved(engine) if is_last and has_prompt else None
-    for first in range(0, len(prompts), ranks.world_size):
+    together = engine.shards is not None and not is_last
+    as_saved = model_as_saved(engine) if is_last and (has_prompt or engine.shards is not None) else None
+    # Of a divided model rank 0 alone gets the weights of the file.
+    at_once = 1 if is_last and engine.shards is not None else ranks.world_size
+    for first in range(0, len(prompts), at_once):
         # One prompt for each rank; the last round may have fewer prompts than ranks.
         mine = first + ranks.rank
+        has_prompt = ranks.rank < at_once and mine < len(prompts)
+        stops = engine.largest(signals.signum) > 0
         own = []
-        if mine < len(prompts) and not signals.signum:
-            prompt = prompts[mine]
+        if (has_prompt or together) and not stops:
+            prompt = prompts[mine if has_prompt else -1]
             text = sample(engine, tokenizer, encoder, prompt, seed, as_saved=as_saved, with_prompt=with_prompt)
-            own.append((prompt, text))
+            if has_prompt:
+                own.append((prompt, text))
         # What each rank has, and whether it was asked to stop.
         answers = [(own, signals.signum)]
         if ranks.world_size > 1:
@@ -115,20 +128,22 @@ def samples(
     return found, 0
 
 
-def model_as_saved(engine: Engine[Batch, Totals]) -> MiniMindForCausalLM:
-    """The model with the numbers of its weight file, on the CPU in float32.
+def model_as_saved(engine: Engine[Batch, Totals]) -> MiniMindForCausalLM | None:
+    """The model with the numbers of its weight file, on the CPU in float32. Of a divided one: a collective, None but on rank 0.
 
     The weights of training are finer than those of the file, products in bfloat16 differ from machine to machine, and
     a GPU draws other random numbers than a CPU: each of the three would give other texts in the end.
     """
     model = cast(MiniMindForCausalLM, engine.model)
+    state = engine.weights()
+    if engine.shards is not None and not engine.ranks.is_main:
+        return None
     # A fresh model draws its first weights, which must not change what the training draws next.
     before = rng_state(engine.device)
     try:
         as_saved = MiniMindForCausalLM(model.config)
     finally:
         set_rng_state(before, engine.device)
-    state = model.state_dict()
     dtype = torch.float16 if beyond_float16(state) is None else torch.float32
     as_saved.load_state_dict(in_dtype(state, dtype))
     return as_saved.eval()
@@ -180,6 +195,8 @@ def sample(
                 top_p=TOP_P,
                 top_k=TOP_K,
                 pad_token_id=tokenizer.pad_token_id or 0,
+                # A rank whose text has ended goes on computing with those whose texts have not.
+                synced_gpus=engine.shards is not None and as_saved is None,
             )
     finally:
         model.train()

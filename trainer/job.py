@@ -23,6 +23,7 @@ from trainer.machine.out_of_memory import plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.pace import Course, Pace
+from trainer.parallel import Shards
 from trainer.reporting.charts import COMMON, Chart
 from trainer.reporting.next_commands import NextCommand
 
@@ -74,6 +75,7 @@ class RunSettings(Protocol):
 
     batch_size: int
     accumulation_steps: int
+    rows_per_update: int
     grad_clip: float
     max_bad_updates: int
     num_workers: int
@@ -178,6 +180,8 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     optimizer: torch.optim.Optimizer
     # The precision of matrix products.
     dtype: torch.dtype
+    # How `model` is divided among the ranks; None: each has the whole.
+    shards: Shards | None = None
     # assembler[recipe] is a batch. A worker process gets a copy of it.
     assembler: MakesBatches[RecipeT, BatchT]
     # How many numbers `loss` gives to be added up.

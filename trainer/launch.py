@@ -1,6 +1,7 @@
 """Around a training command: join the ranks, catch stop signals, and keep other runs away from its files."""
 
 import contextlib
+import gc
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -85,6 +86,8 @@ def run_rank(
         exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))
         # After an error this is not reached, and the other ranks would not reach it either.
         if dist.is_initialized():
+            # A divided model refers to the process group, and lies in circles of references.
+            gc.collect()
             # A launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done.
             dist.barrier()
             dist.destroy_process_group()

@@ -41,6 +41,7 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving import resume
 from trainer.saving.checkpoint import Checkpoints, remove_temporaries, snapshot
 from trainer.saving.save_clock import SaveClock
+from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -76,10 +77,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     """
 
     def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
-        settings = job.settings
         self.job = job
-        self.settings = settings
         self.ranks = surroundings.ranks
+        settings = with_accumulation(job.settings, self.ranks)
+        self.settings = settings
         self.device = surroundings.device
         self.signals = surroundings.signals
         self.command = surroundings.command
@@ -93,6 +94,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             ranks=self.ranks,
             grad_clip=settings.grad_clip,
             n_sums=job.n_sums,
+            shards=job.shards,
         )
         self.checkpoints = Checkpoints(f"{job.stem}_resume", settings.keep_checkpoints)
         self.save_clock = SaveClock(settings, self.device.type)
@@ -129,7 +131,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         Errors: OutOfMemory, in one line, where an allocation failed on this rank.
         """
         with told_in_a_line(self.device, self.advice_on_memory):
-            return self.go()
+            exit_code = self.go()
+        if self.engine.shards is not None:
+            self.engine.shards.close()
+        return exit_code
 
     def go(self) -> int:
         """What `run` does."""
@@ -202,7 +207,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.reporter.say(f"this run has already done its {goal}: nothing to do{further}")
         if not all(path.exists() for path in self.job.outputs.values()):
             # A later run has moved them away, and this one was brought back by renaming its folder.
-            weights = snapshot(self.engine.model.state_dict())
+            weights = snapshot(self.engine.weights())
             on_main(self.ranks, lambda: self.job.save_weights(weights, self.progress.update, is_last=True))
         self.reporter.say(self.written)
 
@@ -214,7 +219,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if outlook.epochs is not None:
             self.epochs = outlook.epochs
         describe(self, outlook)
-        for line in (*self.notices, *outlook.notices):
+        note = note_on_rows(self.settings, self.ranks)
+        for line in (*self.notices, *outlook.notices, *([note] if note else [])):
             self.reporter.say(line)
         self.tell_of_rows()
         for line in self.job.make_fast(outlook):
@@ -272,6 +278,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 # This rank has no rows in the last micro-batches of an epoch, but goes through them with the others.
                 if batch is not None:
                     self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
+                elif self.engine.shards is not None:
+                    filler = self.filler(epoch, update)
+                    self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
                 self.progress.step += 1
                 if not is_last and self.log_is_due(epoch, update.first_step + number):
                     self.log(epoch, update.first_step + number, rate)
@@ -296,15 +305,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # A clock may move the end of a run beyond the epochs that were planned.
         self.epochs = max(self.epochs, number + 1)
         plan = self.job.plan(number)
-        rows_of_rank = self.ranks.rows_of(settings.batch_size)
-        rows = (plan.n_rows, rows_of_rank, settings.accumulation_steps, self.ranks.world_size)
-        schedule = UpdateSchedule(*rows, start_row=self.progress.row)
+        schedule = schedule_of(settings, self.ranks, plan.n_rows, self.progress.row)
         if self.loader is None:
             pin_memory = self.device.type == "cuda"
             self.loader = Loader(self.job.assembler, self.ranks.rank, settings.num_workers, pin_memory)
         # For the bar and the time that is left.
         updates_left = schedule.n_updates - schedule.first_update
-        of_later_epochs = UpdateSchedule(*rows).n_updates * (self.epochs - number - 1)
+        of_later_epochs = schedule._replace(start_row=0).n_updates * (self.epochs - number - 1)
         self.all_updates = self.progress.update + updates_left + of_later_epochs
         if self.max_updates < UNLIMITED:
             self.all_updates = self.max_updates
@@ -328,6 +335,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 totals=epoch.plan.totals(first_row, end_row),
                 batches=batches,
             )
+
+    def filler(self, epoch: Epoch[RecipeT, TotalsT], update: Update[BatchT, TotalsT]) -> BatchT:
+        """A batch for a rank that has none, where all have to compute one: the first row of the update."""
+        first_row = range(update.first_row, update.first_row + 1)
+        return self.job.assembler[epoch.plan.recipe(first_row)].to(self.device)
 
     def stop_request(self) -> int:
         """What this rank asks the others for with its next update: to stop for its signal, or for want of batches."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from common.settings import Settings, default_of
 from trainer.machine.ranks import Ranks
+from trainer.machine.settings import NONE
 
 # (name of the setting, whether the line is due, why the setting has no effect)
 Case = tuple[str, bool, str]
@@ -30,7 +31,10 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     muon_lr = hasattr(settings, "muon_lr") and is_changed(settings, "muon_lr") and settings.optimizer != "muon"
     on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
     has_no_project = settings.tracker in ("none", "tensorboard")
+    # train_glue.py has no such flag.
+    of_one = getattr(settings, "shard", NONE) != NONE and ranks.world_size == 1
     cases = [
+        ("shard", of_one, "there is one process"),
         ("muon_lr", muon_lr, f"--optimizer is {settings.optimizer if muon_lr else None}"),
         ("device", on_one_of_several, "each rank takes the device of its local rank"),
         ("wandb_project", has_no_project and is_changed(settings, "wandb_project"), f"--tracker is {settings.tracker}"),

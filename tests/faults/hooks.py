@@ -21,6 +21,7 @@ def ledger(path):
     seen, losses = [], []
     updates, resume = loader.Loader.updates, resuming.resume
     start, update = engine.Engine.__init__, engine.Engine.update
+    micro_batch = engine.Engine.micro_batch
     count = 0
 
     def recording_updates(*arguments, **named):
@@ -37,6 +38,12 @@ def ledger(path):
             return loss, sums
 
         start(self, model, optimizer, recording_objective, **named)
+
+    def recording_micro_batch(self, *arguments, counts=True, **named):
+        micro_batch(self, *arguments, counts=counts, **named)
+        if not counts:
+            # Computed for the sake of other ranks alone.
+            losses.pop()
 
     def recording_update(self, *arguments, **named):
         nonlocal count
@@ -56,6 +63,7 @@ def ledger(path):
 
     loader.Loader.updates, resuming.resume = recording_updates, counting_resume
     engine.Engine.__init__, engine.Engine.update = recording_start, recording_update
+    engine.Engine.micro_batch = recording_micro_batch
 
 
 def signal_at(updates, name="SIGTERM", rank=0, once=None):

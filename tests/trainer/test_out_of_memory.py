@@ -30,6 +30,7 @@ from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
 from trainer.machine.limits import is_out_of_memory
 from trainer.machine.out_of_memory import gigabytes, plain_advice, same_update, told_in_a_line
+from trainer.machine.ranks import Ranks
 from trainer.pretrain import job as pretrain_job
 from trainer.pretrain import memory_plan
 from trainer.pretrain.job import PretrainJob
@@ -107,6 +108,7 @@ def test_plain_advice_and_sizes():
     class Settings:
         batch_size = 8
         accumulation_steps = 2
+        rows_per_update = 0
         gradient_checkpointing = False
 
     said = plain_advice(Settings(), "a smaller model")
@@ -114,6 +116,9 @@ def test_plain_advice_and_sizes():
         "try --batch_size 4 --accumulation_steps 4, which leaves the updates as they are, or --gradient_checkpointing 1, "
         "or a smaller model"
     )
+    # Then the micro-batches follow.
+    Settings.rows_per_update = 16
+    assert plain_advice(Settings(), "x").startswith("try --batch_size 4, which leaves the updates as they are, or ")
     Settings.batch_size = 1
     Settings.gradient_checkpointing = True
     assert plain_advice(Settings(), "a smaller model") == "try a smaller model"
@@ -123,13 +128,16 @@ def test_plain_advice_and_sizes():
 # --------------------------------------------------------------------------------------- what would fit
 
 
-def plan(monkeypatch, memory_gb, **changes):
-    """A MemoryPlan for 26 M parameters on a machine with this much memory, all of it free."""
+def plan(monkeypatch, memory_gb, group_size=1, **changes):
+    """A MemoryPlan for 26 M parameters on a machine with this much memory, all of it free.
+
+    group_size: how many ranks have the model together.
+    """
     monkeypatch.setattr(memory_plan, "total_memory", lambda device: round(memory_gb * GB))
     monkeypatch.setattr(memory_plan, "available_memory", lambda device: round(memory_gb * GB))
     sizes = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "max_seq_len": 512}
     settings = parse_args(flags(**{**sizes, "batch_size": 32, "accumulation_steps": 8, **changes}))
-    return MemoryPlan(settings, torch.bfloat16, CPU)
+    return MemoryPlan(settings, torch.bfloat16, CPU, Ranks(world_size=group_size), group_size)
 
 
 def config_of(settings):
@@ -166,6 +174,17 @@ def test_what_is_suggested_fits_by_the_estimate_and_keeps_the_update(monkeypatch
     check(smaller)
     assert smaller.needed(smaller.asked) <= memory_gb * GB
     assert smaller.warning() is None
+
+
+def test_a_model_that_is_too_large_for_a_rank_may_fit_divided(monkeypatch):
+    """2.6 billion parameters of 16 bytes on ranks with 12 GB each: alone refused, among eight 5.2 GB and what is gathered."""
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 20, "batch_size": 1}
+    for group_size in (1, 2):
+        with pytest.raises(UserError, match="parameters need"):
+            check(plan(monkeypatch, 12, group_size, **sizes))
+    divided = plan(monkeypatch, 12, 8, gradient_checkpointing=1, **sizes)
+    check(divided)
+    assert 5.2 * GB < divided.needed(divided.asked) < 8 * GB
 
 
 def test_enough_memory_is_not_talked_about(monkeypatch):

@@ -34,9 +34,11 @@ from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.parallel import Shards, ranks_of_group
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
+from trainer.updates import rows_of_update, schedule_of
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 
@@ -54,6 +56,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         "lr_schedule",
         "batch_size",
         "accumulation_steps",
+        "rows_per_update",
         "grad_clip",
         "weight_decay",
         "max_steps",
@@ -85,6 +88,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.ranks = surroundings.ranks
         self.device = surroundings.device
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
+        group_size = ranks_of_group(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
@@ -98,7 +102,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
         if settings.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
-        self.model.to(self.device).train()
+        self.model.train()
+        if group_size > 1:
+            self.shards = Shards(self.model, group_size, self.ranks, self.device)
+        else:
+            self.model.to(self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
@@ -109,6 +117,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             settings.optimizer,
             settings.muon_lr,
             self.ranks,
+            self.shards,
             eps=1e-6,
             bias_correction=settings.adam_bias_correction,
         )
@@ -220,11 +229,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         generator = self.model.generator.config
         discriminator = self.model.discriminator.config
         per_position = flops_per_token(generator, discriminator, settings.max_seq_len, settings.mask_share)
-        rows_per_update = settings.batch_size * settings.accumulation_steps * self.ranks.micro_batches_at_once
-        # The last update of an epoch may have fewer rows.
-        updates_per_epoch = math.ceil(plan.n_rows / rows_per_update)
-        rows_of_rank = self.ranks.rows_of(settings.batch_size)
-        positions_of_rank = settings.max_steps * rows_of_rank * settings.accumulation_steps * plan.T
+        updates_per_epoch = schedule_of(settings, self.ranks, plan.n_rows).n_updates
+        positions_of_rank = settings.max_steps * rows_of_update(settings, self.ranks) / self.ranks.world_size * plan.T
         parameters = sum(p.numel() for p in self.model.parameters())
         one_segment = float((self.examples.second == 0).mean())
         copies = notice_of(self.store)
@@ -240,6 +246,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
         ]
         precision = [self.precision_notice] if self.precision_notice else []
+        if self.shards is not None:
+            precision.append(self.shards.described)
         return Outlook(
             rows=plan,
             lines=lines,
@@ -303,7 +311,7 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
             f"warning: with --warmup_steps {settings.warmup_steps} the rate is never above {highest:.0%} of --learning_rate"
         )
     size = SIZES[settings.size]
-    rows = settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
+    rows = rows_of_update(settings, ranks)
     if settings.max_steps == size.max_steps and rows != size.batch_size:
         lines.append(
             f"note: an update has {counted(rows, 'example')}, in the published run of this size {size.batch_size}"

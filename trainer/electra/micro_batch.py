@@ -22,8 +22,9 @@ def micro_batch_of(settings: ElectraSettings) -> Divisible:
 
 
 def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
-    """The rows of a micro-batch; where no flag says it, those which together make the published batch."""
+    """The rows of a micro-batch; where no flag says it, those which together make --rows_per_update or the published batch."""
     if settings.batch_size is not None:
         return settings.batch_size
     parts = settings.accumulation_steps * micro_batches_at_once
-    return max(1, SIZES[settings.size].batch_size // parts)
+    rows = settings.rows_per_update or SIZES[settings.size].batch_size
+    return max(1, rows // parts)

@@ -37,6 +37,7 @@ COMPARED = (
     "max_steps",
     "batch_size",
     "accumulation_steps",
+    "rows_per_update",
     "grad_clip",
     "learning_rate",
     "layer_decay",

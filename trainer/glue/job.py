@@ -47,6 +47,7 @@ from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
+from trainer.updates import schedule_of
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         "learning_rate",
         "batch_size",
         "accumulation_steps",
+        "rows_per_update",
         "grad_clip",
         "weight_decay",
         "max_steps",
@@ -261,7 +263,7 @@ def schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule
     """How an epoch of the task is dealt out to updates."""
     assert data.train is not None
     n_examples = len(data.train.features.first)
-    return UpdateSchedule(n_examples, settings.batch_size, settings.accumulation_steps, ranks.world_size)
+    return schedule_of(settings, ranks, n_examples)
 
 
 def set_longest_text(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:

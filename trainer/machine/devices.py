@@ -58,8 +58,13 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None
     return dtype, None
 
 
-def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    """The context in which a model is computed: matrix products in `dtype`."""
+def autocast(
+    device: torch.device, dtype: torch.dtype, keeps_copies: bool = True
+) -> contextlib.AbstractContextManager[object]:
+    """The context in which a model is computed: matrix products in `dtype`.
+
+    keeps_copies: of weights in that type, for a second use within the context.
+    """
     if dtype is torch.float32:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=keeps_copies)

@@ -16,6 +16,7 @@ class BatchSettings(Protocol):
 
     batch_size: int
     accumulation_steps: int
+    rows_per_update: int
     gradient_checkpointing: bool
 
 
@@ -53,14 +54,17 @@ def same_update(batch_size: int, accumulation_steps: int, most_rows: int) -> tup
     return None
 
 
+def batch_flags(settings: BatchSettings, rows: int, steps: int) -> str:
+    """The flags for micro-batches of so many rows, and so many of them. With --rows_per_update their number follows."""
+    return f"--batch_size {rows}" if settings.rows_per_update else f"--batch_size {rows} --accumulation_steps {steps}"
+
+
 def plain_advice(settings: BatchSettings, shorter: str) -> str:
     """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
     ways = []
     smaller = same_update(settings.batch_size, settings.accumulation_steps, settings.batch_size // 2)
     if smaller is not None:
-        ways.append(
-            f"--batch_size {smaller[0]} --accumulation_steps {smaller[1]}, which leaves the updates as they are"
-        )
+        ways.append(f"{batch_flags(settings, *smaller)}, which leaves the updates as they are")
     if not settings.gradient_checkpointing:
         ways.append("--gradient_checkpointing 1")
     ways.append(shorter)

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from trainer.machine.ranks import Ranks
-from trainer.optim.muon import Muon, Together
+from trainer.optim.muon import Muon, Orthogonalise, Together
+from trainer.optim.sharded_muon import ShardedOrthogonalise
 from trainer.optim.shared_muon import make_orthogonalise
+from trainer.parallel import Shards
 
 ONE_RANK = Ranks()
 
@@ -25,6 +27,8 @@ class Options(NamedTuple):
     muon_lr: float
     # Those that train the same model.
     ranks: Ranks
+    # How they have divided it; None: each has the whole.
+    shards: Shards | None
     # Further options of build_adamw.
     adam: dict[str, Any]
 
@@ -51,14 +55,15 @@ def build_optimizer(
     kind: str = "adamw",
     muon_lr: float = 0.02,
     ranks: Ranks = ONE_RANK,
+    shards: Shards | None = None,
     **adam_options: Any,
 ) -> torch.optim.Optimizer:
     """The optimiser of `--optimizer`, one of BUILDERS. adam_options: see build_adamw.
 
-    ranks: those that all call it at this moment, and may share its work.
+    ranks: those that all call it at this moment, and may share its work. shards: how they have divided the model.
     """
     groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
-    return BUILDERS[kind](model, groups, Options(lr, weight_decay, muon_lr, ranks, adam_options))
+    return BUILDERS[kind](model, groups, Options(lr, weight_decay, muon_lr, ranks, shards, adam_options))
 
 
 def adamw_alone(model: nn.Module, groups: Groups, options: Options) -> torch.optim.Optimizer:
@@ -79,8 +84,12 @@ def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.
     # The engine multiplies it with the schedule's rate, which has --learning_rate in it already.
     scale = options.muon_lr / options.learning_rate
     own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
-    shared = make_orthogonalise(matrices, options.ranks)
-    muon = Muon([own_group], lr=options.muon_lr, orthogonalise=shared)
+    orthogonalise: Orthogonalise
+    if options.shards is None:
+        orthogonalise = make_orthogonalise(matrices, options.ranks)
+    else:
+        orthogonalise = ShardedOrthogonalise(options.shards.group)
+    muon = Muon([own_group], lr=options.muon_lr, orthogonalise=orthogonalise)
     adamw = build_adamw(groups, options.learning_rate, **options.adam)
     # It has all that the engine and GradScaler.unscale_ ask of an optimiser, and not the rest of that class.
     # AdamW first: the engine asks the first group whether the optimiser is fused, and Muon heeds `found_inf` too.

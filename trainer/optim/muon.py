@@ -19,8 +19,11 @@ from typing import Any
 
 import torch
 
-# [n, rows, columns] -> the same in bf16, each matrix orthogonalised.
-Orthogonalise = Callable[[torch.Tensor], torch.Tensor]
+from trainer.parallel import own_part
+
+# ([n, rows, columns], shape of a whole matrix) -> the same in bf16, each matrix orthogonalised. Where the matrices are divided
+# among ranks (trainer/parallel.py), `rows` are this rank's.
+Orthogonalise = Callable[[torch.Tensor, torch.Size], torch.Tensor]
 
 # Of the quintic iteration above: a, b, c.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -41,6 +44,11 @@ def orthogonalise(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     return x if wide else x.mT
 
 
+def alone(matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """`orthogonalise` of matrices that are whole, without help."""
+    return orthogonalise(matrices)
+
+
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised (https://kellerjordan.github.io/posts/muon/): the update of torch.optim.Muon.
 
@@ -54,9 +62,9 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
-        orthogonalise: Orthogonalise = orthogonalise,
+        orthogonalise: Orthogonalise = alone,
     ) -> None:
-        """orthogonalise: the function of this module, or one that shares the work with other ranks (shared_muon.py)."""
+        """orthogonalise: `alone`, or what shares the work with other ranks (shared_muon.py, sharded_muon.py)."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None
         self.orthogonalise = orthogonalise
@@ -74,9 +82,10 @@ class Muon(torch.optim.Optimizer):
                 self._step(parameters, shape, group)
 
     def _step(self, parameters: list[torch.Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
-        """Update matrices of one shape (rows, columns)."""
+        """Update matrices of one shape (rows, columns), of which this rank may have some rows alone."""
         buffers = self._momentum_buffers(parameters)
-        gradients = torch.stack([p.grad for p in parameters if p.grad is not None])  # [n, rows, columns]
+        gradients = torch.stack([own_part(p.grad) for p in parameters if p.grad is not None])  # [n, rows, columns]
+        parameters = [own_part(p) for p in parameters]
         # 1, or 0 for an update that is to change nothing. It stays a tensor on the device, so that nobody waits for it.
         applied = torch.ones((), device=gradients.device)
         if self.found_inf is not None:
@@ -88,7 +97,7 @@ class Muon(torch.optim.Optimizer):
         averaged = torch.lerp(torch.stack(buffers), gradients, (1 - momentum) * applied)
         torch._foreach_copy_(buffers, list(averaged.unbind()))
         # Nesterov's momentum: the gradient is mixed in once more.
-        update = self.orthogonalise(gradients.lerp_(averaged, momentum))
+        update = self.orthogonalise(gradients.lerp_(averaged, momentum), shape)
         # So the entries of each matrix have a root mean square of 1 / sqrt(columns), however high it is.
         rate = -lr * math.sqrt(max(1.0, shape[0] / shape[1]))
         update = update.float() * (rate * applied)
@@ -96,12 +105,12 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(parameters, list(update.unbind()))
 
     def _momentum_buffers(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The momentum of each; zeros before the first update."""
+        """The momentum of each, as far as this rank has it; zeros before the first update."""
         buffers = []
         for p in parameters:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            buffers.append(self.state[p]["momentum_buffer"])
+            buffers.append(own_part(self.state[p]["momentum_buffer"]))
         return buffers
 
 

@@ -12,6 +12,12 @@ class UpdateSettings(Settings):
 
     batch_size: int = setting(32, check=positive(int), help="rows per micro-batch and rank", first=True)
     accumulation_steps: int = setting(8, check=positive(int), help="micro-batches per update", first=True)
+    rows_per_update: int = setting(
+        0,
+        check=not_negative(int),
+        help="rows of an update, of all ranks, in place of --accumulation_steps: updates stay the same however many ranks there "
+        "are; 0: not given",
+    )
     learning_rate: float = setting(5e-4, check=positive(float), help="what the schedule multiplies", first=True)
     weight_decay: float = setting(0.01, check=not_negative(float), help="on matrices alone")
     grad_clip: float = setting(1.0, check=not_negative(float), help="largest global gradient norm; 0: off")

@@ -11,7 +11,7 @@ import torch
 from trainer.machine.meeting import Meeting, make_meeting
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
-from trainer.optim.muon import Orthogonalise, orthogonalise
+from trainer.optim.muon import Orthogonalise, alone, orthogonalise
 
 BYTES_PER_NUMBER = torch.bfloat16.itemsize
 
@@ -33,7 +33,7 @@ class SharedOrthogonalise:
         self._results: dict[torch.Size, torch.Tensor] = {}
         self._n_used = 0
 
-    def __call__(self, matrices: torch.Tensor) -> torch.Tensor:
+    def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """[n, rows, columns] -> the same in bf16, to be read until the next update. All ranks must call it."""
         results = self._results.get(matrices.shape)
         if results is None:
@@ -60,4 +60,4 @@ def make_orthogonalise(matrices: Sequence[torch.nn.Parameter], ranks: Ranks) -> 
         memory = shared_bytes(BYTES_PER_NUMBER * numbers, ranks)
         if memory is not None:
             return SharedOrthogonalise(memory, ranks, make_meeting(ranks))
-    return orthogonalise
+    return alone

@@ -181,7 +181,8 @@ def note_on_small(
     steps = settings.accumulation_steps
     is_small = memory.device.type == "cuda" and steps > 1 and batch_size * T < ENOUGH_POSITIONS
     # A budget has been planned with its micro-batches, and a resume keeps those that it has.
-    if not is_small or settings.has_budget or settings.from_resume or why_whole(config):
+    has_its_rows = bool(settings.has_budget or settings.from_resume or settings.rows_per_update)
+    if not is_small or has_its_rows or why_whole(config):
         return None
     rows_of_warmup = batch_size * settings.warmup_iters
     possible = possible_rows(batch_size * steps, rows_of_warmup, rows_of_epoch, memory)

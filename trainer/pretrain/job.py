@@ -21,7 +21,7 @@ from common.wording import counted
 from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.leaks_at_start import AGAINST, leak_notices
-from dataset.loader import Batch, UpdateSchedule
+from dataset.loader import Batch
 from dataset.mixed_plan import Move
 from dataset.packing import Recipe, RowPlan, Totals
 from dataset.planned_mixture import RunLength, Shortage
@@ -52,6 +52,7 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
+from trainer.parallel import Shards, build_on_main, ranks_of_group
 from trainer.pretrain import trial
 from trainer.pretrain.compressors import compressed
 from trainer.pretrain.division import note_on_small, settle
@@ -81,6 +82,7 @@ from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
+from trainer.updates import rows_of_update, rows_of_warmup, schedule_of
 
 # Such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -130,6 +132,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         "warmup_iters",
         "batch_size",
         "accumulation_steps",
+        "rows_per_update",
         "grad_clip",
         "weight_decay",
     )
@@ -159,7 +162,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.epochs = settings.epochs
         self.max_updates = settings.max_updates or UNLIMITED
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
-        self.memory = MemoryPlan(settings, self.dtype, self.device, self.ranks)
+        self.group_size = ranks_of_group(settings.shard, self.ranks)
+        self.memory = MemoryPlan(settings, self.dtype, self.device, self.ranks, self.group_size)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
@@ -188,8 +192,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
+        if self.group_size > 1:
+            self.shards = Shards(self.model, self.group_size, self.ranks, self.device)
         self.optimizer = build_optimizer(
-            self.model, settings.learning_rate, settings.weight_decay, settings.optimizer, settings.muon_lr, self.ranks
+            self.model,
+            settings.learning_rate,
+            settings.weight_decay,
+            settings.optimizer,
+            settings.muon_lr,
+            self.ranks,
+            self.shards,
         )
         self.n_sums = n_sums(self.config)
         self.assembler = self.corpus.assembler(self.pad_id)
@@ -283,18 +295,25 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             for name in TOKEN_IDS:
                 setattr(config, name, getattr(self.tokenizer, name))
             check_ids_fit(self.encoder.vocab_size, config.vocab_size, f"--tokenizer_path {self.tokenizer_path}")
-            with told_in_a_line(self.device, self.memory.advice):
-                model = model_of_folder(public)
+            model = self._made(partial(model_of_folder, public))
         else:
             config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
             # Before the model is made: the system would end a process that asks for too much, without a line.
             self.memory.check(config, rows=1, T=settings.max_seq_len)
             if settings.from_weight != "none":
                 self._check_vocabulary(find_weight(settings.from_weight, config, Path(settings.out_dir)))
-            with told_in_a_line(self.device, self.memory.advice):
-                model = init_model(config, settings.from_weight, settings.out_dir, settings.init_scheme)
+            weights = (settings.from_weight, settings.out_dir, settings.init_scheme)
+            model = self._made(partial(init_model, config, *weights))
+        if self.group_size > 1:
+            # Its parts go to the device.
+            return model
         with told_in_a_line(self.device, self.memory.advice):
             return model.to(self.device)  # type: ignore[arg-type]  # transformers wraps it without its types
+
+    def _made(self, make: Callable[[], MiniMindForCausalLM]) -> MiniMindForCausalLM:
+        """What `make` makes on the CPU; on a rank that will get its part of the weights, a model without content."""
+        with told_in_a_line(self.device, self.memory.advice):
+            return make() if self.group_size == 1 else build_on_main(self.ranks, make)
 
     def _check_vocabulary(self, weight: Path) -> None:
         """Errors: UserError where the weight's .json says that it was trained with another tokenizer."""
@@ -375,8 +394,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             # Rows, not updates: with another batch size or another number of ranks the rate ends at the same value.
             done = (update.epoch + update.first_row / update.n_rows) / self.epochs
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        warmup_rows = settings.warmup_iters * settings.batch_size * self.ranks.micro_batches_at_once
-        warmup = rows_at_its_end / max(warmup_rows, 1)
+        warmup = rows_at_its_end / max(rows_of_warmup(settings, settings.warmup_iters, self.ranks), 1)
         if progress.course is not None:
             # The clock has moved the end of the run, see trainer/pace.py.
             return settings.learning_rate * progress.course.factor(progress.update) * min(1.0, warmup)
@@ -451,7 +469,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         assert settings.budget is not None
         updates = settings.max_updates
         planned = Course(fall_from=updates - round(settings.decay_share * updates), end=updates)
-        rows_of_update = settings.batch_size * settings.accumulation_steps * self.ranks.micro_batches_at_once
+        rows = rows_of_update(settings, self.ranks)
         evaluated = len(self.validation) * EVAL_ROWS if self.validation else 0
         steps = settings.accumulation_steps
         return Pace(
@@ -460,7 +478,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             planned,
             closing=FILES_S,
             samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
-            evaluation=EVALUATION_SHARE * evaluated / rows_of_update,
+            evaluation=EVALUATION_SHARE * evaluated / rows,
             evaluation_every=max(1, settings.eval_interval // steps) if settings.eval_interval else 0,
         )
 
@@ -496,15 +514,15 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Of epoch 0 whatever comes next: a resume decides on compiling as the first start did.
         first = self.corpus.plan(0)
         epochs = self._epochs(first)
-        rows_per_step = settings.batch_size * self.ranks.micro_batches_at_once
-        rows_of_run = min(first.n_rows * epochs, self.max_updates * rows_per_step * settings.accumulation_steps)
+        rows_of_run = min(first.n_rows * epochs, self.max_updates * rows_of_update(settings, self.ranks))
         # As if each row were one document, which is the most that it can cost: this decides on compiling.
         per_token = flops_per_token(config, first.T)
         flops = per_token * rows_of_run * first.T / self.ranks.world_size
         trained = first.row_targets(0, first.n_rows)
         # As the flags count them, rounded up: the last micro-batch may have fewer rows.
         rows_of_flags = settings.usual_rows() if self.asked.batch_size == AUTO_ROWS else self.asked.batch_size
-        micro_batches = math.ceil(rows_of_run / (rows_of_flags * self.ranks.micro_batches_at_once))
+        of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else self.ranks.micro_batches_at_once)
+        micro_batches = math.ceil(rows_of_run / of_all_ranks)
         rows = self.corpus.plan(progress.epoch)
         self.forecast = self._forecast(first, flops)
         parameters = sum(p.numel() for p in self.model.parameters())
@@ -525,7 +543,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         run = SizeOfRun(
             parameters=parameters,
             tokens=rows_of_run * first.T * first.fill,
-            rows=rows_per_step * settings.accumulation_steps,
+            rows=rows_of_update(settings, self.ranks),
             row_tokens=first.T * first.fill,
             ranks=self.ranks,
             device_type=self.device.type,
@@ -537,7 +555,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             own_notices.append(self.precision_notice)
         if run.tokens >= WORTH_A_NOTICE and not self.batch_notice:
             self.batch_notice = note_on_small(settings, config, first.n_rows, first.T, self.memory)
-        for line in (self.batch_notice, self.memory.warning()):
+        shards = self.shards.described if self.shards is not None else None
+        for line in (shards, self.batch_notice, self.memory.warning()):
             if line:
                 own_notices.append(line)
         return Outlook(
@@ -571,10 +590,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             return self.epochs
         if self.corpus.planned is not None:
             return 1
-        settings = self.settings
-        rows_of_rank = self.ranks.rows_of(settings.batch_size)
-        rows = (first.n_rows, rows_of_rank, settings.accumulation_steps, self.ranks.world_size)
-        return math.ceil(settings.max_updates / UpdateSchedule(*rows).n_updates)
+        updates = schedule_of(self.settings, self.ranks, first.n_rows).n_updates
+        return math.ceil(self.settings.max_updates / updates)
 
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
         if self.corpus.planned is not None and not self.settings.max_updates:
@@ -729,7 +746,7 @@ def open_corpus(
         val_fraction=settings.val_fraction,
         allow_val_overlap=settings.allow_val_overlap,
         deduplicate=settings.deduplicate,
-        length=RunLength(settings.epochs, settings.max_updates, rows_of_update(settings, ranks)),
+        length=RunLength(settings.epochs, settings.max_updates, rows_before_division(settings, ranks)),
         cache_dir=settings.cache_dir,
         text_field=settings.text_field,
         text_suffixes=settings.text_suffixes,
@@ -738,11 +755,10 @@ def open_corpus(
     )
 
 
-def rows_of_update(settings: PretrainSettings, ranks: Ranks) -> int:
-    """Of all ranks."""
-    # With "auto" an update has the rows that it has without.
+def rows_before_division(settings: PretrainSettings, ranks: Ranks) -> int:
+    """Of an update of all ranks, also while --batch_size auto has no number yet: it has the rows that it has without."""
     rows = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
-    return rows * settings.accumulation_steps * ranks.micro_batches_at_once
+    return rows_of_update(replace(settings, batch_size=rows), ranks)
 
 
 def data_of(settings: DataSettings, usual: UsualData = USUAL_TEXT, tell: bool = True) -> Sequence[str | Source]:

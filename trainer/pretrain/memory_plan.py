@@ -10,10 +10,10 @@ import torch
 from common.errors import UserError
 from model.config import MiniMindConfig, parameter_count
 from trainer.machine.measure import available_memory, total_memory
-from trainer.machine.out_of_memory import gigabytes, same_update
+from trainer.machine.out_of_memory import batch_flags, gigabytes, same_update
 from trainer.machine.processes import bytes_in_shared_memory
 from trainer.machine.ranks import Ranks, least_of_ranks
-from trainer.pretrain.memory import MemoryEstimate, training_memory
+from trainer.pretrain.memory import FP32, MemoryEstimate, training_memory
 from trainer.pretrain.settings import PretrainSettings
 
 ONE_RANK = Ranks()
@@ -39,11 +39,18 @@ class MemoryPlan:
     """What a run needs and what its device has, looked up before the model is made."""
 
     def __init__(
-        self, settings: PretrainSettings, dtype: torch.dtype, device: torch.device, ranks: Ranks = ONE_RANK
+        self,
+        settings: PretrainSettings,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = ONE_RANK,
+        group_size: int = 1,
     ) -> None:
+        """group_size: how many ranks have one model together (trainer/parallel.py)."""
         self.settings = settings
         self.device = device
         self.ranks = ranks
+        self.group_size = group_size
         self.half = dtype.itemsize
         self.total = total_memory(device)
         self.available = available_memory(device)
@@ -80,7 +87,23 @@ class MemoryPlan:
             device=self.device.type,
             half=self.half,
         )
+        if self.group_size > 1:
+            return sharing * self._of_part(estimate, batch)
         return sharing * estimate.total + bytes_in_shared_memory(sharing, parameter_count(batch.config))
+
+    def _of_part(self, estimate: MemoryEstimate, batch: MicroBatch) -> int:
+        """Bytes at the peak, of a rank that has a part of the model.
+
+        Beside its parts it holds the gathered weights and gradients of what is in no layer, and of two layers: while one is
+        computed the next one arrives. Copies in half precision are kept for the backward pass, unless that makes them again.
+        """
+        config = batch.config
+        states = estimate.weights + estimate.gradients + estimate.optimizer_states
+        outside = config.vocab_size * config.hidden_size
+        of_layer = (parameter_count(config) - outside) // config.num_hidden_layers
+        gathered = 2 * FP32 * (outside + 2 * of_layer)
+        copies = estimate.half_weights if batch.gradient_checkpointing else 0
+        return estimate.total - states - copies + states // self.group_size + gathered
 
     def optimizer_states(self, config: MiniMindConfig) -> int:
         """Bytes that the optimiser keeps on each rank."""
@@ -117,7 +140,8 @@ class MemoryPlan:
     def check_weights(self, config: MiniMindConfig) -> None:
         """Errors: UserError where not even weights, gradients and the optimiser's states fit."""
         one_row = self._one_short_row(config)
-        needed = self.ranks.sharing * (one_row.weights + one_row.gradients + one_row.optimizer_states)
+        states = one_row.weights + one_row.gradients + one_row.optimizer_states
+        needed = self.ranks.sharing * states // self.group_size
         if self.total is None or needed <= self.total:
             return
         batch = MicroBatch(config, 1, min(self.settings.max_seq_len, config.max_position_embeddings), False)
@@ -191,7 +215,7 @@ class MemoryPlan:
             return None
         rows, steps = smaller
         needed = self.needed(replace(batch, rows=rows))
-        return f"--batch_size {rows} --accumulation_steps {steps} ({gigabytes(needed)}, the same updates)"
+        return f"{batch_flags(settings, rows, steps)} ({gigabytes(needed)}, the same updates)"
 
     def _most_rows(self, batch: MicroBatch, room: float) -> int:
         """The most rows, fewer than the batch has, that fit; 0: none. By halving the interval: more rows take more."""

@@ -68,6 +68,8 @@ def unsuitable_batch(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
     if run.device_type == "cuda" and rows_of_rank % usual == 0:
         # How many of them the memory holds at once is not looked up here.
         flags = f"--batch_size auto --accumulation_steps {rows_of_rank // usual}"
+    if settings.rows_per_update:
+        flags = f"--rows_per_update {cut.rows}"
     return [
         f"note: this run has {counted(updates, 'update')} of {now:,.0f} tokens. Runs of {run.tokens:,.0f} tokens learn most "
         f"with updates of about {good:,.0f}: {flags}; --budget 10m chooses "

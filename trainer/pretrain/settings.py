@@ -12,7 +12,7 @@ from common.paths import ROOT
 from common.settings import Settings, SettingsParser, default_of, parse, setting, switch
 from dataset.reading.settings import DocumentSettings
 from trainer.budget.settings import BudgetSettings
-from trainer.machine.settings import DividedMachineSettings
+from trainer.machine.settings import NONE, DividedMachineSettings
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.reporting.settings import OutputSettings
@@ -278,6 +278,20 @@ class PretrainSettings(
         )
 
     def check(self) -> None:
+        if self.batch_size == AUTO_ROWS and self.shard != NONE:
+            raise ValueError(
+                "--shard: --batch_size auto tries what fits a rank that has the whole model: give a number"
+            )
+        if self.batch_size == AUTO_ROWS and self.rows_per_update:
+            raise ValueError(
+                "--rows_per_update: --batch_size auto divides the updates of --accumulation_steps: give a number"
+            )
+        if self.has_budget and self.shard != NONE:
+            raise ValueError(
+                "--shard: a budget is planned for ranks that have the whole model each: drop one of the two"
+            )
+        if self.has_budget and self.rows_per_update:
+            raise ValueError("--rows_per_update: a budget chooses the rows of an update: drop one of the two")
         if self.weight_folder() is not None:
             return
         for name, value in DEFAULT_MODEL.items():

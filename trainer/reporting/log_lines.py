@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.wording import counted
-from dataset.loader import UpdateSchedule
 from trainer.machine.measure import describe_machine, peak_memory, versions
+from trainer.updates import schedule_of
 
 if TYPE_CHECKING:
     from trainer.job import Outlook, Progress
@@ -97,9 +97,7 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
     """Print what the run derives from its flags, once, before it starts; record it for the report."""
     settings = trainer.settings
     rows = outlook.rows
-    world_size = trainer.ranks.world_size
-    rows_of_rank = trainer.ranks.rows_of(settings.batch_size)
-    schedule = UpdateSchedule(rows.n_rows, rows_of_rank, settings.accumulation_steps, world_size)
+    schedule = schedule_of(settings, trainer.ranks, rows.n_rows)
     # Unlimited updates are an infinite float, which is never the smaller one.
     updates = int(min(schedule.n_updates * trainer.epochs, trainer.max_updates))
     micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
@@ -120,7 +118,7 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
             "settings": {name: value for name, value in vars(settings).items() if value is not None},
             "model": outlook.model_fields,
             "data": {"documents": outlook.n_documents, "rows": rows.n_rows, "fill": rows.fill, **outlook.data_fields},
-            "machine": {**describe_machine(trainer.device, world_size), "dtype": str(dtype)},
+            "machine": {**describe_machine(trainer.device, trainer.ranks.world_size), "dtype": str(dtype)},
             "versions": versions(),
             "charts": [chart.as_record() for chart in trainer.job.charts],
             "next_commands": [command.as_record() for command in trainer.job.next_commands()],

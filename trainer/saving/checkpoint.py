@@ -128,11 +128,14 @@ def verified(path: Path) -> bool:
         return False
 
 
-def load_checkpoint(path: str | Path) -> Any:
-    """The state dict in a checkpoint; nothing in it can run code. Errors: BadContentError for what torch cannot read."""
+def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
+    """The state dict in a checkpoint; nothing in it can run code. Errors: BadContentError for what torch cannot read.
+
+    mapped: a tensor is read when it is used, and as far as it is used.
+    """
     try:
         check_kind(Path(path))
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         # The machine's fault, not the file's.
         raise

@@ -61,6 +61,9 @@ def check_form(state: Any) -> None:
     for name in ("batch_size", "accumulation_steps"):
         value = state["settings"].get(name)
         require(_is_count(value) and value > 0, f"settings: {name} is {_short(value)}")
+    # Not there in a checkpoint of an earlier version.
+    rows = state["settings"].get("rows_per_update", 0)
+    require(_is_count(rows), f"settings: rows_per_update is {_short(rows)}")
     require(_is_number(state.get("seconds")) and state["seconds"] >= 0, f"seconds is {_short(state.get('seconds'))}")
     n_ranks = len(state["ranks"])
     require(n_ranks > 0, "ranks is empty")

@@ -19,6 +19,7 @@ from trainer.machine.ranks import on_main
 from trainer.pace import Course
 from trainer.saving.checkpoint import load_checkpoint, update_of, verified
 from trainer.saving.checkpoint_content import check_fit, check_form, require
+from trainer.updates import rows_of_update
 
 if TYPE_CHECKING:
     from trainer.job import Progress
@@ -40,7 +41,7 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
         dist.gather_object(own, ranks, dst=0)
     return {
         "format": FORMAT,
-        "model": trainer.engine.model.state_dict(),
+        "model": trainer.engine.weights(),
         "engine": trainer.engine.state_dict(),
         "progress": progress_dict(trainer),
         "ranks": ranks,
@@ -161,10 +162,10 @@ def resume(trainer: "Trainer") -> bool:
         hint = f" (rename {earlier} to {trainer.checkpoints.folder} to go on with the run before)" if earlier else ""
         say(f"--from_resume 1: there is no checkpoint yet, starting afresh{hint}")
         return False
-    # The other ranks, which were told the path alone.
+    # The other ranks, which were told the path alone. One that has a part of the model reads no more than that.
     if state is None:
-        state = load_checkpoint(path)
-    trainer.engine.model.load_state_dict(state["model"])
+        state = load_checkpoint(path, mapped=trainer.engine.shards is not None)
+    trainer.engine.load_weights(state["model"])
     trainer.engine.load_state_dict(state["engine"])
     trainer.progress = progress_of(trainer, state["progress"])
     if trainer.progress.course is not None:
@@ -211,10 +212,13 @@ def restore_rank(trainer: "Trainer", before: list[dict[str, Any]]) -> None:
 
 def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
     """Name the settings that may differ from the checkpoint's and do."""
-    before = state["settings"]
+    # An earlier version of the trainer had no such flag.
+    before = {"rows_per_update": 0, **state["settings"]}
     now = vars(trainer.settings)
+    # With --rows_per_update the micro-batches of an update follow from the ranks.
+    derived = ("accumulation_steps",) if before["rows_per_update"] and now["rows_per_update"] else ()
     for name in trainer.job.may_change:
-        if before.get(name) != now.get(name):
+        if name not in derived and before.get(name) != now.get(name):
             trainer.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
     for name in trainer.job.only_at_start:
         if before.get(name) != now.get(name):
@@ -224,8 +228,9 @@ def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
             )
     # As many ranks as have left their state. An earlier version of the trainer had none that share a micro-batch.
     at_once_before = len(state["ranks"]) // state.get("sharing", 1)
-    rows_before = before["batch_size"] * before["accumulation_steps"] * at_once_before
-    rows_now = now["batch_size"] * now["accumulation_steps"] * trainer.ranks.micro_batches_at_once
+    product = before["batch_size"] * before["accumulation_steps"] * at_once_before
+    rows_before = before["rows_per_update"] or product
+    rows_now = rows_of_update(trainer.settings, trainer.ranks)
     if rows_before != rows_now:
         trainer.reporter.say(
             f"warning: an update now covers {counted(rows_now, 'row')}, before the resume it covered {rows_before}; "

@@ -1,0 +1,412 @@
+"""A model divided among ranks in real Gloo processes. References: ranks that have the whole model each, and one rank.
+
+One start of the processes serves many tests: importing torch takes longer than all that they do.
+"""
+
+import gc
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForPreTraining, ElectraForMaskedLM
+
+from common.errors import UserError
+from model.checkpointing import recompute_layers
+from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.faults.harness import digest
+from tests.helpers import losses, new_port, records, run_ranks, tiny_model, train, write_corpus
+from tests.trainer.test_train_electra import train as electra
+from tests.updates import ALL_KINDS, gradients, reference_gradients, relative_difference
+from trainer import train_pretrain
+from trainer.engine import Engine
+from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.optim.build import build_optimizer
+from trainer.parallel import Shards, build_on_main, is_divided, own_part, ranks_of_group, whole_of
+from trainer.pretrain.loss import pretrain_loss
+
+CPU = torch.device("cpu")
+# {world size: (rows, micro-batches) of a rank}: 8 rows in all, or 9. The tail of an epoch leaves the last ranks short or without
+# rows.
+ONE_MICRO_BATCH = {2: (4, 1), 3: (3, 1), 4: (2, 1)}
+ACCUMULATED = {2: (2, 2), 3: (1, 3), 4: (1, 2)}
+QUICK_KINDS = ("dense packed", "moe packed", "minimind3 moe")
+RUN = {"batch_size": 2, "use_moe": 1, "epochs": 1, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 6}
+
+
+def compiled(model):
+    """The form in which micro-batches of full size are computed in a run."""
+    model.compile_training(dtype=torch.float32)
+
+
+def state_of(engine):
+    """What of an engine a checkpoint holds, whole on rank 0."""
+    return {"weights": engine.weights(), "engine": engine.state_dict()}
+
+
+def trained_engine(ranks, group_size, updates=2, kind="adamw", dtype=torch.float32, seed=0):
+    """An engine after some updates, and the norms of their gradients."""
+    from tests.trainer.test_engine import batch_of
+
+    # Only rank 0 has the weights that the others are to get.
+    model = tiny_model(seed if ranks.is_main or group_size == 1 else seed + 1)
+    shards = Shards(model, group_size, ranks, CPU) if group_size > 1 else None
+    optimizer = build_optimizer(model, 1e-3, kind=kind, ranks=ranks, shards=shards)
+    engine = Engine(
+        model,
+        optimizer,
+        partial(pretrain_loss, model),
+        device=CPU,
+        dtype=dtype,
+        ranks=ranks,
+        grad_clip=0.1,
+        shards=shards,
+    )
+    norms = []
+    for _ in range(updates):
+        # Other rows on each rank, the same over all.
+        engine.micro_batch(*batch_of(rows=range(ranks.rank, 4, ranks.world_size)), last=True)
+        engine.update(1e-3)
+        norms.append(engine.poll()[-1].grad_norm)
+    return engine, norms
+
+
+def in_group(name, work):
+    """work(ranks) in a process group of its own."""
+    new_port(name)
+    ranks, _ = init_distributed_mode("cpu", timeout_s=60)
+    try:
+        return work(ranks)
+    finally:
+        Shards.close()
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def cuts_of(kind, ranks, group_size, prepare=None):
+    """The gradients of each cut, divided among groups."""
+    world_size = ranks.world_size
+    cuts = (ONE_MICRO_BATCH[world_size], ACCUMULATED[world_size])
+    return [gradients(kind, *cut, ranks, group_size, prepare) for cut in cuts]
+
+
+def cuts_of_one_rank(kind, world_size):
+    """The same with all micro-batches on one rank."""
+    cuts = (ONE_MICRO_BATCH[world_size], ACCUMULATED[world_size])
+    return [gradients(kind, batch_size, steps * world_size) for batch_size, steps in cuts]
+
+
+# ------------------------------------------------------------------------------------------------ two ranks
+
+
+def two_ranks(folder):
+    result = in_group("engine", of_two_ranks)
+    new_port("run")
+    result["run"] = whole_run(folder)
+    gc.collect()
+    result["left"] = sum(type(thing).__name__ == "DeviceMesh" for thing in gc.get_objects())
+    return result
+
+
+def of_two_ranks(ranks):
+    found = {
+        "divided": {kind: cuts_of(kind, ranks, 2) for kind in QUICK_KINDS},
+        "one rank": {kind: cuts_of_one_rank(kind, ranks.world_size) for kind in QUICK_KINDS},
+    }
+    engines = {}
+    for kind in ("adamw", "muon"):
+        for group_size in (1, 2):
+            engine, norms = trained_engine(ranks, group_size, kind=kind)
+            engines[kind, group_size] = engine
+            found[f"{kind} {group_size}"] = {"norms": norms, "state": state_of(engine)}
+    found["own"] = own_share(engines["adamw", 2])
+    found["poison"] = poisoned(ranks)
+    found["built"] = built(ranks)
+    found["carried over"] = carried_over(engines["muon", 1], engines["muon", 2], ranks)
+    return found
+
+
+def own_share(engine):
+    """Of all numbers of weights and moments, those that this rank has."""
+    tensors = [*engine.parameters]
+    for kept in engine.optimizer.state.values():
+        tensors += [kept["exp_avg"], kept["exp_avg_sq"]]
+    assert all(is_divided(tensor) for tensor in tensors)
+    return sum(own_part(tensor).numel() for tensor in tensors) / sum(tensor.numel() for tensor in tensors)
+
+
+def poisoned(ranks):
+    """A NaN gradient and an infinite loss on rank 1: (updates skipped, whether the weights moved, scale), one after the other."""
+    from tests.trainer.test_engine import batch_of
+    from tests.trainer.test_engine import poisoned as poisoned_loss
+
+    model, now = tiny_model(), {"now": ""}
+    shards = Shards(model, 2, ranks, CPU)
+    engine = Engine(
+        model, build_optimizer(model, 1e-3), poisoned_loss(model, now), device=CPU, dtype=torch.float16, ranks=ranks,
+        shards=shards,
+    )  # fmt: skip
+    seen = []
+    for what in ("", "gradient", "loss", ""):
+        now["now"] = what if ranks.rank == 1 else ""
+        before = [own_part(p).detach().clone() for p in engine.parameters]
+        engine.micro_batch(*batch_of(), last=True)
+        engine.update(1e-3)
+        moved = any(not torch.equal(own_part(p), q) for p, q in zip(engine.parameters, before, strict=True))
+        seen.append([engine.poll()[-1].skipped, moved, engine.scaler.get_scale()])
+    return seen
+
+
+def built(ranks):
+    """What `build_on_main` and `Shards` make on this rank: whether it had memory before, and the weights, ties and buffers then."""
+    model = build_on_main(ranks, partial(tiny_model, use_moe=True))
+    had_content = not any(parameter.is_meta for parameter in model.parameters())
+    Shards(model, 2, ranks, CPU)
+    whole = {name: whole_of(parameter) for name, parameter in model.named_parameters()}
+    is_tied = model.lm_head.weight is model.model.embed_tokens.weight
+    return {
+        "had content": had_content,
+        "weights": whole,
+        "tied": is_tied,
+        "slots": [b.clone() for b in model.buffers()],
+    }
+
+
+def carried_over(whole, divided, ranks, group_size=2):
+    """Digests of the states of two engines, and of those of two others that have taken them over, each from the other kind."""
+    found = []
+    for source, size_of_other in ((whole, group_size), (divided, 1)):
+        # As a checkpoint gives it to all ranks.
+        state = [state_of(source)]
+        dist.broadcast_object_list(state, src=0)
+        engine, _ = trained_engine(ranks, size_of_other, updates=0, kind="muon", seed=5)
+        engine.load_weights(state[0]["weights"])
+        engine.load_state_dict(state[0]["engine"])
+        again = state_of(engine)
+        found.append([digest(state[0]), digest(again)] if ranks.is_main else ["", ""])
+    return found
+
+
+def whole_run(folder):
+    """A run with evaluations and samples, divided and not: its losses, figures and texts."""
+    found = {}
+    for shard in ("full", "none"):
+        run = train(
+            data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/{shard}", shard=shard, sample_prompts="the cat", **RUN
+        )
+        if run.ranks.is_main:
+            found[shard] = {
+                "losses": losses(run),
+                "val_losses": [line["val_loss"] for line in records(run, "val_loss")],
+                "texts": [line["text"] for line in records(run, "text")],
+            }
+        del run
+        new_port(f"after {shard}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("divided")
+    write_corpus(folder / "data.jsonl", 53)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    return run_ranks(two_ranks, str(folder))
+
+
+@pytest.mark.parametrize("kind", QUICK_KINDS)
+def test_gradients_of_two_ranks_equal_those_of_one_rank(both, kind):
+    """Bitwise where each rank has one micro-batch; with two of them the sums are added up in another order. In the last update
+    rank 1 is short of rows or has none."""
+    for result in both:
+        (once, accumulated), (once_alone, accumulated_alone) = result["divided"][kind], result["one rank"][kind]
+        assert relative_difference(once, once_alone) == 0
+        assert relative_difference(accumulated, accumulated_alone) < 1e-7
+
+
+@pytest.mark.parametrize("kind", QUICK_KINDS)
+def test_gradients_equal_the_formula(both, kind):
+    reference = reference_gradients(kind)
+    for found in both[0]["divided"][kind]:
+        assert relative_difference(found, reference) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_updates_equal_those_of_whole_models(both, kind):
+    """The norm is added up in another order, and with it the clipped gradients differ in their last bits."""
+    whole, divided = both[0][f"{kind} 1"], both[0][f"{kind} 2"]
+    assert divided["norms"] == pytest.approx(whole["norms"], rel=1e-6)
+    for name, tensor in whole["state"]["weights"].items():
+        torch.testing.assert_close(divided["state"]["weights"][name], tensor, rtol=1e-5, atol=1e-6)
+    assert divided["state"]["weights"].keys() == whole["state"]["weights"].keys()
+
+
+def test_each_rank_has_half_of_weights_and_moments(both):
+    for result in both:
+        assert result["own"] <= 1.02 / 2
+
+
+def test_what_one_rank_breaks_no_rank_applies(both):
+    for result in both:
+        assert [skipped for skipped, _, _ in result["poison"]] == [0, 1, 2, 2]
+        assert [moved for _, moved, _ in result["poison"]] == [True, False, False, True]
+        assert [scale for _, _, scale in result["poison"]] == [65536, 32768, 32768, 32768]
+
+
+def test_rank_0_alone_makes_the_weights(both):
+    """The others get them, with ties and buffers."""
+    assert [result["built"]["had content"] for result in both] == [True, False]
+    for result in both:
+        assert result["built"]["tied"]
+        assert all(torch.equal(slots, torch.zeros_like(slots)) for slots in result["built"]["slots"])
+        for name, tensor in tiny_model(use_moe=True).named_parameters():
+            assert torch.equal(result["built"]["weights"][name], tensor)
+
+
+def test_states_carry_over_to_the_other_kind_bit_for_bit(both):
+    """Weights, Muon's and AdamW's moments and counts: SHA-256 of what is saved again."""
+    for before, after in both[0]["carried over"]:
+        assert before == after
+
+
+def test_a_run_has_the_losses_of_a_run_with_whole_models(both):
+    divided, whole = both[0]["run"]["full"], both[0]["run"]["none"]
+    assert divided["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert divided["val_losses"] == pytest.approx(whole["val_losses"], rel=1e-5)
+    assert len(divided["val_losses"]) > 1 and len(divided["texts"]) == len(whole["texts"]) > 1
+
+
+def test_nothing_of_a_divided_run_outlives_its_process_group(both):
+    """Else the process may abort when the interpreter ends."""
+    assert [result["left"] for result in both] == [0, 0]
+
+
+def test_a_checkpoint_of_a_divided_run_goes_on_in_one_process(both, folder, tmp_path):
+    """`--max_updates` of the finished run is raised. Reference: the same of the run with whole models."""
+    ended = []
+    for name in ("full", "none"):
+        run = train(
+            data_path=folder / "data.jsonl", out_dir=folder / name, from_resume=1, shard="none",
+            **{**RUN, "epochs": 2, "accumulation_steps": 4},
+        )  # fmt: skip
+        ended.append(losses(run)[-1])
+    assert ended[0] == pytest.approx(ended[1], rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------- more ranks, and other ways
+
+
+def several_ranks(group_sizes):
+    """The largest relative differences from the formula, by group size and kind; and from whole models after updates of Muon."""
+
+    def work(ranks):
+        found = {}
+        for group_size in group_sizes:
+            for kind in ALL_KINDS:
+                found[f"{group_size} {kind}"] = worst(kind, ranks, group_size)
+            found[f"{group_size} recomputed"] = worst("moe packed", ranks, group_size, recompute_layers)
+            found[f"{group_size} compiled"] = worst("dense packed", ranks, group_size, compiled)
+        (whole, norms), *divided = [trained_engine(ranks, size, kind="muon") for size in (1, *group_sizes)]
+        for group_size, (engine, of_group) in zip(group_sizes, divided, strict=True):
+            found[f"{group_size} muon"] = max(abs(a / b - 1) for a, b in zip(of_group, norms, strict=True))
+            before_and_after = carried_over(whole, engine, ranks, group_size)
+            found[f"{group_size} carried over"] = float(any(before != after for before, after in before_and_after))
+        return found
+
+    return in_group("several", work)
+
+
+def worst(kind, ranks, group_size, prepare=None):
+    batch_size, steps = ONE_MICRO_BATCH[ranks.world_size]
+    reference = reference_gradients(kind, rows_per_update=batch_size * steps * ranks.world_size)
+    return max(relative_difference(found, reference) for found in cuts_of(kind, ranks, group_size, prepare))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "group_sizes"), [(2, (2,)), (3, (3,)), (4, (4, 2))])
+def test_gradients_of_several_ranks(world_size, group_sizes):
+    """Reference: the formula. Tensors that ranks cannot divide evenly, groups that hold the same, layers that are computed
+    again, compiled ones."""
+    for result in run_ranks(several_ranks, group_sizes, world_size=world_size, timeout_s=500):
+        for what, difference in result.items():
+            print(f"{world_size} ranks, groups of {what}: {difference:.1e}")
+            assert difference < (1e-3 if "muon" in what else 1e-6), what
+
+
+def electra_runs(folder):
+    """The losses of an ELECTRA, divided and not, and what of it the first of them has left."""
+    found = {}
+    for shard, optimizer in (("full", "adamw"), ("none", "adamw"), ("full", "muon"), ("none", "muon")):
+        new_port(f"{shard} {optimizer}")
+        place = f"{folder}/{shard}_{optimizer}"
+        run = electra(
+            data_path=f"{folder}/data.jsonl", vocab_path=f"{folder}/vocab.txt", out_dir=place, shard=shard,
+            optimizer=optimizer, batch_size=2,
+        )  # fmt: skip
+        if run.ranks.is_main:
+            lines = Path(place, "electra_small", "electra_small.metrics.jsonl").read_text().splitlines()
+            found[f"{shard} {optimizer}"] = [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+        del run
+    return found
+
+
+@pytest.mark.slow
+def test_electra_has_the_losses_of_whole_models(tmp_path):
+    """Generator and discriminator with their shared embeddings, and what transformers loads in the end."""
+    write_lines(tmp_path / "data.jsonl")
+    write_vocab(tmp_path / "vocab.txt")
+    found, _ = run_ranks(electra_runs, str(tmp_path))
+    for optimizer in ("adamw", "muon"):
+        divided, whole = found[f"full {optimizer}"], found[f"none {optimizer}"]
+        assert len(whole) > 10
+        assert divided == pytest.approx(whole, rel=1e-4)
+    for name in ("discriminator", "generator"):
+        saved = [AutoModelForPreTraining, ElectraForMaskedLM][name == "generator"]
+        model, whole = [
+            saved.from_pretrained(tmp_path / kind / "electra_small" / name) for kind in ("full_adamw", "none_adamw")
+        ]
+        for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------ flags
+
+
+@pytest.mark.parametrize(
+    ("shard", "world_size", "group_size"), [("none", 4, 1), ("full", 4, 4), ("full", 1, 1), ("2", 4, 2), ("4", 4, 4)]
+)
+def test_how_many_ranks_have_a_model_together(shard, world_size, group_size):
+    assert ranks_of_group(shard, Ranks(world_size=world_size)) == group_size
+
+
+@pytest.mark.parametrize(("shard", "world_size"), [("2", 1), ("3", 4), ("8", 4)])
+def test_groups_that_do_not_come_out_even(shard, world_size):
+    with pytest.raises(UserError, match=f"--shard {shard}: {world_size} ranks cannot be divided"):
+        ranks_of_group(shard, Ranks(world_size=world_size))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "half", "1.5", ""])
+def test_wrong_values_end_in_a_line(value, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        train_pretrain.main(["--shard", value])
+    assert stopped.value.code == 2
+    assert "--shard" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", [["--batch_size", "auto"], ["--budget", "10m"]])
+def test_what_needs_the_whole_model_is_refused(other, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        train_pretrain.main(["--shard", "full", *other])
+    assert stopped.value.code == 2
+    assert "--shard" in capsys.readouterr().err
+
+
+def test_one_process_has_nothing_to_divide(tmp_path, capsys):
+    write_corpus(tmp_path / "data.jsonl", 20)
+    train(data_path=tmp_path / "data.jsonl", out_dir=tmp_path, shard="full", max_updates=1)
+    assert "--shard full has no effect" in capsys.readouterr().out

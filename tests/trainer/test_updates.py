@@ -1,0 +1,98 @@
+"""--rows_per_update: which rows, micro-batches and rates follow from it. References: consecutive slices, one rank."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.loader import UpdateSchedule
+from tests.helpers import losses, records, train, write_corpus
+from trainer.machine.ranks import Ranks
+from trainer.updates import note_on_rows, rows_of_update, rows_of_warmup, schedule_of, with_accumulation
+
+
+def flags(batch_size=4, accumulation_steps=8, rows_per_update=0):
+    return SimpleNamespace(
+        batch_size=batch_size, accumulation_steps=accumulation_steps, rows_per_update=rows_per_update
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 80), st.integers(1, 30), st.integers(1, 5), st.integers(1, 4), st.integers(0, 80))
+def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, world, start):
+    """Reference: slices of `rows` rows, whatever the ranks and their micro-batches are."""
+    start = min(start, n_rows)
+    schedule = schedule_of(flags(batch, rows_per_update=rows), Ranks(world_size=world), n_rows, start)
+    seen = {}
+    steps = set()
+    for rank in range(world):
+        mine = list(schedule.steps(rank))
+        steps.add(tuple((update, micro) for update, micro, *_ in mine))
+        for update, _, lo, hi in mine:
+            assert hi - lo <= batch
+            seen.setdefault(update, []).extend(range(lo, hi))
+    assert len(steps) == 1, "ranks disagree about the micro-batches"
+    in_order = [sorted(seen[update]) for update in sorted(seen)]
+    assert in_order == [list(range(at, min(at + rows, n_rows))) for at in range(start, n_rows, rows)]
+    if start == 0:
+        assert schedule.n_updates == len(in_order)
+        assert schedule.n_steps == len(steps.pop())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps"),
+    [
+        (Ranks(), 6),
+        (Ranks(world_size=2), 3),
+        (Ranks(world_size=3), 2),
+        (Ranks(world_size=4), 2),
+        (Ranks(world_size=6), 1),
+        # They share each micro-batch.
+        (Ranks(world_size=2, sharing=2), 6),
+    ],
+)
+def test_micro_batches_follow_from_the_ranks(ranks, steps):
+    asked = flags(4, rows_per_update=24)
+    assert with_accumulation(asked, ranks).accumulation_steps == steps
+    # What was asked for stays as it is, for the settings that are kept.
+    assert asked.accumulation_steps == 8
+    assert rows_of_update(asked, ranks) == 24
+    full = ranks.world_size != 4
+    assert (note_on_rows(asked, ranks) is None) == full
+
+
+def test_without_the_flag_nothing_is_settled():
+    asked = flags(4, 3)
+    ranks = Ranks(world_size=2)
+    assert with_accumulation(asked, ranks) is asked
+    assert rows_of_update(asked, ranks) == 24
+    assert schedule_of(asked, ranks, 100, 5) == UpdateSchedule(100, 4, 3, 2, 5)
+    assert note_on_rows(asked, ranks) is None
+    assert rows_of_warmup(asked, 10, ranks) == 80
+
+
+def test_warm_up_ends_at_the_same_row_on_any_number_of_ranks():
+    asked = flags(4, rows_per_update=24)
+    assert {rows_of_warmup(asked, 10, Ranks(world_size=world)) for world in (1, 2, 3)} == {40}
+
+
+def test_a_run_has_the_updates_of_accumulation_steps(tmp_path):
+    """Reference: the same rows by --accumulation_steps, which the settings that are kept do not name."""
+    write_corpus(tmp_path / "data.jsonl")
+    options = {"data_path": tmp_path / "data.jsonl", "batch_size": 2, "log_interval": 3, "warmup_iters": 6}
+    by_rows = train(out_dir=tmp_path / "rows", rows_per_update=6, accumulation_steps=None, **options)
+    by_steps = train(out_dir=tmp_path / "steps", accumulation_steps=3, **options)
+    assert losses(by_rows) == losses(by_steps)
+    assert [line["lr"] for line in records(by_rows)] == [line["lr"] for line in records(by_steps)]
+    kept = (tmp_path / "rows" / "pretrain_16.settings.yaml").read_text()
+    assert "rows_per_update: 6" in kept and "accumulation_steps: 8" in kept
+
+
+def test_rows_that_do_not_fit_are_told(tmp_path, capsys):
+    write_corpus(tmp_path / "data.jsonl")
+    train(data_path=tmp_path / "data.jsonl", out_dir=tmp_path, batch_size=4, rows_per_update=6, max_updates=1)
+    assert (
+        "note: --rows_per_update 6: 2 micro-batches of --batch_size 4 on 1 rank would hold 8 rows"
+        in capsys.readouterr().out
+    )

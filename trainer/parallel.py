@@ -1,0 +1,302 @@
+"""A model that is divided among ranks (`--shard`), by PyTorch's FSDP2: each keeps a part of every tensor.
+
+Without it each rank has the whole model and the whole state of the optimiser, 16 bytes for each parameter with AdamW, and
+the ranks tell each other their gradients (trainer/reducer.py). With it the ranks of a group have one model together:
+
+    rank 0   the first half of each tensor's rows      weight, gradient, moments
+    rank 1   the second half                           weight, gradient, moments
+
+A layer's weights are gathered before it is computed, and dropped behind it; in the backward pass once more. Then its
+gradients are added up over the group, and each rank keeps the sum of its own rows. So beside its own parts a rank holds
+one layer's weights and gradients at a time, and what is in no layer: embeddings, head and last norm.
+
+With more ranks than a group has, the groups hold the same, and add up their gradients too, once an update (HSDP).
+
+Whatever computes with the model takes part in these gatherings, so all ranks have to do it together, and equally often: a
+rank without rows computes some that count for nothing, also in evaluations and samples.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from common.errors import UserError
+from dataset.loader import ceil_div
+from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.settings import FULL, NONE
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
+ModelT = TypeVar("ModelT", bound=PreTrainedModel)
+
+# Methods of a model, beside `forward`, that compute with its weights.
+FORWARD_METHODS = ("training_losses",)
+# The dimension of a mesh of ranks along which tensors are divided: the last one, and its name.
+SHARD_DIM = -1
+SHARD = "shard"
+
+
+def ranks_of_group(shard: str, ranks: Ranks) -> int:
+    """How many ranks have one model together, as --shard says it; 1: each has its own.
+
+    Errors: UserError where the ranks cannot be divided into such groups.
+    """
+    if shard == NONE:
+        return 1
+    if shard == FULL:
+        return ranks.world_size
+    size = int(shard)
+    if ranks.world_size % size:
+        raise UserError(
+            f"--shard {size}: {ranks.world_size} ranks cannot be divided into groups of {size}; --shard full makes one group of "
+            "all, however many there are"
+        )
+    return size
+
+
+def build_on_main(ranks: Ranks, build: Callable[[], ModelT]) -> ModelT:
+    """The model of `build()`. Rank 0 alone has its weights, since no other needs the memory for them.
+
+    The other ranks make one of the same config on the meta device, where tensors have shapes and no content.
+    Errors: those of `build`, which end all ranks.
+    """
+    built: list[ModelT] = []
+
+    def work() -> tuple[type[ModelT], PretrainedConfig]:
+        built.append(build())
+        return type(built[0]), built[0].config
+
+    kind, config = on_main(ranks, work)
+    if built:
+        return built[0]
+    with torch.device("meta"):
+        return kind(config)
+
+
+class Shards:
+    """The model of this run, divided among groups of ranks. All ranks must make it, and make the same calls of it.
+
+    model: changed in place. Its parameters are DTensors afterwards, of which this rank has a part, so an optimiser is to be
+    made after this. Rank 0 has its weights; on the others it may be one of the meta device.
+    """
+
+    def __init__(self, model: nn.Module, group_size: int, ranks: Ranks, device: torch.device) -> None:
+        # They take a second to import, and most runs do without.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+        assert ranks.world_size % group_size == 0
+        self.model = model
+        self.ranks = ranks
+        # That hold the same.
+        self.replicas = ranks.world_size // group_size
+        if self.replicas == 1:
+            mesh = init_device_mesh(device.type, (group_size,), mesh_dim_names=(SHARD,))
+        else:
+            # The ranks of a group follow each other, so that they are on one machine as far as that is large enough.
+            mesh = init_device_mesh(device.type, (self.replicas, group_size), mesh_dim_names=("replicate", SHARD))
+        self.group: dist.ProcessGroup = mesh.get_group(SHARD)
+        weights = model.state_dict() if ranks.is_main else {}
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for module in (*layers, model):
+            fully_shard(module, mesh=mesh)
+        for name in FORWARD_METHODS:
+            if hasattr(model, name):
+                register_fsdp_forward_method(model, name)
+        self.parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for part in self.parts:
+            # Losses are divided by the numbers of the whole update, so gradients are sums. (FSDP2 would divide them by the
+            # number of ranks.)
+            part.set_gradient_divide_factor(1.0)
+            # Gloo cannot multiply while it adds up.
+            part.set_force_sum_reduction_for_comms(True)
+        if any(parameter.is_meta for parameter in model.parameters()):
+            materialise(model, device)
+        self._send_weights(weights, device)
+
+    @torch.no_grad()
+    def _send_weights(self, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Give each rank its parts of the weights, which rank 0 has; and the buffers, which stay whole.
+
+        One tensor at a time: no rank but the first has room for all of them.
+        """
+        for name, parameter in self.model.named_parameters():
+            assert is_divided(parameter)
+            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            if self.ranks.is_main:
+                whole.copy_(weights[name])
+            dist.broadcast(whole, src=0)
+            own_part(parameter).copy_(own_rows(whole, parameter))
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, src=0)
+
+    @property
+    def described(self) -> str:
+        """A line for the user."""
+        size = self.ranks.world_size // self.replicas
+        groups = f"; {self.replicas} groups of ranks hold the same" if self.replicas > 1 else ""
+        return f"{size} ranks have weights, gradients and the optimiser's states together{groups}"
+
+    @staticmethod
+    def close() -> None:
+        """To be called when nothing more is computed with the model, before the process group is left.
+
+        torch remembers how it has computed with divided tensors, and with that the group. A process that ends while
+        something refers to a group that it has left may abort, once in some launches.
+        """
+        from torch.distributed.tensor import _redistribute, debug
+
+        # There is no other way to make it forget. Other versions of torch may remember in other places.
+        infos = getattr(_redistribute, "_gen_transform_infos", None)
+        for place, name in (
+            (debug, "_clear_sharding_prop_cache"),
+            (_redistribute, "clear_redistribute_planner_cache"),
+            (infos, "cache_clear"),
+        ):
+            forget = getattr(place, name, None)
+            if forget is not None:
+                forget()
+
+    # -------------------------------------------------------------------------------------------- in an update
+
+    def begin_micro_batch(self, last: bool) -> None:
+        """last: no other of this update follows. The groups add up their gradients once, after it."""
+        if self.replicas == 1:
+            return
+        for part in self.parts:
+            # For all parts at once there is a flag; they are a list here.
+            part.set_requires_all_reduce(last, recurse=False)
+
+    def add_up(self, message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(sum of the messages (1-d) over all ranks, norm of the whole gradient (0-d)), in one small all-reduce.
+
+        own_norm: of this rank's parts. Each part is counted once for each group.
+        """
+        # The square of a large norm is beyond float32.
+        square = own_norm.double().square() / self.replicas
+        together = torch.cat((message.double(), square.view(1)))
+        dist.all_reduce(together)
+        return together[:-1].float(), together[-1].sqrt().float()
+
+
+# ------------------------------------------------------------------------------------------ whole tensors and parts
+
+
+def is_divided(value: object) -> "TypeIs[DTensor]":
+    """Whether it is a tensor of which this rank has a part. Asked so, the class need not be imported."""
+    return hasattr(value, "to_local")
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor, as a plain one that shares its memory; a tensor that is not divided itself."""
+    return tensor.to_local() if is_divided(tensor) else tensor
+
+
+def rows_of_ranks(rows: int, size: int) -> list[int]:
+    """How FSDP2 cuts a tensor's rows among the ranks of a group: equal parts, of which the last ones are short or empty."""
+    most = ceil_div(rows, size)
+    return [max(0, min(most, rows - rank * most)) for rank in range(size)]
+
+
+def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
+    """The rows of a whole tensor that this rank has of a divided one."""
+    mesh = like.device_mesh
+    rows = rows_of_ranks(whole.shape[0], mesh.size(SHARD_DIM))
+    rank = mesh.get_local_rank(SHARD)
+    first = sum(rows[:rank])
+    return whole[first : first + rows[rank]]
+
+
+def part_of(whole: torch.Tensor, like: "DTensor") -> "DTensor":
+    """A whole tensor, which each rank has, divided like another one. Nothing is sent."""
+    from torch.distributed.tensor import DTensor
+
+    own = own_rows(whole, like).to(like.device, copy=True)
+    return DTensor.from_local(
+        own, like.device_mesh, like.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+@torch.no_grad()
+def whole_of(tensor: "DTensor") -> torch.Tensor:
+    """A divided tensor in one piece. All ranks of a group must call it.
+
+    `full_tensor` does the same, and torch then remembers the process group for ever: see `Shards.close`.
+    """
+    group = tensor.device_mesh.get_group(SHARD)
+    own = tensor.to_local()
+    # All ranks send as many rows.
+    most = ceil_div(tensor.shape[0], group.size())
+    sent = own.new_zeros(most, *tensor.shape[1:])
+    sent[: len(own)] = own
+    received = [torch.empty_like(sent) for _ in range(group.size())]
+    dist.all_gather(received, sent, group=group)
+    return torch.cat(received)[: tensor.shape[0]]
+
+
+def gathered(state: Any, ranks: Ranks) -> Any:
+    """A nest of dicts and lists in which each divided tensor is whole, on the CPU. A tensor that is in it twice stays one.
+
+    All ranks must call it. Rank 0 alone keeps what is gathered, one tensor after the other; the others have None there.
+    """
+    # {id of a divided tensor: the whole}
+    wholes: dict[int, torch.Tensor | None] = {}
+
+    def of(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: of(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [of(item) for item in value]
+        if not is_divided(value):
+            return value
+        if id(value) not in wholes:
+            whole = whole_of(value)
+            wholes[id(value)] = whole.cpu() if ranks.is_main else None
+        return wholes[id(value)]
+
+    return of(state)
+
+
+def divided_weights(weights: Mapping[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:
+    """A whole state dict, which each rank has, divided as the model is."""
+    own = model.state_dict()
+    divided = {}
+    for name, tensor in weights.items():
+        like = own[name]
+        divided[name] = part_of(tensor, like) if is_divided(like) else tensor
+    return divided
+
+
+def divided_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A whole state dict of an optimiser, which each rank has, with the tensors of divided parameters divided like these."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    divided: dict[int, dict[str, Any]] = {}
+    for number, kept in state["state"].items():
+        parameter = parameters[number]
+        divided[number] = {}
+        for name, value in kept.items():
+            # Counts are numbers that every rank has.
+            has_its_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            divided[number][name] = part_of(value, parameter) if has_its_shape and is_divided(parameter) else value
+    return {**state, "state": divided}
+
+
+def materialise(model: nn.Module, device: torch.device) -> None:
+    """Give the tensors of a model on the meta device memory, without content. Tied parameters stay tied."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    # It makes a new parameter for each of these names.
+    model.to_empty(device=device)
+    for first, *others in names.values():
+        parameter = model.get_parameter(first)
+        for other in others:
+            module, _, attribute = other.rpartition(".")
+            setattr(model.get_submodule(module), attribute, parameter)

@@ -1,0 +1,61 @@
+"""How many rows an update has and how they are dealt out: from the flags, and from the ranks that are there."""
+
+import copy
+from typing import Protocol, TypeVar
+
+from common.wording import counted
+from dataset.loader import UpdateSchedule, ceil_div
+from trainer.machine.ranks import Ranks
+
+
+class RowFlags(Protocol):
+    """The flags on the rows of an update."""
+
+    batch_size: int
+    accumulation_steps: int
+    rows_per_update: int
+
+
+FlagsT = TypeVar("FlagsT", bound=RowFlags)
+
+
+def rows_of_update(settings: RowFlags, ranks: Ranks) -> int:
+    """Of all ranks."""
+    rows = settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
+    return settings.rows_per_update or rows
+
+
+def with_accumulation(settings: FlagsT, ranks: Ranks) -> FlagsT:
+    """The settings with the micro-batches that --rows_per_update takes on these ranks; without that flag as they are."""
+    if not settings.rows_per_update:
+        return settings
+    settled = copy.copy(settings)
+    settled.accumulation_steps = ceil_div(settings.rows_per_update, settings.batch_size * ranks.micro_batches_at_once)
+    return settled
+
+
+def schedule_of(settings: RowFlags, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
+    """How the rows of an epoch, from start_row on, are dealt out."""
+    steps = with_accumulation(settings, ranks).accumulation_steps
+    rows_of_rank = ranks.rows_of(settings.batch_size)
+    return UpdateSchedule(n_rows, rows_of_rank, steps, ranks.world_size, start_row, settings.rows_per_update)
+
+
+def rows_of_warmup(settings: RowFlags, warmup_iters: int, ranks: Ranks) -> int:
+    """The rows of so many micro-batches of all ranks; with --rows_per_update of one, so that the rates of updates stay too."""
+    at_once = 1 if settings.rows_per_update else ranks.micro_batches_at_once
+    return warmup_iters * settings.batch_size * at_once
+
+
+def note_on_rows(settings: RowFlags, ranks: Ranks) -> str | None:
+    """A line where micro-batches of these ranks are not full, though those of another --batch_size would be."""
+    rows = settings.rows_per_update
+    steps = with_accumulation(settings, ranks).accumulation_steps
+    room = settings.batch_size * steps * ranks.micro_batches_at_once
+    if not rows or room == rows:
+        return None
+    return (
+        f"note: --rows_per_update {rows}: {counted(steps, 'micro-batch', 'micro-batches')} of --batch_size "
+        f"{settings.batch_size} on {counted(ranks.micro_batches_at_once, 'rank')} would hold {counted(room, 'row')}, so some "
+        "ranks wait for others"
+    )
