@@ -1,5 +1,6 @@
 """Where the repository is, and paths that libraries take."""
 
+import os
 from pathlib import Path
 
 from common.errors import UserError
@@ -14,3 +15,8 @@ def utf8_folder(flag: str, path: str | Path) -> Path:
     except UnicodeEncodeError:
         raise UserError(f"{flag} {ascii(str(path))}: the path is not UTF-8; rename the folder or use another") from None
     return Path(path)
+
+
+def user_cache() -> Path:
+    """The folder for what is kept for the user and can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minimind"

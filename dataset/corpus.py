@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -17,6 +16,7 @@ from dataset.packing import EpochPlan, RowPlan, chunks
 from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned
 from dataset.quality.leaks import Runs, TrainingText, runs_of
 from dataset.reading.file_kinds import choose_files, kind_of
+from dataset.reading.remote import DataFile
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
 from dataset.sources import ConcatStore, Mixture, MostTargets, Share, split_by_hash, sum_of_targets, text_bytes
@@ -50,7 +50,7 @@ def notices_of_paths(paths: list[str], text_suffixes: Sequence[str] | None = Non
     return lines
 
 
-def repeated_files(files: list[Path]) -> list[str]:
+def repeated_files(files: Sequence[DataFile]) -> list[str]:
     """A line for each file that is named twice, by itself or within a folder: its documents would be trained twice."""
     # By what a path leads to: a file and a link to it are one.
     times = Counter(str(file.resolve()) for file in files)
@@ -63,7 +63,7 @@ def repeated_files(files: list[Path]) -> list[str]:
     return lines
 
 
-def _by_suffix(files: list[Path]) -> str:
+def _by_suffix(files: Sequence[DataFile]) -> str:
     """As `3 .csv files, 1 .sh file`."""
     counts = Counter(kind_of(file).suffix for file in files)
     return ", ".join(counted(count, f"{suffix} file") for suffix, count in counts.most_common())

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), settings.parse_special_tokens)
     options: StoreOptions = {
         "cache_dir": settings.cache_dir,
+        "cache_gb": settings.cache_gb,
         "text_field": settings.text_field,
         "skip_bad_lines": settings.skip_bad_lines,
         "num_procs": settings.num_procs,

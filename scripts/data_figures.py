@@ -19,6 +19,7 @@ from dataset.quality.languages import language_of
 from dataset.quality.leaks import LEAKED, RUNS_OF_DOCUMENT, Runs, Search, read_through
 from dataset.quality.oddities import Oddity, OddityFinder
 from dataset.reading.conversations import said_in
+from dataset.reading.remote import DataFile, cache_in
 from dataset.shares import name_of
 from dataset.store.deduplicate import open_sources
 from dataset.store.format import TokenStore
@@ -136,13 +137,15 @@ class DataLook:
         self.text_suffixes = reading.text_suffixes
         options: StoreOptions = {
             "cache_dir": settings.cache_dir,
+            "cache_gb": settings.cache_gb,
             "text_field": self.text_field,
             "skip_bad_lines": settings.skip_bad_lines,
             "text_suffixes": self.text_suffixes,
         }
         # What is looked at has its copies, whatever is trained.
         self.stores = open_sources(self.groups, self.encoder, **options)
-        self.files = [files_of(paths, self.text_suffixes) for paths in self.groups]
+        cache = cache_in(settings.cache_dir, settings.cache_gb)
+        self.files = [files_of(paths, self.text_suffixes, cache) for paths in self.groups]
         self.corpus = reading.corpus_kind(
             sources,
             self.encoder,
@@ -343,7 +346,7 @@ class TextLook:
         self.look = look
         n = len(look.doc_hash)
         self.source_names: list[str] = []
-        self.files: list[Path] = []
+        self.files: list[DataFile] = []
         # The source of each file, and the first file of each store.
         self.source_of_file: list[int] = []
         self.first_file: list[int] = []
@@ -411,8 +414,10 @@ class TextLook:
         return sorted(self.oddities.values(), key=lambda figures: (-figures.documents, figures.kind))
 
 
-def shown_path(path: Path) -> str:
+def shown_path(path: DataFile) -> str:
     """A path without what everybody knows of it."""
+    if not isinstance(path, Path):
+        return str(path)
     for folder in (Path.cwd(), ROOT):
         if path.is_relative_to(folder):
             return str(path.relative_to(folder))

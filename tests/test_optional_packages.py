@@ -40,6 +40,9 @@ MISSING = [
     "gguf",
     "pandas",
     "tensorboard",
+    "fsspec",
+    "s3fs",
+    "aiohttp",
 ]
 
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from common.errors import DataError
+from common.paths import user_cache
 from dataset.glue.glue_tasks import Task
 from dataset.loader import ceil_div, pinned, to_device
 from dataset.packing import permutation
 from dataset.reading.file_kinds import expanded
 from dataset.store.interface import Ints
-from dataset.store.places import user_cache
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 
 # Of a cached file; raised when the same input would give other features.
@@ -206,7 +206,7 @@ def cached_features(
     options = [FORMAT, task._replace(dev=(), test=()), labelled, max_seq_len, encoder.fingerprint]
     key = hashlib.sha256(json.dumps(options).encode() + _read(path)).hexdigest()[:16]
     name = f"{task.folder}-{path.stem}-{key}.npz"
-    places = [path.parent / ".glue_cache", user_cache().parent / "glue"]
+    places = [path.parent / ".glue_cache", user_cache() / "glue"]
     if cache_dir:
         places = [expanded(cache_dir)]
     if not overwrite:

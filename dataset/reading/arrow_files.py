@@ -5,21 +5,22 @@ pyarrow reads them batch by batch. Rows are taken out one by one: a dictionary m
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from common.errors import DataError
 from common.packages import optional_package
 from dataset.reading import limits
 from dataset.reading.faults import Item
+from dataset.reading.remote import DataFile, RemoteFile
 
-# pyarrow's Array, DataType, Schema, Scalar and FileMetaData. The package is optional and has no types of its own, so
+# pyarrow's Array, DataType, Schema, Scalar, FileMetaData and NativeFile. The package is optional and has no types of its own, so
 # that these names only tell the reader which of its classes is meant.
 ArrowArray = Any
 ArrowType = Any
 ArrowSchema = Any
 ArrowScalar = Any
 ParquetMetadata = Any
+ArrowFile = Any
 
 # A batch of a parquet file has at most so many rows, and fewer where these would take more than a few megabytes.
 MOST_ROWS = 1024
@@ -41,7 +42,7 @@ TEXT_TYPES = (
 class TableReader:
     """Reads one file, or one row group of a .parquet. done: which share of it was read, from 0 to 1."""
 
-    def __init__(self, path: Path, text_field: str, row_group: int | None = None) -> None:
+    def __init__(self, path: DataFile, text_field: str, row_group: int | None = None) -> None:
         self.path = path
         self.text_field = text_field
         self.row_group = row_group
@@ -75,7 +76,7 @@ class TableReader:
         """(rows, compressed bytes) of each row group of a .parquet, by its footer alone. Errors: DataError."""
         parquet = optional_package("pyarrow.parquet", "to read .parquet")
         groups = []
-        with self._told(), parquet.ParquetFile(self.path) as file:
+        with self._told(), parquet.ParquetFile(self._parquet_source()) as file:
             for i in range(file.metadata.num_row_groups):
                 group = file.metadata.row_group(i)
                 size = sum(group.column(j).total_compressed_size for j in range(group.num_columns))
@@ -92,15 +93,28 @@ class TableReader:
             name = "a parquet" if self.kind == ".parquet" else "an Arrow"
             raise DataError(f"{self.path}: not {name} file that can be read ({reason}); fetch it again") from None
 
+    def _parquet_source(self) -> "DataFile | ArrowFile":
+        """What pyarrow reads a .parquet from."""
+        return self._streamed(self.path) if isinstance(self.path, RemoteFile) else self.path
+
+    def _ipc_source(self) -> ArrowFile:
+        """What it reads an .arrow from."""
+        if isinstance(self.path, RemoteFile):
+            return self._streamed(self.path)
+        return self.arrow.memory_map(str(self.path))
+
+    def _streamed(self, file: RemoteFile) -> ArrowFile:
+        return self.arrow.PythonFile(file.open(), mode="r")
+
     def _parquet_columns(self) -> Iterator[ArrowArray]:
         """The text column, an array of some rows at a time."""
         parquet = optional_package("pyarrow.parquet", "to read .parquet")
         # Opened twice: the second opening names the column, and one that is not there would be a KeyError of pyarrow.
-        with parquet.ParquetFile(self.path) as file:
+        with parquet.ParquetFile(self._parquet_source()) as file:
             self._check_schema(file.schema_arrow)
         # With a dictionary, equal texts are held once; a buffer, so that a row group is not read whole.
         options = {"read_dictionary": [self.text_field], "buffer_size": 1 << 20}
-        with parquet.ParquetFile(self.path, **options) as file:
+        with parquet.ParquetFile(self._parquet_source(), **options) as file:
             groups = None
             total = file.metadata.num_rows
             if self.row_group is not None:
@@ -118,7 +132,7 @@ class TableReader:
         """The text column, a record batch at a time, of a file with a table of contents or of a stream without one."""
         ipc = optional_package("pyarrow.ipc", "to read .arrow")
         size = max(self.path.stat().st_size, 1)
-        with self.arrow.memory_map(str(self.path)) as source:
+        with self._ipc_source() as source:
             if source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC:
                 file = ipc.open_file(source)
                 self._check_schema(file.schema)

@@ -11,12 +11,12 @@ import io
 import lzma
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from common.errors import DataError
 from common.packages import optional_package
 from dataset.reading.line_reader import BUFFER_BYTES, Stream
+from dataset.reading.remote import DataFile
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
@@ -52,9 +52,9 @@ class Decoder(Protocol):
 
 
 @contextlib.contextmanager
-def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO]]:
+def open_stream(path: DataFile, compression: str) -> Iterator[tuple[Stream, BinaryIO]]:
     """(decompressed bytes, the file underneath, whose tell() is for progress). compression: of COMPRESSIONS, or none."""
-    with open(path, "rb", buffering=BUFFER_BYTES) as file:
+    with path.open("rb", buffering=BUFFER_BYTES) as file:
         if not compression:
             # Opened with a buffer, it is one.
             yield cast(Stream, file), file

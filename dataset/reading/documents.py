@@ -23,6 +23,7 @@ from dataset.reading.file_kinds import find_files, kind_of
 from dataset.reading.json_files import read_json
 from dataset.reading.json_lines import BOM, parse_line, text_of_line
 from dataset.reading.line_reader import BUFFER_BYTES, LineReader, Stream
+from dataset.reading.remote import DataFile
 
 # A block is held in memory by the process that reads it and by the one that encodes it.
 BLOCK_BYTES = 4 << 20
@@ -35,13 +36,14 @@ __all__ = ["BOM", "BadLines", "DataError", "Fault", "find_files", "parse_line", 
 
 
 def read_documents(
-    path: Path | str, text_field: str = "text", bad_lines: BadLines | None = None, split_text: bool = False
+    path: DataFile | str, text_field: str = "text", bad_lines: BadLines | None = None, split_text: bool = False
 ) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there.
 
     split_text: in a text file a blank line ends a document.
     """
-    for block in split_into_blocks(Path(path), text_field, block_bytes=None, split_text=split_text):
+    file = Path(path) if isinstance(path, str) else path
+    for block in split_into_blocks(file, text_field, block_bytes=None, split_text=split_text):
         for line, text in block.documents(text_field):
             number = (block.lines_before or 0) + line
             if isinstance(text, str):
@@ -70,7 +72,7 @@ class Block:
     neither    a byte range of a plain jsonl (the lines that begin in it), or a whole plain text file
     """
 
-    path: Path
+    path: DataFile
     start: int = 0
     end: int = 0
     raw: bytes | None = None
@@ -115,12 +117,12 @@ class Block:
         return _paragraphs(lines) if self.paragraphs else lines
 
     def _whole_file(self) -> Iterator[tuple[int, bytes | None]]:
-        with open(self.path, "rb") as file:
+        with self.path.open("rb") as file:
             raw = file.read(limits.MAX_DOCUMENT_BYTES + 1)
         yield 1, raw if len(raw) <= limits.MAX_DOCUMENT_BYTES else None
 
     def _lines_of_range(self) -> Iterator[tuple[int, bytes | None]]:
-        with open(self.path, "rb", buffering=BUFFER_BYTES) as file:
+        with self.path.open("rb", buffering=BUFFER_BYTES) as file:
             # Opened with a buffer, it is one.
             reader = LineReader(cast(Stream, file), self.start)
             if self.start:
@@ -159,7 +161,7 @@ def _text_of_file(raw: bytes, text_field: str) -> str:
         raise BadLine("bad UTF-8", f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
 
 
-def sizes_of_sections(path: Path, text_field: str, block_bytes: int, split_text: bool = False) -> list[int] | None:
+def sizes_of_sections(path: DataFile, text_field: str, block_bytes: int, split_text: bool = False) -> list[int] | None:
     """Bytes of the sections that a file has where each can be read without the ones before it; None where it has none.
 
     A section is a block of a plain .jsonl, a row group of a .parquet, or a plain text file.
@@ -176,7 +178,7 @@ def sizes_of_sections(path: Path, text_field: str, block_bytes: int, split_text:
 
 
 def split_into_blocks(
-    path: Path, text_field: str, block_bytes: int | None, split_text: bool = False, section: int | None = None
+    path: DataFile, text_field: str, block_bytes: int | None, split_text: bool = False, section: int | None = None
 ) -> Iterator[Block]:
     """The blocks of a file in order, cut by the file and block_bytes alone. None: a plain file in one. split_text: in a
     text file a blank line ends a document. section: only this one of `sizes_of_sections`."""
@@ -245,7 +247,7 @@ class LineCounter:
     """
 
     def __init__(self) -> None:
-        self.path: Path | None = None
+        self.path: DataFile | None = None
         self.position = 0
         self.newlines = 0
 
@@ -258,7 +260,7 @@ class LineCounter:
             self.path = block.path
             self.position = 0
             self.newlines = 0
-        with open(block.path, "rb") as file:
+        with block.path.open("rb") as file:
             file.seek(self.position)
             while self.position < block.start - 1:
                 chunk = file.read(min(BLOCK_BYTES, block.start - 1 - self.position))
@@ -270,7 +272,7 @@ class LineCounter:
 
 
 def _item_blocks(
-    path: Path, items: Iterator[Item], position: Callable[[], int], block_bytes: int | None
+    path: DataFile, items: Iterator[Item], position: Callable[[], int], block_bytes: int | None
 ) -> Iterator[Block]:
     """Blocks of what this process reads. position: how many bytes of the file have been read."""
     block: list[Item] = []
@@ -289,7 +291,7 @@ def _item_blocks(
         yield Block(path, items=block, lines_before=0, source_bytes=position() - done)
 
 
-def _line_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+def _line_blocks(path: DataFile, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
     """Whole lines of a compressed file. Blocks of blank lines alone are passed over."""
     lines = 0
     done = 0
@@ -313,7 +315,7 @@ def _line_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -
         lines += raw.count(b"\n") + (fault is not None)
 
 
-def _text_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+def _text_blocks(path: DataFile, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
     """Paragraphs. Each block ends with a blank line or with the file; blocks of blank lines alone are passed over."""
     lines = 0
     done = 0

@@ -1,12 +1,13 @@
 """What can be wrong with data, and how it is told."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from common.errors import DataError
 from common.wording import counted
+from dataset.reading.remote import DataFile
 
 # (line or row from 1, text of a document or (kind, reason) of a fault): what every reader gives, one after the other.
 # A fault goes the way of a document, so that whoever asks for documents decides whether it ends the run or is counted.
@@ -69,7 +70,7 @@ class BadLines:
         kept.extend(faults[: self.keep - len(kept)])
 
     @classmethod
-    def in_document_order(cls, parts: list["BadLines"], files: list[Path]) -> "BadLines":
+    def in_document_order(cls, parts: list["BadLines"], files: Sequence[DataFile]) -> "BadLines":
         """Merges collectors whose lines are mixed; `files` gives the order of the files."""
         order = {str(file): i for i, file in enumerate(files)}
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from common.errors import DataError
 from dataset.reading.decompress import COMPRESSIONS
+from dataset.reading.remote import ADDRESS, DataFile, is_address, remote_files
 
 # Files of one document a line, row or object. Those of CORPORA are surely meant as data; beside them a folder's .csv,
 # .json and text files are rather descriptions (README.md, dataset_info.json), and in a folder of source code .json and
@@ -39,7 +40,6 @@ TEXT_SUFFIXES_HELP = (
     "files that are read as plain text, beside .txt: suffixes such as .py .md, read in every folder (default: those of "
     "common programming and markup languages, in folders without .jsonl, .parquet and .arrow files)"
 )
-ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FileKind:
         return self.suffix not in CORPORA + TABLES
 
 
-def kind_of(path: Path) -> FileKind:
+def kind_of(path: DataFile) -> FileKind:
     """What the name of a file says. A suffix that is not known stands for plain text: the user named it as such."""
     # Two suffixes at most: `a.jsonl.gz` is jsonl, and in `a.gz.txt` the .gz means nothing.
     name = path.name.lower()
@@ -64,7 +64,7 @@ def kind_of(path: Path) -> FileKind:
     return FileKind(ALIASES.get(suffix, suffix), compression)
 
 
-def identity_suffix(path: Path) -> str:
+def identity_suffix(path: DataFile) -> str:
     """What the name of a file adds to its content in the identity of a token store.
 
     For the kinds that have always been read it is the last suffix alone, so that their stores stay.
@@ -103,16 +103,14 @@ def refuse_address(path: str) -> None:
         command = f"gcloud storage cp --recursive gs://{place} data"
     elif scheme in ("http", "https", "ftp"):
         command = f"curl -L -O {path}"
-    elif scheme == "file":
-        command = ""
     else:
         command = "the tool of that service"
     if scheme == "file":
         raise DataError(f"{path}: name the file by its path alone, /{place.lstrip('/')}")
-    raise DataError(f"{path}: only files on this machine are read; download it first ({command}) and name the copy")
+    raise DataError(f"{path}: it is not on this machine; download it first ({command}) and name the copy")
 
 
-def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> list[Path]:
+def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> list[DataFile]:
     """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
 
     A folder or glob gives the first of these that it has: CORPORA and .txt; text of the default suffixes; TABLES.
@@ -125,8 +123,8 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> li
 class Choice(NamedTuple):
     """Of the files of a path that are of a kind that is read, those that are read, and those that are left out."""
 
-    read: list[Path]
-    left_out: list[Path]
+    read: list[DataFile]
+    left_out: list[DataFile]
 
 
 def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> Choice:
@@ -134,26 +132,38 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> 
     data_path = str(data_path)
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
+    if is_address(data_path):
+        is_file, remote = remote_files(data_path)
+        return _choice(data_path, [*remote], is_file, text_suffixes)
     refuse_address(data_path)
     path = expanded(data_path)
     # A file that was named is read whatever lies beside it; the choice below is for folders and patterns.
     if _is(Path.is_file, path):
-        if not _is_readable(path, text_suffixes):
-            raise DataError(f"{path}: unknown kind of file; {READABLE}")
-        return Choice([path], [])
-    readable = _readable_of_several(path, text_suffixes)
-    for file in readable:
-        _refuse_what_is_no_file(file)
+        return _choice(str(path), [path], True, text_suffixes)
+    files = _files_of_several(path)
+    for file in files:
+        if _is_readable(file, text_suffixes):
+            _refuse_what_is_no_file(file)
+    return _choice(str(path), [*files], False, text_suffixes)
+
+
+def _choice(name: str, found: list[DataFile], is_file: bool, text_suffixes: Sequence[str] | None) -> Choice:
+    """Of the files that a name stands for. is_file: the name is that of one file."""
+    readable = [file for file in found if _is_readable(file, text_suffixes)]
+    if is_file:
+        if not readable:
+            raise DataError(f"{name}: unknown kind of file; {READABLE}")
+        return Choice(readable, [])
     files = _wanted(readable, text_suffixes)
     if not files:
-        raise DataError(f"{path}: nothing to read there; {READABLE}")
+        raise DataError(f"{name}: nothing to read there; {READABLE}")
     wanted = set(files)
     others = [file for file in readable if file not in wanted and not _is_about_others(file)]
     return Choice(sorted(files, key=_posix), sorted(others, key=_posix))
 
 
-def _readable_of_several(path: Path, text_suffixes: Sequence[str] | None) -> list[Path]:
-    """The files of a folder, or of all that a glob matches, which are of a kind that is read. Errors: DataError for none.
+def _files_of_several(path: Path) -> list[Path]:
+    """The files of a folder, or of all that a glob matches. Errors: DataError for none.
 
     A folder that a glob matches is read as if it had been named: the shell would hand it over so.
     """
@@ -172,7 +182,7 @@ def _readable_of_several(path: Path, text_suffixes: Sequence[str] | None) -> lis
                     found[file] = None
         else:
             found[match] = None
-    return [file for file in found if _is_readable(file, text_suffixes)]
+    return list(found)
 
 
 def expanded(path: str | Path) -> Path:
@@ -236,23 +246,23 @@ def _refuse_what_is_no_file(path: Path) -> None:
     raise DataError(f"{path}: a pipe or a device, which can be read once only; write it to a file first")
 
 
-def _posix(path: Path) -> str:
+def _posix(path: DataFile) -> str:
     return path.as_posix()
 
 
-def _is_readable(path: Path, text_suffixes: Sequence[str] | None) -> bool:
+def _is_readable(path: DataFile, text_suffixes: Sequence[str] | None) -> bool:
     kind = kind_of(path)
     if kind.compression and kind.suffix in UNCOMPRESSED:
         return False
     return kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + tuple(text_suffixes or ())
 
 
-def _is_about_others(file: Path) -> bool:
+def _is_about_others(file: DataFile) -> bool:
     """Whether a file tells of those beside it, and is no data itself."""
     return bool(re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
 
 
-def _wanted(files: list[Path], text_suffixes: Sequence[str] | None) -> list[Path]:
+def _wanted(files: list[DataFile], text_suffixes: Sequence[str] | None) -> list[DataFile]:
     """Those of a folder's readable files that are its corpus."""
     # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
     # the tables are the data and the texts describe them, or the texts are source code and the tables its settings.

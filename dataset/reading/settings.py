@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from common.flags import positive
 from common.settings import Settings, setting, switch
 from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
+from dataset.reading.remote import USUAL_CACHE_GB
 
 # What --deduplicate takes.
 OFF = "none"
@@ -21,6 +23,11 @@ class TextSettings(Settings):
         None, check=text_suffix, several=True, metavar="SUFFIX", help=TEXT_SUFFIXES_HELP
     )
     cache_dir: str | None = setting(None, help="folder for tokenised data (default: .token_store beside the data)")
+    cache_gb: float = setting(
+        USUAL_CACHE_GB,
+        check=positive(float),
+        help="disk for what is fetched from s3:// and http:// addresses and may be fetched again, in GB",
+    )
 
 
 @dataclass(kw_only=True)

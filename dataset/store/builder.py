@@ -17,7 +17,7 @@ So a build that was killed ten times, and one that was made in forty parts, end 
 import glob
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +29,7 @@ from common.files import remove
 from common.notices import announce
 from dataset.reading.documents import BLOCK_BYTES, BLOCK_ROWS, Block, LineCounter
 from dataset.reading.faults import BadLines
+from dataset.reading.remote import DataFile
 from dataset.store import dealing
 from dataset.store.dealing import Dealing, Place
 from dataset.store.encode_worker import BlockEncoder, encode_blocks
@@ -59,7 +60,7 @@ class Builder:
     name: str
     # What is known before the first document is read.
     meta: dict[str, Any]
-    files: list[Path]
+    files: Sequence[DataFile]
     # Of the files when they were hashed.
     stats: list[Stats]
     encode: BlockEncoder

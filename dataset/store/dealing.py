@@ -10,12 +10,12 @@ Everything follows from the content of the files and n, so shards on many machin
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from dataset.reading.documents import Block, sizes_of_sections, split_into_blocks
+from dataset.reading.remote import DataFile
 
 # Raise this number when the same data is dealt out in another way, so that no old parts are put together with new ones.
 VERSION = 2
@@ -63,7 +63,7 @@ class Dealing:
     """
 
     def __init__(
-        self, files: list[Path], sizes: list[int], block_options: tuple[str, int, bool], k: int, n: int
+        self, files: Sequence[DataFile], sizes: list[int], block_options: tuple[str, int, bool], k: int, n: int
     ) -> None:
         self.files = files
         self.block_options = block_options
@@ -100,7 +100,9 @@ class Dealing:
         return total
 
 
-def _sections(files: list[Path], sizes: list[int], block_options: tuple[str, int, bool], n: int) -> Iterator[Section]:
+def _sections(
+    files: Sequence[DataFile], sizes: list[int], block_options: tuple[str, int, bool], n: int
+) -> Iterator[Section]:
     """All sections of the corpus in its order, each with its owner.
 
     The sections come one after the other, and each goes to the shard that has the fewest bytes at that moment; of

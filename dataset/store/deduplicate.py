@@ -22,6 +22,7 @@ from common.notices import announce
 from common.wording import counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.conversations import CONVERSATION, said_in
+from dataset.reading.remote import USUAL_CACHE_GB, cache_in
 from dataset.reading.settings import EXACT, NEAR, OFF
 from dataset.store.builder import open_store
 from dataset.store.check import DigestCheck
@@ -109,7 +110,8 @@ class Sources:
         self.method = method
         self.text_field = options.get("text_field", "text")
         self.shown = options.get("progress", True)
-        self.files = [files_of(paths, options.get("text_suffixes")) for paths in groups]
+        cache = cache_in(options.get("cache_dir"), options.get("cache_gb", USUAL_CACHE_GB))
+        self.files = [files_of(paths, options.get("text_suffixes"), cache) for paths in groups]
         self.places = []
         for paths, files in zip(groups, self.files, strict=True):
             self.places.append(places_of(paths[0], files[0], options.get("cache_dir")))

@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from common.errors import DataError
 from common.files import file_digest
 from common.notices import announce
 from dataset.reading.file_kinds import identity_suffix
+from dataset.reading.remote import DataFile, RemoteFile
 from dataset.store.format import digest_of_json, read_small_json
 
 # Beyond the coarsest time stamps that a file system gives (2 s).
@@ -36,16 +38,20 @@ NOTE_EVERY_S = 3.0
 Stats = tuple[str, int, int, int, int]
 
 
-def stats_of(files: list[Path]) -> list[Stats]:
+def stats_of(files: Sequence[DataFile]) -> list[Stats]:
     """What changes when a file does, as far as the file system tells."""
     stats = []
     for file in files:
+        if isinstance(file, RemoteFile):
+            # One version for as long as it is read, see remote.py: the last number stands for it.
+            stats.append((str(file), file.size, 0, 0, int(file.digest[:12], 16)))
+            continue
         stat = file.stat()
         stats.append((str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
     return stats
 
 
-def settled_stats(files: list[Path], places: list[Path]) -> list[Stats]:
+def settled_stats(files: Sequence[DataFile], places: list[Path]) -> list[Stats]:
     """`stats_of`, after a short wait where large files were written just now.
 
     A digest is remembered for a file whose times lie SETTLED_S before it was read: whoever writes to it later gets
@@ -107,7 +113,7 @@ def _is_hash_entry(entry: object) -> bool:
 
 
 def hash_files(
-    files: list[Path], stats: list[Stats], places: list[Path], shard: tuple[int, int] | None = None
+    files: Sequence[DataFile], stats: list[Stats], places: list[Path], shard: tuple[int, int] | None = None
 ) -> tuple[list[tuple[str, str]], bool]:
     """(suffix, SHA-256 of the content) of each file, remembered or read, and whether any was read.
 
@@ -115,6 +121,9 @@ def hash_files(
     notes each digest in the first place at once, and looks for the notes of the others before it reads one of theirs.
     """
     known = _known_digests(places)
+    for file, stat in zip(files, stats, strict=True):
+        if isinstance(file, RemoteFile):
+            known[stat] = file.digest
     unread = [i for i, stat in enumerate(stats) if stat not in known]
     if shard is None:
         for i in unread:
@@ -126,7 +135,7 @@ def hash_files(
 
 
 def _hash_in_turns(
-    files: list[Path],
+    files: Sequence[DataFile],
     stats: list[Stats],
     places: list[Path],
     unread: list[int],
@@ -196,7 +205,7 @@ def _version(path: Path) -> tuple[int, ...]:
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
-def _take_turns(file: Path, stat: Stats, notes: _SharedNotes, wait: bool) -> str:
+def _take_turns(file: DataFile, stat: Stats, notes: _SharedNotes, wait: bool) -> str:
     """The digest that another process has noted, or else that of the file, noted for the others.
 
     Of a large file one process at a time makes the digest. The others wait and take it over, which is faster than if
@@ -212,7 +221,7 @@ def _take_turns(file: Path, stat: Stats, notes: _SharedNotes, wait: bool) -> str
         return _noted_or_hashed(file, stat, notes)
 
 
-def _noted_or_hashed(file: Path, stat: Stats, notes: _SharedNotes) -> str:
+def _noted_or_hashed(file: DataFile, stat: Stats, notes: _SharedNotes) -> str:
     """See `_take_turns`."""
     noted = notes.digest_of(stat)
     if noted is not None:
@@ -246,8 +255,9 @@ def remember_hashes(stats: list[Stats], data: list[tuple[str, str]], place: Path
             raise
 
 
-def sha256_of_file(file: Path) -> str:
+def sha256_of_file(file: DataFile) -> str:
     """Errors: DataError, where a library would raise an OSError."""
+    assert isinstance(file, Path), "what lies elsewhere is known by its version"
     try:
         return file_digest(file)
     except OSError as error:

@@ -1,7 +1,6 @@
 """Where token stores lie, and who may work on one."""
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,11 +15,6 @@ from dataset.store.writer import read_progress
 
 # An interrupted build that nobody has gone on with for so long is removed.
 ABANDONED_S = 7 * 24 * 3600.0
-
-
-def user_cache() -> Path:
-    """The folder for stores of data that lies where nothing can be written."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minimind" / "token_store"
 
 
 def first_writable(places: list[Path]) -> Path:

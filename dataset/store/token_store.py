@@ -15,16 +15,20 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from common.errors import DataError
+from common.paths import user_cache
+from dataset.reading.disk_cache import DiskCache
 from dataset.reading.file_kinds import expanded, find_files
+from dataset.reading.remote import USUAL_CACHE_GB, DataFile, RemoteFile, cache_in
 from dataset.store.builder import Builder, open_store
 from dataset.store.encode_worker import BlockEncoder
 from dataset.store.file_digests import hash_files, remember_hashes, settled_stats
 from dataset.store.format import TokenStore
-from dataset.store.places import first_writable, user_cache
+from dataset.store.places import first_writable
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when the same input gives another store, so that no old one is taken for it.
@@ -35,6 +39,7 @@ class StoreOptions(TypedDict, total=False):
     """What `open_or_build` may be told, see `build_shard`."""
 
     cache_dir: str | None
+    cache_gb: float
     text_field: str
     skip_bad_lines: bool
     num_procs: int | None
@@ -56,6 +61,7 @@ def build_shard(
     encoder: DocumentEncoder,
     shard: tuple[int, int] | None,
     cache_dir: str | None = None,
+    cache_gb: float = USUAL_CACHE_GB,
     text_field: str = "text",
     skip_bad_lines: bool = False,
     num_procs: int | None = None,
@@ -65,12 +71,13 @@ def build_shard(
     """The store of the files of `data_path` (several: one after the other), tokenised now if it is not there yet.
 
     The store lies in `.token_store/` beside the data, in the user's cache folder where that is read-only, or in
-    `cache_dir`. Of processes that start together one builds and the others wait. num_procs: default all cores.
+    `cache_dir`; that of data behind addresses in one of the latter two. Of processes that start together one builds and the others wait. num_procs: default all cores.
     shard=(k, n): only part k of n (from 1) is made; the last part to finish puts the store together, and None is
-    returned while parts are missing. text_suffixes: as in `find_files`. Raises DataError.
+    returned while parts are missing. text_suffixes: as in `find_files`. cache_gb: of the disk, for what is fetched from
+    addresses. Raises DataError.
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
-    files = files_of(paths, text_suffixes)
+    files = files_of(paths, text_suffixes, cache_in(cache_dir, cache_gb))
     places = places_of(paths[0], files[0], cache_dir)
     if shard is not None:
         # The parts share the folder from the start.
@@ -107,11 +114,19 @@ def build_shard(
     return store
 
 
-def files_of(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[Path]:
-    """The files of some paths, in the order of the store that they make. Errors: DataError."""
-    files: list[Path] = []
+def files_of(
+    paths: list[str], text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None
+) -> list[DataFile]:
+    """The files of some paths, in the order of the store that they make. cache: for what lies behind addresses.
+
+    Errors: DataError.
+    """
+    files: list[DataFile] = []
     for path in paths:
-        files += find_files(path, text_suffixes)
+        for file in find_files(path, text_suffixes):
+            if isinstance(file, RemoteFile) and cache is not None:
+                file = replace(file, cache=cache)
+            files.append(file)
     return files
 
 
@@ -124,12 +139,15 @@ def find_store(places: Sequence[Path], name: str, key: str) -> tuple[TokenStore 
     return None, None
 
 
-def places_of(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
+def places_of(path: str, first_file: DataFile, cache_dir: str | None) -> list[Path]:
     """The folders in which the store may lie, the best one first."""
     if cache_dir:
         return [expanded(cache_dir)]
+    of_user = user_cache() / "token_store"
+    if isinstance(first_file, RemoteFile):
+        return [of_user]
     folder = expanded(path) if expanded(path).is_dir() else first_file.parent
-    return [folder / ".token_store", user_cache()]
+    return [folder / ".token_store", of_user]
 
 
 def _source_name(path: Path) -> str:

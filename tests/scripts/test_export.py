@@ -293,7 +293,9 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
         write(tmp_path / "out", name)
     data = {
         "valid": {"text": "the cat sat"},
-        "chats": {"conversations": [{"role": "user", "content": "cat?"}, {"role": "assistant", "content": "the cat sat"}]},
+        "chats": {
+            "conversations": [{"role": "user", "content": "cat?"}, {"role": "assistant", "content": "the cat sat"}]
+        },
         "web/pages": {"text": "the cat sat on the mat"},
         "books": {"text": "on the mat the cat sat"},
         "my": {"text": "the cat sat on the mat"},

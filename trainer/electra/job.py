@@ -168,6 +168,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             settings.deduplicate,
             progress=self.ranks.is_main,
             cache_dir=settings.cache_dir,
+            cache_gb=settings.cache_gb,
             text_field=settings.text_field,
             text_suffixes=settings.text_suffixes,
             skip_bad_lines=settings.skip_bad_lines,

@@ -233,7 +233,7 @@ def test_records_of_an_evaluation_are_bounded_too(tmp_path, small_limit):
     file.write_bytes(b'{"text": "a"}\n' + line_of(3 * LIMIT))
     with pytest.raises(ValueError, match=r"a\.jsonl:2: the line is longer than"):
         list(read_records(file, {"text": str}))
-    with pytest.raises(ValueError, match="^https://example.org/a.jsonl: only files on this machine"):
+    with pytest.raises(ValueError, match="^https://example.org/a.jsonl: it is not on this machine"):
         list(read_records("https://example.org/a.jsonl", {"text": str}))
 
 

@@ -102,9 +102,11 @@ def test_text_suffixes_flag_takes_short_forms_and_refuses_formats():
     ],
 )
 def test_addresses_are_not_mangled_and_the_line_says_how_to_download(address, command):
+    from dataset.reading.file_kinds import refuse_address
+
     with pytest.raises(DataError) as caught:
-        find_files(address)
-    assert str(caught.value).startswith(f"{address}: only files on this machine are read")
+        refuse_address(address)
+    assert str(caught.value).startswith(f"{address}: it is not on this machine; download it first")
     assert command in str(caught.value)
 
 

@@ -1,0 +1,272 @@
+"""Files behind addresses. References: the same bytes on the disk, and the readers of local files."""
+
+import gzip
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from common.errors import DataError
+from dataset.reading import remote
+from dataset.reading.disk_cache import DiskCache
+from dataset.reading.documents import read_documents, split_into_blocks
+from dataset.reading.file_kinds import choose_files, find_files
+from dataset.reading.remote import remote_files
+from dataset.store.token_store import build_shard, open_or_build
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
+from tests.helpers import ROOT, train
+from tests.s3_server import running_s3_server
+
+TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) for i in range(300)]
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with running_s3_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    # Small pieces, so that small files have many.
+    monkeypatch.setattr(remote, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(remote, "WAITS_S", (0.0, 0.0))
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return DocumentEncoder(small_tokenizer())
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_kinds(folder):
+    """The texts as files of several kinds."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"text": TEXTS})
+    (folder / "a.jsonl").write_bytes(LINES)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
+    parquet.write_table(table, folder / "c.parquet", row_group_size=50)
+    with arrow.OSFile(str(folder / "d.arrow"), "wb") as file, arrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=40)
+    with arrow.OSFile(str(folder / "e.arrow"), "wb") as file, arrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=40)
+    (folder / "f.txt").write_text("\n".join(TEXTS))
+    return sorted(folder.iterdir())
+
+
+def test_every_kind_of_file_gives_the_same_documents_as_on_the_disk(tmp_path, s3, monkeypatch):
+    monkeypatch.setattr(remote, "PIECE_BYTES", 10_000)
+    (tmp_path / "data").mkdir()
+    for file in write_kinds(tmp_path / "data"):
+        address = s3.put(f"kinds/{file.name}", file.read_bytes())
+        for there in (address, f"file://{file}", f"{s3.url}/kinds/{file.name}"):
+            (found,) = find_files(there)
+            assert list(read_documents(found)) == list(read_documents(file)), there
+
+
+def test_a_folder_and_a_pattern_give_the_same_choice_as_on_the_disk(tmp_path, s3):
+    for name in (
+        "x/one.jsonl",
+        "x/deep/two.jsonl",
+        "x/README.md",
+        "x/notes.txt",
+        "x/.hidden/three.jsonl",
+        "x/table.csv",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(LINES)
+        s3.put(f"choice/{name}", LINES)
+    for pattern in ("x", "x/*.jsonl", "x/**/*.jsonl"):
+        local = choose_files(str(tmp_path / pattern))
+        for begin in ("s3://choice", f"file://{tmp_path}"):
+            there = choose_files(f"{begin}/{pattern}")
+            for mine, theirs in zip(local, there, strict=True):
+                wanted = [f"{begin}/{file.relative_to(tmp_path).as_posix()}" for file in mine]
+                assert [str(file) for file in theirs] == wanted
+
+
+def test_blocks_of_a_large_file_read_little_more_than_their_own_range(tmp_path, s3, monkeypatch):
+    monkeypatch.setattr(remote, "_prefetch_piece", lambda *_: None)
+    content = LINES * 12
+    (found,) = find_files(s3.put("ranges/a.jsonl", content))
+    blocks = list(split_into_blocks(found, "text", 40_000))
+    s3.requests.clear()
+    documents = list(blocks[3].documents("text"))
+    assert len(documents) > 100
+    first, last = 3 * 40_000 // 4096, 4 * 40_000 // 4096
+    asked = [span for _, span in s3.contents_asked_for()]
+    assert asked == [f"bytes={i * 4096}-{i * 4096 + 4095}" for i in range(first, last + 1)]
+
+
+def test_a_piece_is_fetched_beside_the_one_before_and_only_once(tmp_path, s3):
+    (found,) = find_files(s3.put("once/a.jsonl", LINES))
+    s3.requests.clear()
+    for _ in range(3):
+        with found.open() as stream:
+            assert stream.read() == LINES
+    wanted = -(-len(LINES) // 4096)
+    assert len(s3.contents_asked_for()) == len(set(s3.contents_asked_for())) == wanted
+
+
+def test_the_disk_holds_no_more_than_the_limit(tmp_path, s3):
+    (found,) = find_files(s3.put("limit/a.jsonl", LINES * 10))
+    cache = DiskCache(tmp_path / "small", 5 * 4096)
+    found = replace(found, cache=cache)
+    largest = 0
+    read = b""
+    with found.open(buffering=1024) as stream:
+        while part := stream.read(3000):
+            read += part
+            held = [path.stat().st_size for path in cache.folder.rglob("*") if path.is_file()]
+            largest = max(largest, sum(held))
+    assert read == LINES * 10
+    assert 2 * 4096 <= largest <= cache.limit_bytes
+
+
+@pytest.mark.slow
+def test_a_connection_that_is_cut_gives_no_shorter_file(tmp_path, s3):
+    (found,) = find_files(s3.put("cut/a.jsonl", LINES[:4000]))
+    s3.go_on.set()
+    s3.cuts.set()
+    s3.stalls.set()
+    try:
+        with pytest.raises(DataError, match=r"^s3://cut/a\.jsonl: cannot be read \("), found.open() as stream:
+            stream.read()
+        assert not [path for path in found.cache.folder.iterdir() if path.is_file() and path.stat().st_size]
+    finally:
+        s3.stalls.clear()
+        s3.cuts.clear()
+        s3.go_on.clear()
+    with found.open() as stream:
+        assert stream.read() == LINES[:4000]
+
+
+READ = """
+import sys
+from dataset.reading import remote
+from dataset.reading.file_kinds import find_files
+
+remote.PIECE_BYTES = 100_000
+(file,) = find_files(sys.argv[1])
+with file.open() as stream:
+    sys.stdout.buffer.write(stream.read())
+"""
+
+
+@pytest.mark.slow
+def test_a_download_that_is_killed_half_way_starts_again(tmp_path, s3):
+    address = s3.put("killed/a.jsonl", LINES)
+    command = [sys.executable, "-c", READ, address]
+    s3.go_on.clear()
+    s3.stalled.clear()
+    s3.stalls.set()
+    try:
+        killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert s3.stalled.wait(60)
+        killed.send_signal(signal.SIGKILL)
+        assert killed.wait() == -signal.SIGKILL
+    finally:
+        s3.stalls.clear()
+        s3.go_on.set()
+    left = list((tmp_path / "xdg" / "minimind" / "downloads").glob(".tmp-*"))
+    assert left, "the test killed no download"
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
+    assert again.stdout == LINES and not any(path.exists() for path in left)
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(s3):
+    (found,) = find_files(s3.put("changing/a.jsonl", LINES))
+    s3.put("changing/a.jsonl", LINES[::-1])
+    with pytest.raises(DataError, match="changed since this run began"), found.open() as stream:
+        stream.read()
+
+
+@pytest.mark.parametrize("address", ["s3://nobody/a.jsonl", "s3://there/none.jsonl", "s3://there/none/*.jsonl"])
+def test_what_is_not_there_is_told_in_a_line(s3, address):
+    s3.put("there/a.jsonl", LINES)
+    with pytest.raises(DataError) as caught:
+        find_files(address)
+    assert str(caught.value) == f"{address}: no such file or folder"
+
+
+def test_a_web_server_that_gives_whole_files_alone_is_refused(tmp_path, s3):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/a.jsonl"
+    with pytest.raises(DataError, match="download it first"):
+        find_files(address)
+    server.shutdown()
+
+
+@pytest.mark.parametrize("scheme, package", [("s3", "s3fs"), ("http", "aiohttp"), ("https", "aiohttp")])
+def test_a_package_that_is_missing_is_named(monkeypatch, scheme, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DataError) as caught:
+        find_files(f"{scheme}://bucket/a.jsonl")
+    assert str(caught.value).endswith(f"to read {scheme}:// addresses: pip install {package}")
+
+
+def test_only_the_scheme_that_is_named_is_followed(tmp_path, s3):
+    """fsspec takes `a://b::c://d` for a chain of file systems."""
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    with pytest.raises(DataError, match="^s3://none::file:"):
+        find_files(f"s3://none::file://{tmp_path}/a.jsonl")
+
+
+@pytest.mark.slow
+def test_a_store_of_a_corpus_elsewhere_has_the_tokens_of_the_local_one(tmp_path, s3, encoder, monkeypatch):
+    (tmp_path / "data").mkdir()
+    files = write_kinds(tmp_path / "data")
+    for file in files:
+        s3.put(f"store/{file.name}", file.read_bytes())
+    local = open_or_build(str(tmp_path / "data"), encoder, progress=False)
+    store = open_or_build("s3://store", encoder, progress=False)
+    assert store.tokens.tolist() == local.tokens.tolist() and store.offsets.tolist() == local.offsets.tolist()
+    # In parts, by processes with caches of their own.
+    together = None
+    for k in (1, 2, 3):
+        together = build_shard("s3://store", encoder, (k, 3), cache_dir=str(tmp_path / "parts"), progress=False)
+    assert together is not None and together.tokens.tolist() == local.tokens.tolist()
+    # The next start reads no content.
+    s3.requests.clear()
+    assert open_or_build("s3://store", encoder, progress=False).folder == store.folder
+    assert s3.contents_asked_for() == []
+
+
+@pytest.mark.slow
+def test_a_corpus_on_s3_trains_to_the_same_weights_as_on_the_disk(tmp_path, s3, data):
+    address = s3.put("corpus/data.jsonl", data.read_bytes())
+    outs = []
+    for name, path in (("disk", data), ("s3", address)):
+        train(data_path=path, out_dir=tmp_path / name, val_fraction=0.2, eval_interval=3)
+        outs.append(digest(tmp_path / name / "pretrain_16.pth"))
+    assert outs[0] == outs[1]
+
+
+def test_the_version_of_a_file_is_part_of_its_digest(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LINES)
+    _, (first,) = remote_files(f"file://{path}")
+    os.utime(path, (1, 1))
+    _, (second,) = remote_files(f"file://{path}")
+    assert first.digest != second.digest and first.size == second.size == len(LINES)
