@@ -6,7 +6,7 @@
 # make test-all   ... and the slow ones (compiles llama.cpp for some minutes, the first time)
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
-# make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-quick: in three
+# make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-quick: in four
 
 PYTHON ?= python3
 VENV   ?= .venv

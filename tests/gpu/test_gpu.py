@@ -12,4 +12,7 @@ CHECKS = {**gpu_checks.NUMBERS, **gpu_checks.TRAINER, **gpu_checks.WAITING, **gp
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_a_gpu(name):
-    CHECKS[name](torch.device("cuda", 0))
+    try:
+        CHECKS[name](torch.device("cuda", 0))
+    except gpu_checks.NotPromised as seen:
+        pytest.skip(str(seen))
