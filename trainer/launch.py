@@ -80,6 +80,8 @@ def run_rank(
     notices: Sequence[str],
 ) -> int:
     """The work of one process. join: make it one of the ranks."""
+    # Whoever made a process group before this, such as Ray Train, also ends it.
+    is_own_group = not dist.is_initialized()
     with StopSignals() as signals, contextlib.ExitStack() as at_end:
         at_end.callback(release_all)
         ranks, device = join()
@@ -90,7 +92,8 @@ def run_rank(
             gc.collect()
             # A launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done.
             dist.barrier()
-            dist.destroy_process_group()
+            if is_own_group:
+                dist.destroy_process_group()
         return exit_code
 
 

@@ -164,7 +164,9 @@ def test_peer_of_a_rank_that_fails(lab, kind):
     start = time.monotonic()
     code = processes[0].wait(30)
     print(f"{kind}: out after {time.monotonic() - start:.1f} s")
-    assert code not in (0, -9)
+    assert code == 1
+    assert processes[0].err.startswith("error: another rank is gone, or silent for longer than --dist_timeout (")
+    assert processes[0].err.count("\n") == 1 and "gloo/" not in processes[0].err
     processes[1].kill()
     processes[1].wait()
     lab.run_ranks("run", from_resume=1)

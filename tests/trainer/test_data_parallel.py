@@ -5,6 +5,7 @@ One start of the two processes serves the whole file: importing torch takes long
 
 import json
 import os
+import threading
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -40,6 +41,8 @@ def rank(folder):
     new_port("run")
     with mock.patch.object(launch, "init_distributed_mode", wraps=init_distributed_mode) as joined:
         result = {"run": watched_run(folder), "joined": joined.call_count, "left": not dist.is_initialized()}
+    new_port("thread")
+    result["thread"] = run_in_a_thread(folder)
     new_port("engine")
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)
     try:
@@ -97,6 +100,25 @@ def watched_run(folder):
         "wandb": run.reporter.tracker is not None,
         "file": run.reporter.file and run.reporter.file.name,
     }
+
+
+def run_in_a_thread(folder):
+    """The run as Ray Train starts it: in a thread, and in a process group that there is already. (Its parameters, whether the
+    group is still there)"""
+    dist.init_process_group("gloo")
+    ended = []
+
+    def work():
+        run = train(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/thread", batch_size=2, use_moe=1, **RUN)
+        ended.append([p.detach() for p in run.engine.parameters])
+
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return {"parameters": ended[0], "group": dist.is_initialized() and dist.get_world_size()}
+    finally:
+        dist.destroy_process_group()
 
 
 def evaluation(folder, ranks):
@@ -324,6 +346,13 @@ def test_only_rank_0_writes(both):
 
 def test_process_group_is_left_at_the_end(both):
     assert all(result["left"] and result["joined"] == 1 for result in both)
+
+
+def test_a_thread_in_a_process_group_of_another_program_trains_the_same_and_leaves_the_group(both):
+    for result in both:
+        assert result["thread"]["group"] == 2
+        for ours, theirs in zip(result["thread"]["parameters"], result["run"]["parameters"], strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_evaluation_is_identical_on_one_and_two_ranks(both, folder):

@@ -16,6 +16,7 @@ from common.processes import obey_ctrl_c
 from common.wording import one_line
 from dataset.loader_workers import LoaderError
 from trainer.machine.limits import what_the_machine_lacks
+from trainer.machine.ranks import loss_of_a_rank
 
 
 def plain_warning(
@@ -28,7 +29,7 @@ def plain_warning(
 def run_cli(main: Callable[[], int | None]) -> None:
     """Run `main()`; print what the user can mend, or what the machine lacks, as one line on stderr and exit with 2.
 
-    Exit code 1 where nothing is to be mended: a worker process died.
+    Exit code 1 where nothing is to be mended: a worker process died, or another rank.
     """
     open_standard_streams()
     warnings.formatwarning = plain_warning
@@ -62,6 +63,9 @@ def line_of(error: Exception) -> tuple[str, int] | None:
         return str(error), 2 if error.is_fault_of_data else 1
     if isinstance(error, ProcessLostError):
         return str(error), 1
+    loss = loss_of_a_rank(error)
+    if loss is not None:
+        return loss, 1
     if isinstance(error, (MemoryError, RuntimeError, OSError)):
         lack = what_the_machine_lacks(error)
         if lack is not None:
@@ -102,6 +106,11 @@ def launch_line(script: str, arguments: Sequence[str]) -> str:
     """
     if Path.cwd() != ROOT:
         script = str(ROOT / script)
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
     processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    launcher = ["python"] if processes == "1" else ["torchrun", "--nproc_per_node", processes]
+    launcher = ["python"]
+    if nodes != "1":
+        launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", processes]
+    elif processes != "1":
+        launcher = ["torchrun", "--nproc_per_node", processes]
     return shlex.join([*launcher, script, *map(str, arguments)])

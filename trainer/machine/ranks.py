@@ -1,6 +1,7 @@
 """The processes of a run: where this one stands among them, how they join, and work that one of them does for all."""
 
 import os
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,20 @@ def on_main(ranks: "Ranks", work: Callable[[], ResultT]) -> ResultT:
     if failed:
         raise error or SaidByAnotherRank
     return result
+
+
+def loss_of_a_rank(error: Exception) -> str | None:
+    """One line for an error that says that another rank is gone or silent; None for any other error."""
+    said = " ".join(str(error).split())
+    # Gloo raises plain RuntimeErrors.
+    if "gloo/transport" not in said and not isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+        return None
+    # It begins with a place in its source, and ends with advice.
+    said = re.sub(r"^\[\S+\] ", "", said).partition(" This is typically")[0].rstrip(".")
+    return (
+        f"another rank is gone, or silent for longer than --dist_timeout ({said}): launched again with --from_resume 1, the run "
+        "goes on from its newest checkpoint"
+    )
 
 
 def least_of_ranks(ranks: "Ranks", number: float, device: torch.device) -> float:
@@ -108,6 +123,7 @@ def init_distributed_mode(
 ) -> tuple[Ranks, torch.device]:
     """Join the process group that torchrun describes in the environment; returns (Ranks, torch.device).
 
+    A group that this process is in already stays, with the timeout that it was made with.
     device: the user's choice ("cuda:0", "mps", "cpu") or None for the best there is. Under torchrun a CUDA rank takes
     the GPU of its local rank. Errors: UserError for `ddp` without torchrun or a device that is not there.
     """
@@ -131,6 +147,8 @@ def init_distributed_mode(
         torch.cuda.set_device(own_device)
     elif own_device.type == "mps":
         raise UserError("data parallel does not work on mps: launch with python instead of torchrun, or --device cpu")
+    if dist.is_initialized():
+        return launched, own_device
     backend = pick_backend(own_device, launched)
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
@@ -164,10 +182,13 @@ def join_copies(rank: int, n: int, meeting_place: socket.socket) -> Ranks:
 
 
 def ranks_of_launcher() -> Ranks | None:
-    """What the environment variables of torchrun say; None where there is no RANK, or -1 as old launch lines set it.
+    """What a process group that there is already says, or the environment variables of torchrun; None where there is neither.
 
-    Errors: UserError for variables that no launcher would leave so.
+    No RANK, or -1 as old launch lines set it: there are no such variables. Errors: UserError for variables that no launcher
+    would leave so.
     """
+    if dist.is_initialized():
+        return ranks_of_group()
     if os.environ.get("RANK", "-1").strip() == "-1":
         return None
     found = []
@@ -192,6 +213,16 @@ def ranks_of_launcher() -> Ranks | None:
                 f"RANK is set and {name} is not: launch with torchrun, or unset RANK to train in one process"
             )
     return ranks
+
+
+def ranks_of_group() -> Ranks:
+    """This process's place in the process group that another program has made, such as Ray Train, before it called us."""
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    # Such a program may say nothing of machines. Then memory is not shared, and GPUs are taken in the order of the ranks.
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
+    return Ranks(rank, local_rank, world_size, on_one_machine=on_one_machine)
 
 
 def pick_backend(device: torch.device, ranks: Ranks) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,6 +18,9 @@ class StopSignals:
     Until `arm()` is called there is nothing to save, and a stop signal ends the process at once. A second stop signal
     ends it at once too; the launcher repeats a Ctrl-C within milliseconds, so that repeats inside a second count as
     one. A context manager: the handlers that were there before come back.
+
+    In another thread than the main one nothing is caught, since Python calls handlers in the main thread alone: there the
+    program that has started the thread, such as Ray Train, decides how signals end it.
     """
 
     STOP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
@@ -33,6 +37,8 @@ class StopSignals:
         self._before: dict[str, Any] = {}
 
     def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is not threading.main_thread():
+            return self
         handlers = dict.fromkeys(self.STOP, self._stop)
         handlers["SIGUSR1"] = self._save
         for name, handler in handlers.items():

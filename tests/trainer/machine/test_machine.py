@@ -19,7 +19,7 @@ from dataset import loader_workers
 from dataset.reading.documents import DataError
 from tests.helpers import ROOT, command_line, flags, train, write_corpus
 from trainer.machine import compiling, devices
-from trainer.machine.command_line import run_cli
+from trainer.machine.command_line import launch_line, line_of, run_cli
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.random_state import rng_state, seed_everything, set_rng_state
@@ -303,3 +303,45 @@ def test_a_run_with_closed_standard_streams_ends_as_any_other(tmp_path):
     closed = f"{shlex.join(map(str, command))} <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", closed], timeout=120).returncode == 0
     assert (tmp_path / "out" / "pretrain_16.pth").is_file()
+
+
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (
+            RuntimeError(
+                "[/src/gloo/transport/tcp/pair.cc:537] Read error [192.0.2.2]:9903: Connection reset by peer. This is typically "
+                "caused by a remote worker hanging."
+            ),
+            "(Read error [192.0.2.2]:9903: Connection reset by peer)",
+        ),
+        (
+            RuntimeError("[/src/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete"),
+            "(Timed out waiting 10000ms for recv operation to complete)",
+        ),
+        (torch.distributed.DistStoreError("wait timeout after 10000ms, keys: /a"), "(wait timeout after 10000ms, keys: /a)"),
+    ],
+)  # fmt: skip
+def test_the_loss_of_another_rank_is_one_line(error, reason):
+    line, code = line_of(error)
+    assert code == 1 and reason in line and "--dist_timeout" in line and "--from_resume 1" in line
+
+
+def test_other_errors_of_torch_keep_their_traceback():
+    assert line_of(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")) is None
+
+
+@pytest.mark.parametrize(
+    "nodes, processes, launcher",
+    [
+        ("1", "1", "python"),
+        ("1", "4", "torchrun --nproc_per_node 4"),
+        ("2", "1", "torchrun --nnodes 2 --nproc_per_node 1"),
+    ],
+)
+def test_the_line_that_started_a_process_names_its_launcher(nodes, processes, launcher, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", nodes)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    line = launch_line("trainer/train_pretrain.py", ["--epochs", "2"])
+    assert line == f"{launcher} trainer/train_pretrain.py --epochs 2"
