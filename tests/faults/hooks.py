@@ -86,6 +86,24 @@ def fail_at(updates, kind, rank=0):
     at_update(updates, fail, rank)
 
 
+def hold_until_signal(update, rank=0):
+    """Wait before an update until a stop signal has come."""
+    from trainer.machine.signals import StopSignals
+
+    enter, entered = StopSignals.__enter__, []
+
+    def remembered_enter(self):
+        entered.append(self)
+        return enter(self)
+
+    def hold():
+        while not entered[-1].signum:
+            time.sleep(0.05)
+
+    StopSignals.__enter__ = remembered_enter
+    at_update([update], hold, rank)
+
+
 def at_update(updates, action, rank=0, once=None):
     """Call `action` in the first micro-batch of each of the updates; where the rank has no rows in it, in its next one."""
     from trainer.saving import resume as resuming
@@ -229,12 +247,13 @@ def print_scale():
     engine.Engine.update = printing
 
 
-def slow_updates(seconds):
-    """Make every update last at least so long, as one of a larger model does."""
+def slow_updates(seconds, rank=None):
+    """Make every update last at least so long, as one of a larger model does. rank: on that one alone."""
     update = engine.Engine.update
 
     def slow(self, *arguments, **named):
-        time.sleep(seconds)
+        if rank in (None, self.ranks.rank):
+            time.sleep(seconds)
         return update(self, *arguments, **named)
 
     engine.Engine.update = slow

@@ -1,0 +1,20 @@
+#!/bin/sh
+# torchrun on several nodes with fixed numbers. Nothing is restarted: whoever starts it, starts it again on all nodes.
+# In the repository, on each node:
+#
+#     HEAD=node0 PORT=29500 NODES=2 NODE=0 sh launch/static.sh --data_path /shared/my.jsonl --out_dir /shared/out
+#
+# HEAD, PORT  the node with number 0, and a free port of it
+# NODES       how many there are
+# NODE        the number of this one, from 0
+# PROCESSES   on each node; default: its GPUs
+# TRAINER     default: trainer/train_pretrain.py
+set -eu
+: "${HEAD:?is not set: see the first lines of launch/static.sh}"
+: "${PORT:?is not set: see the first lines of launch/static.sh}"
+: "${NODES:?is not set: see the first lines of launch/static.sh}"
+: "${NODE:?is not set: see the first lines of launch/static.sh}"
+
+exec torchrun --nnodes "$NODES" --node_rank "$NODE" --nproc_per_node "${PROCESSES:-gpu}" \
+    --master_addr "$HEAD" --master_port "$PORT" \
+    "${TRAINER:-trainer/train_pretrain.py}" --from_resume 1 "$@"

@@ -1,0 +1,199 @@
+"""Two nodes on one machine: network namespaces that are joined by a cable, with a launcher in each.
+
+A node has an address, processes of its own, and no other network than the cable to the other node:
+
+    node 0 (192.0.2.1)  eth0 ======== 100 Mbit/s ======== eth0  (192.0.2.2) node 1
+
+Everything is made within the namespaces, and is gone with the processes that hold them, also after kill -9 of the tests.
+The nodes see the same files, as those of a cluster do.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.faults.harness import ROOT, Lab
+
+# Of the range that is kept for examples, so that no network uses them.
+ADDRESSES = ("192.0.2.1", "192.0.2.2")
+INTERFACE = "eth0"
+RENDEZVOUS_PORT = 29400
+RATE = "100mbit"
+TOOLS = ("unshare", "nsenter", "setpriv", "ip", "tc")
+
+# A program that keeps a namespace: it ends with its standard input, and that with the tests.
+HOLDER = ["unshare", "--net", "cat"]
+# What is started so is killed with the tests, and all that it starts itself is killed with it, at one moment.
+MACHINE = ["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+class Node:
+    """A network namespace, and the launcher that runs in it: none, or one."""
+
+    def __init__(self, number):
+        self.number = number
+        self.address = ADDRESSES[number]
+        self.launcher = None
+        self.holder = subprocess.Popen(HOLDER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # It answers from within the namespace.
+        self.holder.stdin.write(b"\n")
+        self.holder.stdin.flush()
+        self.holder.stdout.readline()
+
+    def inside(self, *command):
+        return ["nsenter", f"--net=/proc/{self.holder.pid}/ns/net", *command]
+
+    def run(self, *command):
+        subprocess.run(self.inside(*command), check=True, capture_output=True, text=True)
+
+    def connect(self):
+        """Configure this end of the cable."""
+        self.run("ip", "address", "add", f"{self.address}/24", "dev", INTERFACE)
+        self.run("ip", "link", "set", "lo", "up")
+        self.run("ip", "link", "set", INTERFACE, "up")
+        limit = ["tbf", "rate", RATE, "burst", "64kb", "latency", "50ms"]
+        self.run("tc", "qdisc", "add", "dev", INTERFACE, "root", *limit)
+
+    def plug(self, is_in):
+        """Pull the plug of the cable, or put it in. With it out no packet comes or goes, and nobody is told."""
+        self.run("ip", "link", "set", INTERFACE, "up" if is_in else "down")
+
+    def kill(self):
+        """End all processes of the node at one moment."""
+        if self.launcher is not None:
+            self.launcher.kill()
+            self.launcher.wait()
+
+    def close(self):
+        self.kill()
+        self.holder.stdin.close()
+        self.holder.stdout.close()
+        self.holder.wait(30)
+
+
+@contextlib.contextmanager
+def two_nodes():
+    """The two Nodes, connected."""
+    with contextlib.ExitStack() as made:
+        nodes = []
+        for number in range(2):
+            nodes.append(Node(number))
+            made.callback(nodes[-1].close)
+        first, second = nodes
+        cable = ["type", "veth", "peer", "name", INTERFACE, "netns", str(second.holder.pid)]
+        first.run("ip", "link", "add", INTERFACE, *cable)
+        for node in nodes:
+            node.connect()
+        yield nodes
+
+
+def reason_against():
+    """Why there can be no two nodes here; "" where there can be."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"needs {', '.join(missing)} (util-linux, iproute2)"
+    try:
+        with two_nodes() as (node, _):
+            node.run(*MACHINE, "true")
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or error
+        return f"network namespaces are not allowed here: {said}"
+    return ""
+
+
+class Job:
+    """One training run over two nodes with a rank each, which launch/c10d.sh starts, and what strikes it."""
+
+    # Shorter than torchrun's own 30, 5, and 60 s, so that the tests wait less.
+    RENDEZVOUS = {"last_call_timeout": 2, "keep_alive_interval": 1, "read_timeout": 10}
+
+    def __init__(self, lab: Lab, nodes, name, hooks=None):
+        self.lab, self.nodes, self.name = lab, nodes, name
+        self.settings = {}
+        # What --nnodes gets.
+        self.nodes_asked = "2"
+        self.ledger = lab.folder / f"{name}.ledger"
+        self.hooks = {"ledger": {"path": str(self.ledger)}, **(hooks or {})}
+
+    def flags(self):
+        """Of the trainer."""
+        return self.lab.flags(self.name, **self.settings)
+
+    def start(self, *nodes):
+        """Launch on these nodes, or on both."""
+        for node in nodes or self.nodes:
+            options = {"is_host": int(node.number == 0), **self.RENDEZVOUS}
+            variables = {
+                "HEAD": f"{ADDRESSES[0]}:{RENDEZVOUS_PORT}",
+                "NODES": self.nodes_asked,
+                # torchrun would find out both by the names of the machines, which these nodes do not have.
+                "PET_LOCAL_ADDR": node.address,
+                "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in options.items()),
+            }
+            self.launch(node, ["sh", "launch/c10d.sh", *self.flags()], variables)
+
+    def launch(self, node, command, variables):
+        """Start a command on a node. Its trainer is the one with hooks."""
+        environment = {
+            **os.environ,
+            # torchrun is there.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "PROCESSES": "1",
+            "TRAINER": "tests/faults/launch.py",
+            "FAULTS_ATTEMPT": "0",
+            "FAULT_HOOKS": json.dumps(self.hooks),
+            # Gloo would look for the address of the machine's name.
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            **variables,
+        }
+        with self.log(node).open("a") as log:
+            node.launcher = subprocess.Popen(
+                node.inside(*MACHINE, *command),
+                env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def log(self, node):
+        return self.lab.folder / f"{self.name}.node_{node.number}"
+
+    def output(self):
+        return "\n".join(self.log(node).read_text() for node in self.nodes)
+
+    def updates(self):
+        """(when it was done, its number) of each update of rank 0, in the order of time."""
+        path = Path(f"{self.ledger}.0")
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        # The last one may be half written.
+        done = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [(update["time"], update["update"]) for update in done]
+
+    def wait_for(self, condition, what, seconds=120):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"{what}: not within {seconds} s\n{self.output()}"
+            time.sleep(0.01)
+
+    def until_update(self, number):
+        """Wait until so many updates are done."""
+        self.wait_for(lambda: any(done >= number for _, done in self.updates()), f"update {number}")
+
+    def goes_on_after(self, moment):
+        """Wait for the first update that is done after a moment. Returns the seconds between them."""
+
+        def later():
+            return [when for when, _ in self.updates() if when > moment]
+
+        self.wait_for(later, "the next update")
+        return later()[0] - moment
+
+    def wait(self, seconds=180):
+        """Both launchers end by themselves, without an error."""
+        for node in self.nodes:
+            code = node.launcher.wait(seconds)
+            assert code == 0, f"node {node.number}: exit code {code}\n{self.output()}"

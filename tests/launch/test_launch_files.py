@@ -1,0 +1,150 @@
+"""What the files of launch/ hand to torchrun and to the trainer. Reference: the parsers of both.
+
+Programs that write their arguments down stand in for torchrun and for Slurm's. tests/faults/test_two_nodes.py runs the files.
+"""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from types import ModuleType
+
+import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+
+from tests.helpers import ROOT
+from trainer.pretrain.settings import parse_args
+
+# It writes a line with its name and arguments, and what is set of some variables, and ends with the exit code that it is told.
+STAND_IN = """#!{python}
+import json, os, sys
+name = os.path.basename(sys.argv[0])
+kept = {{key: os.environ[key] for key in ("HEAD", "PORT", "NODES", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE") if key in os.environ}}
+with open(os.environ["CALLS"], "a") as file:
+    file.write(json.dumps([name, sys.argv[1:], kept]) + "\\n")
+print(os.environ.get("SAID_BY_" + name, ""))
+sys.exit(int(os.environ.get("CODE_OF_" + name, "0")))
+"""
+FLAGS = ["--data_path", "my text.jsonl", "--batch_size", "4"]
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="scripts for a POSIX shell")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(file, **variables): start a file of launch/ with FLAGS. Returns (the process, [(program, arguments, variables)])."""
+    for name in ("torchrun", "srun", "scontrol"):
+        program = tmp_path / name
+        program.write_text(STAND_IN.format(python=sys.executable), encoding="utf-8")
+        program.chmod(0o755)
+
+    def start(file, **variables):
+        calls = tmp_path / "calls"
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls), **variables}
+        command = ["sh", f"launch/{file}", *FLAGS]
+        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30)
+        lines = calls.read_text(encoding="utf-8").splitlines() if calls.exists() else []
+        return ended, [json.loads(line) for line in lines]
+
+    return start
+
+
+def check_trainer(launcher):
+    """The trainer gets FLAGS and goes on from its checkpoints. launcher: what torchrun has understood."""
+    assert (ROOT / launcher.training_script).is_file()
+    settings = parse_args(launcher.training_script_args)
+    assert settings.from_resume
+    assert settings.data_path == ["my text.jsonl"] and settings.batch_size == 4
+
+
+@pytest.mark.parametrize("nodes, processes", [("2", "gpu"), ("1:2", "8")])
+def test_c10d(run, nodes, processes):
+    ended, calls = run(
+        "c10d.sh", HEAD="node0:29400", NODES=nodes, **({} if processes == "gpu" else {"PROCESSES": processes})
+    )
+    assert ended.returncode == 0, ended.stderr
+    ((_, arguments, variables),) = calls
+    launcher = get_args_parser().parse_args(arguments)
+    assert (launcher.nnodes, launcher.nproc_per_node, launcher.max_restarts) == (nodes, processes, 3)
+    assert (launcher.rdzv_backend, launcher.rdzv_endpoint) == ("c10d", "node0:29400")
+    assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    check_trainer(launcher)
+
+
+def test_static(run):
+    ended, calls = run("static.sh", HEAD="node0", PORT="29500", NODES="2", NODE="1", TRAINER="trainer/train_sft.py")
+    assert ended.returncode == 0, ended.stderr
+    ((_, arguments, _),) = calls
+    launcher = get_args_parser().parse_args(arguments)
+    assert (launcher.nnodes, launcher.node_rank, launcher.nproc_per_node) == ("2", 1, "gpu")
+    assert (launcher.master_addr, launcher.master_port) == ("node0", 29500)
+    assert launcher.training_script == "trainer/train_sft.py"
+
+
+@pytest.mark.parametrize("file, missing", [("c10d.sh", "HEAD"), ("static.sh", "NODE")])
+def test_a_variable_that_is_missing_is_named(run, file, missing):
+    variables = {"HEAD": "node0:29400", "NODES": "2", "PORT": "29500", "NODE": "0"}
+    del variables[missing]
+    ended, calls = run(file, **variables)
+    assert ended.returncode == 2 and not calls
+    assert missing in ended.stderr and ended.stderr.count("\n") == 1
+
+
+# {the exit code of the launchers, the seconds that are left: whether the job goes into the queue again}
+ENDINGS = [(0, 100, False), (1, 100, True), (1, 10_000, False), (2, 10_000, False)]
+
+
+@pytest.mark.parametrize("code, seconds_left, again", ENDINGS)
+def test_a_job_of_slurm_that_ends_at_its_time_limit_goes_into_the_queue_again(run, code, seconds_left, again):
+    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds_left))
+    ended, calls = run(
+        "slurm.sbatch", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="node[0-1]", SLURM_NNODES="2", CODE_OF_srun=str(code),
+        SAID_BY_scontrol=f"   StartTime=2020-01-01T00:00:00 EndTime={end} Deadline=N/A",
+    )  # fmt: skip
+    assert ended.returncode == (0 if again else code), ended.stderr
+    ((_, arguments, variables),) = [call for call in calls if call[0] == "srun"]
+    assert arguments[-len(FLAGS) :] == FLAGS
+    assert variables["PORT"] == "20007" and variables["NODES"] == "2"
+    assert (["requeue", "7"] in [call[1] for call in calls]) == again
+
+
+def test_kubeflow():
+    """torchrun's own flags come from the environment, which Kubeflow's Trainer sets."""
+    trainer = yaml.safe_load((ROOT / "launch" / "kubeflow.yaml").read_text(encoding="utf-8"))["spec"]["trainer"]
+    program, *arguments = [*trainer["command"], *trainer["args"]]
+    assert program == "torchrun"
+    launcher = get_args_parser().parse_args(arguments)
+    assert (ROOT / launcher.training_script).is_file()
+    assert parse_args(launcher.training_script_args).from_resume
+
+
+def test_ray_train(monkeypatch):
+    """Modules that call the function at once stand in for Ray, which is not among the requirements."""
+    asked, calls = [], []
+
+    class TorchTrainer:
+        def __init__(self, train, train_loop_config, scaling_config, run_config):
+            asked.append(
+                (scaling_config["num_workers"], scaling_config["use_gpu"], run_config["failure_config"]["max_failures"])
+            )
+            self.work = lambda: train(train_loop_config)
+
+        def fit(self):
+            self.work()
+
+    configs = dict.fromkeys(("FailureConfig", "RunConfig", "ScalingConfig"), dict)
+    for name, content in (("ray", {}), ("ray.train", configs), ("ray.train.torch", {"TorchTrainer": TorchTrainer})):
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["ray_train.py", "--workers", "3", "--gpus", "0", "--", *FLAGS])
+    monkeypatch.setattr("trainer.train_pretrain.main", lambda flags: calls.append(flags) or 0)
+    runpy.run_path(str(ROOT / "launch" / "ray_train.py"), run_name="__main__")
+    assert asked == [(3, False, 3)]
+    ((flags,),) = [calls]
+    settings = parse_args(flags)
+    assert settings.from_resume and settings.data_path == ["my text.jsonl"]
