@@ -5,7 +5,7 @@
     python benchmarks/gpu.py --sections 3 6                     # some of them
     python benchmarks/gpu.py --device cpu --seconds small       # whether this command itself works, on a CPU
 
-It needs no network, no data, and no virtual environment of this repository: PyTorch, transformers and simple-parsing are
+It needs no network, no data, and no virtual environment of this repository: PyTorch and transformers are
 enough, in whatever versions an image has. Sections:
 
     0 machine                  versions, the best bf16 product, copies

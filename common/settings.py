@@ -20,13 +20,10 @@ import argparse
 import difflib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
-
-import simple_parsing
-from simple_parsing import DashVariant
 
 from common.errors import UserError
 from common.flags import EMPTY_TEXT, HelpWithDefaults, boolean, end_with_line
@@ -35,8 +32,6 @@ from common.settings_files import Entry, read_entries
 CONFIG_HELP = "a YAML or JSON file of settings, as a run leaves it in {name}.settings.yaml; flags win over it"
 # Of what a file calls a setting, in an error line
 LONGEST_NAME = 60
-# What simple_parsing writes in the place of a value in --help
-AUTOMATIC_METAVARS = ("str", "int", "float", "[str]", "[int]", "[float]", "list", "[list]")
 
 
 def setting(
@@ -56,27 +51,25 @@ def setting(
     argparse.ArgumentTypeError for one that it does not take; default: text as it is. several: the flag takes one or more
     values. may_be_empty: an empty text means something. first: --help shows it at the top.
     """
-    options: dict[str, Any] = {"help": help, "type": check or str, "nargs": "+" if several else None}
+    options: dict[str, Any] = {"help": help, "type": check or str}
+    if several:
+        options["nargs"] = "+"
     if choices is not None:
         options["choices"] = tuple(choices)
     if metavar is not None:
         options["metavar"] = metavar
-    default_of_field = {"default": default}
+    metadata = {"options": options, "aliases": tuple(aliases), "may_be_empty": may_be_empty, "first": first}
     if isinstance(default, list):
         # Each settings object gets a list of its own.
-        default_of_field = {"default_factory": partial(list, default)}
-        # simple_parsing takes an empty list for no default.
-        options["required"] = False
-    metadata = {"may_be_empty": may_be_empty, "first": first, "aliases": tuple(aliases)}
-    return simple_parsing.field(**default_of_field, alias=list(aliases) or None, metadata=metadata, **options)
+        return field(default_factory=partial(list, default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def switch(default: bool | None, help: str, first: bool = False) -> Any:
     """A field that is true or false: `--use_moe`, `--use_moe True`, `--use_moe 0` all work. None: not given."""
-    # The action is named because simple_parsing would add a second flag, --no_use_moe, for each.
-    options: dict[str, Any] = {"type": boolean, "action": "store", "nargs": "?", "const": True, "metavar": "BOOL"}
-    metadata = {"may_be_empty": False, "first": first, "aliases": ()}
-    return simple_parsing.field(default=default, help=help, metadata=metadata, **options)
+    options = {"help": help, "type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
+    metadata = {"options": options, "aliases": (), "may_be_empty": False, "first": first}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(kw_only=True)
@@ -101,26 +94,29 @@ class Settings:
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
+def field_of(kind: type[Settings], name: str) -> "Field[Any]":
+    """The field of that name."""
+    for one in fields(kind):
+        if one.name == name:
+            return one
+    raise AssertionError(f"{kind.__name__} has no field {name}")
+
+
 def default_of(kind: type[Settings], name: str) -> Any:
     """What a field is where nobody sets it."""
-    for field in fields(kind):
-        if field.name == name:
-            if field.default_factory is not MISSING:
-                return field.default_factory()
-            return field.default
-    raise AssertionError(f"{kind.__name__} has no field {name}")
+    return default_of_field(field_of(kind, name))
+
+
+def default_of_field(one: "Field[Any]") -> Any:
+    """MISSING: its flag must be given."""
+    if one.default_factory is not MISSING:
+        return one.default_factory()
+    return one.default
 
 
 def with_default(kind: type[Settings], name: str, default: Any) -> Any:
     """The field of a group with another default, for a command that wants one."""
-    for field in fields(kind):
-        if field.name == name:
-            # simple_parsing keeps here what argparse will be told of the flag: help, type, choices.
-            custom = dict(field.metadata["custom_args"])
-            own = {key: field.metadata[key] for key in ("may_be_empty", "first", "aliases")}
-            aliases = list(own["aliases"]) or None
-            return simple_parsing.field(default=default, alias=aliases, metadata=own, **custom)
-    raise AssertionError(f"{kind.__name__} has no field {name}")
+    return field(default=default, metadata=field_of(kind, name).metadata)
 
 
 # ------------------------------------------------------------------------------------------- the command line
@@ -130,70 +126,58 @@ class SettingsHelp(HelpWithDefaults, argparse.RawDescriptionHelpFormatter):
     """Each flag's default behind its help, and the lines of a description as they are."""
 
 
-class SettingsParser(simple_parsing.ArgumentParser):
-    """The command line of a Settings class. A wrong flag ends with one line and exit code 2.
-
-    simple_parsing gets one dataclass for each group, so that --help has groups. Their values together make the flat
-    object that the code reads.
-    """
+class SettingsParser(argparse.ArgumentParser):
+    """The command line of a Settings class. A wrong flag ends with one line and exit code 2."""
 
     def __init__(self, kind: type[Settings], prog: str, description: str) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            formatter_class=SettingsHelp,
-            allow_abbrev=False,
-            add_option_string_dash_variants=DashVariant.UNDERSCORE,
-        )
+        super().__init__(prog=prog, description=description, formatter_class=SettingsHelp, allow_abbrev=False)
         self.kind = kind
         self.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
         # The bases stand in the order in which Python looks things up, the last group of the help first.
         for group in reversed(kind.groups()):
-            self.add_arguments(group, dest=group.__name__)
-        # simple_parsing makes the flags when it parses. The help is arranged here, so they are wanted now.
-        self._preprocessing(args=[], namespace=None)
-        self._name_plainly()
+            self._add_group(group)
         self.usage = self._short_usage()
-        if any(field.metadata["first"] for field in fields(kind)):
+        if any(one.metadata["first"] for one in fields(kind)):
             self._put_first()
+
+    def _add_group(self, group: type[Settings]) -> None:
+        """A flag for each field of a group."""
+        flags = self.add_argument_group((group.__doc__ or "").strip())
+        for one in fields(group):
+            options = dict(one.metadata["options"])
+            if "choices" not in options:
+                options.setdefault("metavar", one.name.upper())
+            default = default_of_field(one)
+            if default is MISSING:
+                options["required"] = True
+            else:
+                options["default"] = default
+            flags.add_argument(f"--{one.name}", *one.metadata["aliases"], dest=one.name, **options)
 
     def _short_usage(self) -> str:
         """The flags that must be given. All others would be ten lines that nobody reads."""
         words = [self.prog]
         for action in self._actions:
             if action.required:
-                words += [action.option_strings[0], field_name(action).upper()]
+                words += [action.option_strings[0], action.dest.upper()]
         return " ".join([*words, "[--flag value ...]"])
 
     def _put_first(self) -> None:
         """Show the flags that matter first at the top, and --help and --config at the end."""
         # argparse has no public way to move a flag to another group, or a group to another place.
-        first = {field.name for field in fields(self.kind) if field.metadata["first"]}
+        first = {one.name for one in fields(self.kind) if one.metadata["first"]}
         top = self.add_argument_group(f"the {len(first)} flags that matter first")
         for group in self._action_groups:
             if group is top:
                 continue
             for action in list(group._group_actions):
-                if field_name(action) in first:
+                if action.dest in first:
                     group._group_actions.remove(action)
                     top._group_actions.append(action)
         # The first two are argparse's own: arguments without a dash, of which there are none, and --help.
         positionals, options, *others = self._action_groups
         others.remove(top)
         self._action_groups = [positionals, top, *others, options]
-
-    def _name_plainly(self) -> None:
-        """What simple_parsing calls by the group's name and the field's is called by the field's alone."""
-        titles = {group.__name__: title(group) for group in self.kind.groups()}
-        for group in self._action_groups:
-            name = (group.title or "").split(" [")[0]
-            if name in titles:
-                group.title = titles[name]
-                group.description = None
-        for action in self._actions:
-            takes_a_value = action.option_strings and action.nargs != 0 and action.choices is None
-            if takes_a_value and action.metavar in (None, *AUTOMATIC_METAVARS):
-                action.metavar = field_name(action).upper()
 
     def get_settings(self, argv: Sequence[str] | None = None) -> Settings:
         """The settings of a command line, and of the --config file that it names."""
@@ -202,10 +186,8 @@ class SettingsParser(simple_parsing.ArgumentParser):
             config = self._config_of(argv)
             if config is not None:
                 self._take_defaults_of(config)
-            parsed = self.parse_args(argv)
-            values: dict[str, Any] = {}
-            for group in self.kind.groups():
-                values |= vars(getattr(parsed, group.__name__))
+            values = vars(self.parse_args(argv))
+            del values["config"]
             for name, value in values.items():
                 self._refuse_empty(name, value)
             return self.kind(**values)
@@ -223,11 +205,11 @@ class SettingsParser(simple_parsing.ArgumentParser):
             for name, entry in read_entries(config).items():
                 if entry is not None and entry != []:
                     said.add(name)
-        return frozenset(field_name(actions[name]) for name in said if name in actions)
+        return frozenset(actions[name].dest for name in said if name in actions)
 
     def _refuse_empty(self, name: str, value: Any) -> None:
         """An empty text is what a shell makes of a variable that was never set. Errors: ValueError."""
-        (metadata,) = [field.metadata for field in fields(self.kind) if field.name == name]
+        metadata = field_of(self.kind, name).metadata
         items = value if isinstance(value, list) else [value]
         if "" in items and not metadata["may_be_empty"]:
             names = "/".join([f"--{name}", *metadata["aliases"]])
@@ -262,7 +244,7 @@ class SettingsParser(simple_parsing.ArgumentParser):
             action = actions[name]
             try:
                 value = self._value_of(action, entry)
-                self._refuse_empty(field_name(action), value)
+                self._refuse_empty(action.dest, value)
             except (ValueError, argparse.ArgumentError) as error:
                 raise UserError(f"{path}: {error}") from None
             action.default = value
@@ -299,16 +281,6 @@ class SettingsParser(simple_parsing.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         end_with_line(message)
-
-
-def title(group: type[Settings]) -> str:
-    """What --help calls a group."""
-    return (group.__doc__ or "").strip()
-
-
-def field_name(action: argparse.Action) -> str:
-    """The field that a flag of a SettingsParser sets."""
-    return action.dest.rpartition(".")[2]
 
 
 def parse(kind: type[SettingsT], prog: str, description: str, argv: Sequence[str] | None = None) -> SettingsT:

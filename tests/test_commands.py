@@ -13,7 +13,6 @@ import sys
 import pytest
 
 from benchmarks import arguments as benchmark_arguments
-from common.settings import field_name
 from dataset import tokenize_arguments
 from scripts import arguments as script_arguments
 from scripts import inspect_settings, tasks
@@ -220,7 +219,7 @@ TRAINERS = [f"trainer/train_{job}.py" for job in ("pretrain", "sft", "electra", 
 @pytest.mark.parametrize("script", TRAINERS)
 def test_help_gives_the_unit_of_every_interval(script):
     for action in PARSERS[script]()._actions:
-        name = field_name(action)
+        name = action.dest
         if name.endswith("interval"):
             assert action.help.startswith("micro-batches between"), name
         if name.endswith("_steps") and name != "accumulation_steps":

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from common.flags import boolean
-from common.settings import field_name
 from tests.helpers import ROOT
 from trainer.electra import settings as electra_settings
 from trainer.glue import settings as glue_settings
@@ -119,7 +118,7 @@ def test_every_flag_is_read(module):
     ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     # use_wandb becomes --tracker wandb.
-    flags = {field_name(action) for action in parser()._actions} - {"help", "config", "use_wandb"}
+    flags = {action.dest for action in parser()._actions} - {"help", "config", "use_wandb"}
     read = {flag for flag in flags if re.search(rf"\bsettings\.{flag}\b", text)}
     # Those that are fields of the model's config are read by a loop over them.
     by_name = set(MODEL_FLAGS) if "MODEL_FLAGS" in text else set()

@@ -1,12 +1,14 @@
 """The trainers where packages are missing that only some users need. Reference: a Python that does not find them."""
 
+import importlib.metadata
+import re
 import sys
 
 import pytest
 
 from common.errors import DataError
 from tests.all_trainers import run_program, write_inputs
-from tests.helpers import flags
+from tests.helpers import ROOT, flags
 from tests.trainer.glue.glue_helpers import arguments
 from tests.trainer.test_train_electra import flags as electra_flags
 from trainer.glue import scores
@@ -44,6 +46,30 @@ MISSING = [
     "s3fs",
     "aiohttp",
 ]
+
+
+def name_of(requirement: str) -> str:
+    """'Jinja2>=3; extra == "x"' -> 'jinja2'"""
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+def test_what_is_not_tried_without_comes_with_torch_and_transformers():
+    """`make gpu` runs in images that have these two alone. Reference: what they ask pip for."""
+    come_with_them = set()
+    to_look_at = {"torch", "transformers"}
+    while to_look_at:
+        package = to_look_at.pop()
+        come_with_them.add(package)
+        try:
+            wanted = importlib.metadata.requires(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            # For another system or Python
+            continue
+        to_look_at |= {name_of(one) for one in wanted if "extra ==" not in one} - come_with_them
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    ours = {name_of(line) for line in lines if re.match(r"\w", line)}
+    tried = {{"sklearn": "scikit-learn"}.get(module, module) for module in MISSING}
+    assert "torch" in ours and ours <= come_with_them | tried
 
 
 @pytest.mark.slow

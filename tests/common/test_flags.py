@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from common.settings import SettingsParser, field_name
+from common.settings import SettingsParser
 from dataset import tokenize_arguments
 from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
@@ -51,7 +51,7 @@ def options(command: str) -> list[argparse.Action]:
 def test_no_numeric_flag_takes_nan_infinity_a_negative_or_an_absurd_number(command):
     tried = 0
     for action in options(command):
-        takes_text = action.type in (None, str) or field_name(action) in (
+        takes_text = action.type in (None, str) or action.dest in (
             "text_suffixes",
             "local_rank",
             "shard",
