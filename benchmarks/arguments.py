@@ -222,6 +222,28 @@ def parallel_parser() -> Parser:
     return p
 
 
+def scaling_parser() -> Parser:
+    """The flags of scaling.py."""
+    p = new_parser(
+        "scaling.py", "What ranks send each other, measured and by formula, and what follows for many of them."
+    )
+    p.add_argument("--size", choices=SIZES, default="26m", help="of the model")
+    p.add_argument("--ranks", type=positive(int), nargs="+", default=[2, 4], help="numbers of them, for the bytes")
+    p.add_argument("--slow_mbit", type=positive(float), default=100, help="of the slow network, megabits a second")
+    p.add_argument("--only_simulate", action="store_true", help="leave out what is measured in network namespaces")
+    p.add_argument("--rows", type=positive(int), default=4, help="of a micro-batch, 512 positions each")
+    p.add_argument("--accumulation_steps", type=positive(int), default=8, help="micro-batches of an update and rank")
+    p.add_argument("--forward_s", type=positive(float), help="seconds of a forward pass (default: measured here)")
+    p.add_argument("--backward_s", type=positive(float), help="seconds of a backward pass (default: measured here)")
+    p.add_argument(
+        "--gbit", type=positive(float), nargs="+", default=[1, 10], help="of a rank's link, gigabits a second"
+    )
+    p.add_argument("--latency_us", type=positive(float), default=50, help="until a message is there, microseconds")
+    # This process measures updates of so many ranks, of which so many have one model together.
+    p.add_argument("--updates_of", nargs=2, help=argparse.SUPPRESS)
+    return p
+
+
 def readers_parser() -> Parser:
     """The flags of readers.py."""
     p = new_parser("readers.py", "One model in several programs: the same tokens, logits and greedy texts?")

@@ -51,6 +51,7 @@ PARSERS = {
     "benchmarks/plain_loop.py": benchmark_arguments.plain_loop_parser,
     "benchmarks/processes.py": benchmark_arguments.processes_parser,
     "benchmarks/parallel.py": benchmark_arguments.parallel_parser,
+    "benchmarks/scaling.py": benchmark_arguments.scaling_parser,
     "benchmarks/readers.py": benchmark_arguments.readers_parser,
     "benchmarks/step.py": benchmark_arguments.step_parser,
 }

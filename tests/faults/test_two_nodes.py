@@ -91,7 +91,16 @@ def test_other_launches_end_alike(launch_of, job, undisturbed):
     assert ends_as(undisturbed, job)
 
 
-def test_a_worker_is_killed(job, undisturbed):
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_worker_is_killed(shard, job, undisturbed):
+    """A divided model is compared with one of its own: the norm of its gradient is a sum of other parts."""
+    job.settings["shard"] = shard
+    if shard == "full":
+        whole = Job(job.lab, job.nodes, "whole")
+        whole.settings = job.settings
+        whole.start()
+        whole.wait()
+        undisturbed = job.lab
     once = job.lab.folder / "killed"
     job.hooks["signal_at"] = {"updates": [STRUCK], "name": "SIGKILL", "rank": 1, "once": str(once)}
     killed = Path(f"{once}.{STRUCK}")
