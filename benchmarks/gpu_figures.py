@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 import transformers
 
 from benchmarks.arguments import SIZES
 from benchmarks.timing import per_step
 from benchmarks.training import MEAN_LENGTH, Training, packed_batch
 from common.paths import ROOT
+from common.wording import reason_of
 from model.attention import document_mask, scaled_dot_product_attention
 from model.config import MiniMindConfig
-from model.fast.flex_attention import flex_attend, flex_mask
+from model.fast.flex_attention import document_starts, flex_attend, flex_mask
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds, synchronize
 from trainer.pretrain.flops import flops_per_token
@@ -215,10 +217,13 @@ def profile(device: torch.device, scale: Scale) -> Iterator[Figure]:
 
 
 def parts(device: torch.device, scale: Scale) -> Iterator[Figure]:
-    """Attention and its mask alone, a save beside the training, and the exchange of gradients with one rank."""
-    yield from attention(device, scale)
+    """A save beside the training, the exchange of gradients with one rank, and attention and its mask alone.
+
+    Attention comes last: a kernel that fails within a GPU takes the whole process with it.
+    """
     yield from save(device, scale)
     yield from exchange(device, scale)
+    yield from attention(device, scale)
 
 
 def attention(device: torch.device, scale: Scale) -> Iterator[Figure]:
@@ -245,6 +250,54 @@ def attention(device: torch.device, scale: Scale) -> Iterator[Figure]:
         both_ways(compiled, mask)
         of_flex, _ = per_step(partial(both_ways, compiled, mask), device, scale.turn_s / 3)
         yield Figure("attention: FlexAttention", round(of_flex * 1e3, 3), "ms")
+        yield from varlen_attention(q, k, v, document_ids, scale.turn_s / 3)
+
+
+def varlen_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, document_ids: torch.Tensor, turn_s: float
+) -> Iterator[Figure]:
+    """torch's attention of a list of documents, which training does not use, forward and backward.
+
+    With a list of the documents that are there, whose length the host has to know, and with one that is always long enough.
+    """
+    exact = document_bounds(document_ids)
+    longest = int(exact.diff().max())
+    # A document for each position, most of them empty
+    fixed = F.pad(exact, (0, document_ids.numel() + 1 - len(exact)), value=document_ids.numel())
+    # [B, heads, T, D] -> [B*T, heads, D], as the kernel wants it: no copy is to be timed.
+    rows = [x.detach().transpose(1, 2).flatten(0, 1).requires_grad_() for x in (q, k, v)]
+    for name, bounds in (("its documents", exact), ("a fixed length", fixed)):
+        what = f"attention: varlen_attn with a list of {name}"
+
+        def both_ways(bounds: torch.Tensor = bounds) -> None:
+            varlen_attend(rows, bounds, longest).sum().backward()
+
+        try:
+            of_varlen, _ = per_step(both_ways, q.device, turn_s)
+        except Exception as error:
+            # Versions of torch without it, or with other arguments, and cards that it does not know.
+            yield Figure(what, f"does not work here ({reason_of(error)})")
+        else:
+            yield Figure(what, round(of_varlen * 1e3, 3), "ms")
+
+
+def document_bounds(document_ids: torch.Tensor) -> torch.Tensor:
+    """document_ids [B, T] -> int32 [documents + 1]: where each document begins among the B*T positions, and B*T."""
+    B, T = document_ids.shape
+    begins = document_starts(document_ids) == torch.arange(T, device=document_ids.device)
+    return F.pad(begins.flatten().nonzero().flatten(), (0, 1), value=B * T).int()
+
+
+def varlen_attend(rows: Sequence[torch.Tensor], bounds: torch.Tensor, longest: int) -> torch.Tensor:
+    """Queries, keys and values [positions, heads, D] -> [positions, heads, D]. longest: the positions of a document."""
+    from torch.nn.attention import varlen
+
+    q, k, v = rows
+    causal = (-1, 0)
+    attended = varlen.varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=causal, enable_gqa=True)
+    # A pair where it was asked for more.
+    assert isinstance(attended, torch.Tensor)
+    return attended
 
 
 def save(device: torch.device, scale: Scale) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""The host's share of a micro-batch on a GPU: how many operations it launches for each 32 rows, and how long that takes.
+"""The host's share of a micro-batch on a GPU: how many operations it launches, and how long that takes.
 
     python benchmarks/host_work.py                    # 26 M, rows of 512: about half a minute, no GPU is needed
     python benchmarks/host_work.py --size 104m --merged 128
@@ -8,7 +8,10 @@ does: it goes through the model, through autocast and through the backward pass,
 other. A GPU gets each of them as a launch, of one kernel or a few.
 
 What is measured: the dispatched operations without views and allocations, exactly; and the time to dispatch them, which is
-longer than on a GPU, since a fake operation is worked out in Python. So only ratios of the times mean something.
+longer than on a GPU, since a fake operation is worked out in Python. So only ratios of the times mean something. The last
+line is of another, larger micro-batch, which --batch_size auto takes on a GPU: only for each row it has less work.
+
+The mask alone is timed with real tensors too, of one block of positions: so few that dispatching is all that takes time.
 What is not: kernels. The blocks are the plain ones, operation by operation; torch.compile, which a run of minutes uses,
 joins many of them into one, so that the blocks are a smaller part there. Attention counts as one operation, as with
 FlexAttention. `make gpu` measures the real thing (benchmarks/gpu.py, section throughput).
@@ -27,8 +30,9 @@ if __name__ == "__main__":
     host_work_parser().parse_args()
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -43,15 +47,18 @@ from model import loss as loss_module
 from model.backend import Layout, Mask
 from model.chunks import CHUNK_ROWS, chunk_rows
 from model.fast.compiled_backend import CompiledBackend
-from model.fast.flex_attention import flex_mask
+from model.fast.flex_attention import BLOCK, flex_mask
 from model.loss import chunked_cross_entropy
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from trainer.pretrain.loss import pretrain_loss
 
-# Rows that the figures are given for
+# Rows that micro-batches of other sizes are compared by
 UNIT = 32
 # They only make room for a tensor, or ask where one is.
 NO_LAUNCH = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "prim.device")
+
+# Masks to time; the best counts.
+MASK_TIMES = 50
 
 MakeMask = Callable[[torch.Tensor], Mask]
 
@@ -152,21 +159,55 @@ def micro_batch(fields: dict[str, Any], case: Case, T: int) -> Callable[[], None
     return compute
 
 
-def measure(fields: dict[str, Any], case: Case, T: int, times: int) -> tuple[float, float]:
-    """(operations, seconds) of the host for each UNIT rows."""
+def host_seconds(work: Callable[[], object]) -> float:
+    """Of this thread, which does all of it: what other programs take of the machine does not count."""
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+def measure(fields: dict[str, Any], case: Case, T: int, times: int) -> tuple[int, float]:
+    """(operations, seconds) of the host for a micro-batch."""
     with FakeTensorMode():
         compute = micro_batch(fields, case, T)
         # What is looked up once is not counted, as gradients that are made by the first micro-batch of an update.
         compute()
         with Launches() as launches:
             compute()
-        seconds = []
-        for _ in range(times):
-            begin = time.perf_counter()
-            compute()
-            seconds.append(time.perf_counter() - begin)
-    share = UNIT / case.rows
-    return launches.count * share, min(seconds) * share
+        best = min(host_seconds(compute) for _ in range(times))
+    return launches.count, best
+
+
+def mask_seconds(make_mask: MakeMask) -> float:
+    """Of the host, for a mask of real tensors: of one block, so that computing takes nothing."""
+    document_ids = torch.zeros(1, BLOCK, dtype=torch.long)
+    return min(host_seconds(partial(make_mask, document_ids)) for _ in range(MASK_TIMES))
+
+
+def table_of(found: Sequence[tuple[Case, int, float]]) -> list[str]:
+    """Lines on (case, operations, seconds of the host) of micro-batches; the ratios are to the first, row for row."""
+    lines = [
+        f"{'':56} {'a micro-batch':>18}   for each {UNIT} rows",
+        f"{'':56} {'launches':>9} {'host ms':>8} {'launches':>9} {'ratio':>6} {'host ms':>8} {'ratio':>6}",
+    ]
+    first, *_ = [(count * UNIT / case.rows, host * UNIT / case.rows) for case, count, host in found]
+    for case, count, host in found:
+        count_of_unit = count * UNIT / case.rows
+        host_of_unit = host * UNIT / case.rows
+        of_unit = f"{count_of_unit:9,.0f} {count_of_unit / first[0]:6.2f}"
+        of_unit += f" {1000 * host_of_unit:8,.0f} {host_of_unit / first[1]:6.2f}"
+        lines.append(f"{case.name:56} {count:9,} {1000 * host:8,.0f} {of_unit}")
+    return lines
+
+
+def summary(found: Sequence[tuple[Case, int, float]]) -> str:
+    """What is less for one micro-batch of the same rows, and what only for each row."""
+    (first, first_count, first_host), *_, (same, count, host), (merged, _, _) = found
+    return (
+        f"One micro-batch of {same.rows} rows has {count / first_count:.2f} of the launches and takes the host "
+        f"{host / first_host:.2f} of the time. The last line is another micro-batch, of {merged.rows} rows: no less work for "
+        f"the host, but once in the place of {merged.rows / first.rows:g} times"
+    )
 
 
 def main() -> None:
@@ -178,14 +219,11 @@ def main() -> None:
         Case("and the loss in the chunks of a GPU", args.rows, flex_mask, chunks_of_gpu),
         Case(f"and {args.merged} rows at once", args.merged, flex_mask, chunks_of_gpu),
     ]
-    print(f"{args.size}, rows of {args.max_seq_len}; for each {UNIT} rows, forward and backward, nothing computed\n")
-    print(f"{'':56} {'launches':>9} {'ratio':>6} {'host ms':>8} {'ratio':>6}")
-    first: tuple[float, float] | None = None
-    for case in cases:
-        count, seconds = measure(STEP_SIZES[args.size], case, args.max_seq_len, args.times)
-        first = first or (count, seconds)
-        ratios = count / first[0], seconds / first[1]
-        print(f"{case.name:56} {count:9,.0f} {ratios[0]:6.2f} {1000 * seconds:8,.0f} {ratios[1]:6.2f}", flush=True)
+    print(f"{args.size}, rows of {args.max_seq_len}; forward and backward, nothing computed\n")
+    found = [(case, *measure(STEP_SIZES[args.size], case, args.max_seq_len, args.times)) for case in cases]
+    print("\n".join([*table_of(found), "", summary(found), ""]))
+    for name, make_mask in (("all pairs", mask_of_pairs), ("the documents' starts", flex_mask)):
+        print(f"the mask alone, from {name}: {1000 * mask_seconds(make_mask):.2f} ms of the host")
 
 
 if __name__ == "__main__":

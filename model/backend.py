@@ -42,7 +42,10 @@ class Backend:
         return block.compute(x, layout, past_key_values)
 
     def small(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """function(*arguments): some cheap operations in a row, before or behind the blocks. A hook, as `block` is."""
+        """function(*arguments): some cheap operations in a row, before or behind the blocks. A hook, as `block` is.
+
+        MiniMindModel.forward uses it twice: for the position tables (rope_tables), and for the last norm.
+        """
         return function(*arguments)
 
     def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -302,10 +302,12 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _backend(self, x: torch.Tensor) -> Backend:
         """The backend for a micro-batch with embeddings x [B, T, H]: the compiled one only for what it was made for."""
+        compiled = self.compiled_backend
         is_training = self.training and torch.is_grad_enabled()
-        if self.compiled_backend is not None and is_training and self.compiled_backend.serves(x):
-            return self.compiled_backend
-        return PLAIN
+        if compiled is None or not is_training:
+            return PLAIN
+        compiled.settle_shape(x)
+        return compiled if compiled.serves(x) else PLAIN
 
     def expert_slots(self) -> torch.Tensor:
         """[layers, experts]: the tokens that the router of each layer gave to each expert in the last `training_losses`.

@@ -306,6 +306,9 @@ def block_plan(chosen: torch.Tensor, num_experts: int, sizes: Sequence[int]) -> 
 
     `block_counts` tells how many there are. Whose they are is found on the device: of a size that is not the last the first
     experts take theirs until there are no more.
+
+    The comments on the right follow one example: two experts, the slots [0, 1, 0, 0, 1, 0, 0] and blocks of 4 and of 2 rows,
+    of which there are one and two. Expert 0 gets rows 0 to 3 and row 4, expert 1 rows 6 and 7, and row 5 fills up.
     """
     expert_of_slot = chosen.reshape(-1)
     device = chosen.device
@@ -313,27 +316,31 @@ def block_plan(chosen: torch.Tensor, num_experts: int, sizes: Sequence[int]) -> 
     # Which slots are whose, and the how-many-th of its expert each one is, from 0.
     is_mine = expert_of_slot == torch.arange(num_experts, device=device).unsqueeze(1)  # [E, N*K]
     counted = is_mine.cumsum(dim=1)
-    rank = (is_mine * (counted - 1)).sum(dim=0)
+    rank = (is_mine * (counted - 1)).sum(dim=0)  # [0, 0, 1, 2, 1, 3, 4]
 
-    left = counted[:, -1]  # [E]: rows of each expert that are in no block yet
+    # Of each expert [E]: the rows that are in no block yet, and those that are. M: the rows of all blocks so far.
+    left = counted[:, -1]  # [5, 2]
     taken = torch.zeros_like(left)
     place = torch.zeros_like(rank)
     M = 0
     blocks = []
     for size, n_blocks in block_counts(n, num_experts, sizes):
-        wanted = _rounded_up(left, size) // size if size == sizes[-1] else left // size
-        ends = wanted.cumsum(dim=0).clamp(max=n_blocks)  # [E]: the blocks of each expert end before this one
-        starts = F.pad(ends[:-1], (1, 0))
-        owner = (torch.arange(n_blocks, device=device) >= ends.unsqueeze(1)).sum(dim=0)
+        # Right: of 4 rows, then of 2.
+        wanted = _rounded_up(left, size) // size if size == sizes[-1] else left // size  # [1, 0]; [1, 1]
+        # The blocks of this size that are an expert's: from its start to before its end.
+        ends = wanted.cumsum(dim=0).clamp(max=n_blocks)  # [1, 1]; [1, 2]
+        starts = F.pad(ends[:-1], (1, 0))  # [0, 1]; [0, 1]
+        owner = (torch.arange(n_blocks, device=device) >= ends.unsqueeze(1)).sum(dim=0)  # [0]; [0, 1]
         # A block that nobody needs is the last expert's, with rows that fill up.
         blocks.append((size, owner.clamp(max=num_experts - 1)))
-        # Rows that are in earlier blocks keep their place.
-        first_row = M + starts * size - taken
+        # Where the row of rank 0 would be, if an expert had had no earlier blocks. Rows that are in those keep their place.
+        first_row = M + starts * size - taken  # [0, 4]; [0, 6]
         place = torch.where(rank >= taken[expert_of_slot], rank + first_row[expert_of_slot], place)
-        rows_taken = (ends - starts) * size
-        taken = taken + rows_taken
-        left = left - rows_taken
-        M += n_blocks * size
+        rows_taken = (ends - starts) * size  # [4, 0]; [2, 2]
+        taken = taken + rows_taken  # [4, 0]; [6, 2]
+        left = left - rows_taken  # [1, 2]; [-1, 0]
+        M += n_blocks * size  # 4; 8
+    # place: [0, 6, 1, 2, 7, 3, 4]
     slot = torch.full((M,), n, device=device).scatter(0, place, torch.arange(n, device=device))
     return BlockPlan(place.view(chosen.shape), slot, blocks)
 

@@ -43,19 +43,21 @@ class CompiledBackend(Backend):
         self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
         self.shape = shape
         self.on_gpu = on_gpu
-        # {function: its compiled form}. The embedding is none of them: compiled, its backward pass would add up with atomic
-        # operations, each time in another order, and a resume would not be bitwise.
+        # {function: its compiled form}, of the two that MiniMindModel.forward gives to `small`: the position tables
+        # (rope_tables) and the norm behind the last block. The embedding is none of them: compiled, its backward pass would
+        # add up with atomic operations, each time in another order, and a resume would not be bitwise.
         self._compiled_small: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def serves(self, x: torch.Tensor) -> bool:
-        """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for.
-
-        Without a shape given, the first micro-batch that comes sets it.
-        """
-        B, T, _ = x.shape
+    def settle_shape(self, x: torch.Tensor) -> None:
+        """Take the shape of x, the embeddings [B, T, H] of the first micro-batch, where none was given."""
         if self.shape is None:
+            B, T, _ = x.shape
             self.shape = (B, T)
-        return tuple(self.shape) == (B, T)
+
+    def serves(self, x: torch.Tensor) -> bool:
+        """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for."""
+        B, T, _ = x.shape
+        return self.shape == (B, T)
 
     def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
         # Always a mask, never None: with two kinds of arguments the block would be compiled twice.

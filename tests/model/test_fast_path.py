@@ -254,6 +254,15 @@ def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, quick_compile)
     assert list(model.state_dict()) == keys
 
 
+def test_a_backend_without_a_shape_takes_that_of_the_first_micro_batch():
+    backend = CompiledBackend(Block)
+    first, other = torch.zeros(3, 7, 4), torch.zeros(2, 7, 4)
+    assert not backend.serves(first) and backend.shape is None, "a question changes nothing"
+    backend.settle_shape(first)
+    backend.settle_shape(other)
+    assert backend.serves(first) and not backend.serves(other)
+
+
 def compare_as_on_a_gpu(kind):
     """A compiled micro-batch with the small functions compiled too, against the plain one; returns those functions."""
     batch = batches()[0]

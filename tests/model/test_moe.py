@@ -124,6 +124,14 @@ def test_block_plan_gives_each_block_one_expert(sizes, N, K, E):
     assert len(shapes) == 1
 
 
+def test_the_example_beside_block_plan():
+    chosen = torch.tensor([0, 1, 0, 0, 1, 0, 0]).unsqueeze(1)
+    place, slot, blocks = moe.block_plan(chosen, 2, (4, 2))
+    assert place.flatten().tolist() == [0, 6, 1, 2, 7, 3, 4]
+    assert [(size, owner.tolist()) for size, owner in blocks] == [(4, [0]), (2, [0, 1])]
+    assert (slot == len(chosen)).nonzero().tolist() == [[5]]
+
+
 def test_the_estimate_beside_the_sizes_of_blocks():
     chosen = torch.zeros(16384, 2, dtype=torch.long, device="meta")
     found = {}

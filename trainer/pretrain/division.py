@@ -1,14 +1,16 @@
 """How `--batch_size auto` divides an update into micro-batches: into as few as the memory allows.
 
 A GPU computes a large micro-batch about as fast as the host can launch a small one. An update keeps the rows that it has
-without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`, the default of --batch_size). Its loss does not depend on how it is divided
-(docs/design.md), but for the last bits. What the flags count in micro-batches, as --log_interval does, they count in those
-of the usual rows with "auto" too, and it is converted here: so the flags mean the same on each machine.
+without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`, the default of --batch_size).
+Its loss does not depend on how it is divided (docs/design.md), but for the last bits. What the flags count in micro-batches,
+as --log_interval does, they count in those of the usual rows with "auto" too, and it is converted here: so the flags mean
+the same on each machine.
 
-On a GPU the estimate of the memory is tried: one micro-batch is computed and thrown away.
-
-It is settled once, before the first update, and from then on stands in the settings of the run like any other number.
-A resume goes on with it, since other micro-batches would change the last bits.
+`settle` decides once, before the first update, in five steps: it keeps what the run had before a resume, since other
+micro-batches would change the last bits (`recorded_rows`); lists the numbers of rows that keep the update
+(`choices_of_auto`); takes the first that fits by the estimate of the memory; on a GPU tries it, with a micro-batch that is
+computed and thrown away (`rows_that_ran`); and puts it into the settings of the run, where it stands like any other number
+(`with_rows`), with a line that gives the reason (`reason_for`).
 """
 
 import dataclasses
@@ -63,13 +65,19 @@ def settle(
     free = memory.free_on_all_ranks()
     estimated = memory.first_that_fits(config, choices, T, free)
     rows = rows_that_ran(choices, estimated, trial) if memory.device.type == "cuda" else estimated
-    needed = memory.needed_at_most(MicroBatch(config, rows, T, settings.gradient_checkpointing))
-    reason = f"for which {gigabytes(needed)} are enough"
-    if free is not None:
-        reason += f" of the {gigabytes(free)} that are free on {memory.device}"
-    if rows != estimated:
+    if rows == estimated:
+        reason = reason_for(MicroBatch(config, rows, T, settings.gradient_checkpointing), memory, free)
+    else:
         reason = f"since {counted(estimated, 'row')} did not fit when tried"
     return with_rows(settings, rows), f"--batch_size auto: {division(settings, rows)}, {reason}"
+
+
+def reason_for(micro_batch: MicroBatch, memory: MemoryPlan, free: float | None) -> str:
+    """Why this micro-batch is taken, by the estimate. free: bytes; None where the system does not tell."""
+    enough = f"for which {gigabytes(memory.needed_at_most(micro_batch))} are enough"
+    if free is None:
+        return enough
+    return f"{enough} of the {gigabytes(free)} that are free on {memory.device}"
 
 
 def choices_of_auto(

@@ -34,6 +34,13 @@ class Event:
         assert self.recorded, "waited for an event that nobody recorded"
 
 
+class Generator(torch.Generator):
+    """Of random numbers, for any device. No torch function makes one, so the mode below does not see it."""
+
+    def __new__(cls, device: Any = "cpu"):
+        return super().__new__(cls, "cpu")
+
+
 class OnTheCpu(TorchFunctionMode):
     """Rewrites devices of a kind, such as "cuda", to the CPU in every torch call, and counts how often one was asked for.
 
@@ -127,6 +134,7 @@ def simulated_cuda(gpus: int = 1, capability: tuple[int, int] = (8, 9)) -> Itera
     with contextlib.ExitStack() as patches:
         for name, answer in answers.items():
             patches.enter_context(mock.patch.object(torch.cuda, name, answer))
+        patches.enter_context(mock.patch.object(torch, "Generator", Generator))
         mode = patches.enter_context(OnTheCpu())
         try:
             yield SimpleNamespace(chosen=chosen, mode=mode)

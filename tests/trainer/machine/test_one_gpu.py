@@ -14,13 +14,14 @@ from model.fast import compiled_backend, flex_attention
 from tests.chats import train as train_chats
 from tests.chats import write_chats
 from tests.dataset.electra.test_electra_dataset import write_lines
-from tests.helpers import losses, new_port, records, run_ranks, train, write_corpus
+from tests.helpers import flags, losses, new_port, records, run_ranks, train, trainers_that_fit, write_corpus
 from tests.trainer.glue.glue_helpers import fine_tune, make_place
 from tests.trainer.machine.simulated_cuda import REAL_SET_DEVICE, set_device, simulated_cuda
 from tests.trainer.test_train_electra import train as train_electra
 from tests.trainer.test_train_electra import write_vocab
-from trainer import engine
-from trainer.machine import compiling
+from trainer import engine, train_pretrain
+from trainer.budget import planner
+from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
 from trainer.reducer import Reducer
 from trainer.saving import checkpoint
@@ -66,6 +67,39 @@ def test_a_run_goes_on_there(tmp_path):
         train(data_path=data, out_dir=tmp_path, device=None, dtype="float32")
         run = train(data_path=data, out_dir=tmp_path, device=None, dtype="float32", from_resume=1, epochs=2)
     assert run.progress.epoch == 2
+
+
+class FirstUpdate(Exception):
+    """Ends a run behind it."""
+
+
+def test_a_run_within_a_budget_reaches_its_first_update_there(tmp_path, monkeypatch, capsys):
+    """By the rate of products and of updates that are measured there."""
+    devices = []
+
+    def rate_of_small_products(device, dtype, sizes=None):
+        """Those for a GPU take a CPU a minute."""
+        devices.append(device)
+        return measure.product_rate(device, dtype, sizes=[64])
+
+    update = engine.Engine.update
+
+    def first_update(running, *arguments):
+        update(running, *arguments)
+        # Not one of those that are measured before.
+        if trainers:
+            raise FirstUpdate
+
+    monkeypatch.setattr(planner, "product_rate", rate_of_small_products)
+    monkeypatch.setattr(engine.Engine, "update", first_update)
+    data = write_corpus(tmp_path / "corpus.jsonl", 300)
+    free = {"batch_size": None, "accumulation_steps": None, "device": None, "max_seq_len": 64}
+    with simulated_cuda() as cuda, trainers_that_fit() as trainers, pytest.raises(FirstUpdate):
+        train_pretrain.main(flags(**free, data_path=data, out_dir=tmp_path / "gpu", budget="10m"))
+    assert devices == [torch.device("cuda", 0)] and cuda.chosen[0] == 0
+    (run,) = trainers
+    assert run.engine.device == torch.device("cuda", 0)
+    assert "expected validation loss" in capsys.readouterr().out
 
 
 class CompiledOnAGpu:

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from benchmarks.arguments import STEP_SIZES
 from model import moe
 from model.config import MiniMindConfig, parameter_count
 from model.model_minimind import MiniMindForCausalLM
@@ -76,6 +77,27 @@ def test_the_estimate_is_within_a_fifth_of_the_measured_peak(name, compiled, tmp
     run = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=600, check=True)
     measured = int(run.stdout.split()[-1])
     assert estimate(case, compiled).total == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_plain_code_takes_no_less_than_compiled_code(optimizer, recomputed):
+    """To a hundredth: so a trial of plain code tells that the compiled run fits too."""
+    for fields in STEP_SIZES.values():
+        for rows in (1, 2, 8, 32, 128, 256):
+            plain, compiled = (
+                training_memory(
+                    MiniMindConfig(**fields),
+                    rows,
+                    512,
+                    optimizer,
+                    compiled=compiled,
+                    gradient_checkpointing=recomputed,
+                    device="cuda",
+                )
+                for compiled in (False, True)
+            )
+            assert plain.total > 0.99 * compiled.total, (fields, rows)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -1,0 +1,54 @@
+"""The scripts that compute, started on a machine with one GPU without --device: see simulated_cuda.py. Reference: the CPU."""
+
+import json
+
+import pytest
+
+from scripts import evaluate, generate, play
+from scripts.arguments import play_parser
+from tests.helpers import tiny_model
+from tests.trainer.machine.simulated_cuda import simulated_cuda
+from trainer.saving.weights import save_weights
+
+PAIR = {"sentence_good": "the cat sat on the mat", "sentence_bad": "the cat sat the on mat"}
+
+
+@pytest.fixture(scope="module")
+def weight(tmp_path_factory):
+    stem = tmp_path_factory.mktemp("out") / "pretrain_32"
+    model = tiny_model(vocab_size=6400).eval()
+    save_weights(model.state_dict(), model.config.to_dict(), stem)
+    return f"{stem}.pth"
+
+
+def test_generate(weight, capsys):
+    flags = ["--weight", weight, "the cat", "--max_new_tokens", "8", "--seed", "1", "--dtype", "float32"]
+    with simulated_cuda() as cuda:
+        assert generate.main(flags) == 0
+    there = capsys.readouterr().out
+    assert cuda.mode.asked > 0
+    assert generate.main([*flags, "--device", "cpu"]) == 0
+    assert there == capsys.readouterr().out != ""
+
+
+def test_evaluate(weight, tmp_path):
+    data = tmp_path / "pairs.jsonl"
+    data.write_text((json.dumps(PAIR) + "\n") * 3)
+    flags = ["pairs", "--weight", weight, "--data_path", str(data), "--dtype", "float32"]
+    with simulated_cuda() as cuda:
+        assert evaluate.main([*flags, "--out", str(tmp_path / "there")]) == 0
+    assert cuda.mode.asked > 0
+    assert evaluate.main([*flags, "--out", str(tmp_path / "here"), "--device", "cpu"]) == 0
+    there, here = (json.loads((tmp_path / f"{name}.json").read_text())["metrics"] for name in ("there", "here"))
+    assert there == here and there
+
+
+def test_play(weight, tmp_path):
+    """A model is shown when it has written its first tokens."""
+    with simulated_cuda() as cuda:
+        server = play.open_server(
+            play_parser().parse_args(["--port", "0", "--weight", weight, "--out_dir", str(tmp_path)])
+        )
+        server.end()
+    assert cuda.mode.asked > 0
+    assert [model.name for model in server.models] == ["pretrain_32"]
