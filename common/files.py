@@ -121,6 +121,10 @@ def read_small(path: str | Path, most_bytes: int) -> bytes:
     return content
 
 
+# Of the .json beside a weight, or the config.json of a folder. They have a few thousand.
+MOST_CONFIG_BYTES = 1 << 20
+
+
 def read_object(path: str | Path, most_bytes: int) -> dict[str, object]:
     """The JSON object in a small file that may have been put there by anybody.
 

@@ -191,6 +191,12 @@ class Corpus:
         """Take a share of the documents from training and keep them for validation."""
         self.val_store = self.store
         self.documents, self.val_documents = split_by_hash(self.store, fraction)
+        if len(self.store) == 1:
+            # As of a .txt file
+            raise DataError(
+                f"--val_fraction {fraction}: documents are held out, and this text is one: cut it into two files and name "
+                "the second with --val_path"
+            )
         if not len(self.val_documents):
             raise DataError(
                 f"--val_fraction {fraction} holds out none of {counted(len(self.store), 'document')}: raise it"

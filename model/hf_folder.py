@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from common.files import read_object
+from common.files import MOST_CONFIG_BYTES, read_object
 from common.flags import LARGEST
 from model.config import MiniMindConfig
 from model.hf_format import StateDict, fields_from_hf, must_be_zero, own_tensors
-from model.pth_format import MOST_CONFIG_BYTES, check_shapes, check_sizes
+from model.pth_format import check_shapes, check_sizes
 from model.weight_files import TABLES, head_of, kind_of
 
 if TYPE_CHECKING:

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from common.files import read_object
+from common.files import MOST_CONFIG_BYTES, read_object
 from model.config import DECLARATIONS, SHAPE, MiniMindConfig, fields_that_decide, public_spellings
 from model.infer_config import infer_config, numbers_in, warn_of_guesses
 from model.weight_files import DIGEST_FIELD, VOCABULARY_FIELD, read_state_dict
 
 if TYPE_CHECKING:
     from model.model_minimind import MiniMindForCausalLM
-
-# Of the .json beside a weight, or the config.json of a folder. They have a few thousand.
-MOST_CONFIG_BYTES = 1 << 20
 
 State = Mapping[str, torch.Tensor]
 

@@ -27,7 +27,7 @@ import gc
 from collections.abc import Sequence
 
 from common.errors import UserError, user_errors
-from common.files import atomic_file, read_object
+from common.files import MOST_CONFIG_BYTES, atomic_file, read_object
 from common.notices import announce
 from common.packages import optional_package
 from common.paths import utf8_folder
@@ -35,7 +35,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import starts_with_bos
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size
 from model.config import MiniMindConfig
-from model.hf_folder import CONFIG, MOST_CONFIG_BYTES, load_folder, read_config
+from model.hf_folder import CONFIG, load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_gguf_parser
 from scripts.common import check_is_there, check_vocabulary, load_model, tokenizer_folder

@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What ends it is no fault.
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
+    # Ending takes a moment, in which many press it again.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     server.end()
     return 0
 

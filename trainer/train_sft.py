@@ -1,7 +1,7 @@
 """Fine-tune a MiniMind on conversations: supervised fine-tuning, after which it answers.
 
     python trainer/train_sft.py --data_path chats.jsonl                                  # goes on from out/pretrain_512.pth
-    python trainer/train_sft.py --data_path chats.jsonl --from_weight out/pretrain_256.pth --hidden_size 256
+    python trainer/train_sft.py --data_path chats.jsonl --from_weight out/pretrain_256.pth
     torchrun --nproc_per_node 2 trainer/train_sft.py --data_path chats.jsonl             # data parallel
 
 A line of the data is {"conversations": [{"role": ..., "content": ...}, ...]} or {"messages": [...]}. Only what the

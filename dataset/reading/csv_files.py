@@ -45,9 +45,13 @@ def _header(rows: "_Rows", path: str, text_field: str) -> tuple[int, int]:
         shown = ", ".join(name[:40] for name in names[:8])
         # Bytes that are not UTF-8 stand in the names as halves of surrogate pairs, which no terminal prints.
         shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
+        advice = "--text_field names another one"
+        if "\0" in shown:
+            shown, advice = "not to be read", "it is binary, or in UTF-16; convert it to UTF-8"
+        elif len(names) == 1 and ";" in shown:
+            advice = "they are to be separated by commas, in a .tsv by tabs"
         raise DataError(
-            f"{path}:{rows.first_line}: {what} {text_field!r} in the header (its columns: {shown}; "
-            "--text_field names another one)"
+            f"{path}:{rows.first_line}: {what} {text_field!r} in the header (its columns: {shown}; {advice})"
         )
     return len(names), names.index(text_field)
 

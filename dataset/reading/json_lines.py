@@ -53,7 +53,10 @@ def _text_of_record(record: dict[str, Any], text_field: str) -> str:
     """The text in a field of an object. Errors: BadLine."""
     if text_field not in record:
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; --text_field names another one)")
+        advice = "--text_field names another one"
+        if {"conversations", "messages"} & set(record):
+            advice = "these are conversations, which train_sft.py reads"
+        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; {advice})")
     text = record[text_field]
     if not isinstance(text, str):
         kind = "text is null" if text is None else "text is not a string"

@@ -28,8 +28,8 @@ from trainer.pretrain.settings import PretrainSettings
 # Seconds that compiling takes: the first time, and once the compiler has kept its results.
 COMPILE_S = 35.0
 WARM_COMPILE_S = 6.0
-# A run is compiled where its time is so many times as long as compiling.
-WORTH_COMPILING = 2.5
+# A run is compiled where its time is so many times as long as compiling, which other programs may slow down.
+WORTH_COMPILING = 3.5
 # No machine is further away from the estimate than this.
 MOST_CORRECTION = 4.0
 # Evaluations before the last one may take this part of the run, and are no more than this.

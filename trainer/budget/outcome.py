@@ -9,6 +9,7 @@ from common.processes import seconds_since_start
 from trainer.budget import laws
 from trainer.budget.command import explicit_command
 from trainer.budget.costs import RunCosts
+from trainer.budget.data import FEWEST_DOCUMENTS
 from trainer.budget.plan import Plan
 from trainer.budget.table import plan_table
 from trainer.pretrain.settings import PretrainSettings
@@ -90,8 +91,19 @@ def told(
     return [
         f"plan for {asked}:",
         *table,
+        *notes(costs),
         "the same by flags:",
         f"  {explicit_command(chosen, said, costs.machine.ranks.micro_batches_at_once)}",
+    ]
+
+
+def notes(costs: RunCosts) -> list[str]:
+    """What the table does not say."""
+    if costs.data.evaluated:
+        return []
+    return [
+        f"without validation: of fewer than {FEWEST_DOCUMENTS} documents none is held out; name a file of its own with "
+        "--val_path, or a share with --val_fraction"
     ]
 
 

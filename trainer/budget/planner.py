@@ -297,8 +297,11 @@ class Planner:
         line = f"no model can be trained with this budget, since the {lack} is too small"
         spent = seconds_since_start()
         if self.costs.seconds is not None and spent > self.costs.seconds / 2:
-            # Most often the text was tokenised, which happens once.
-            return f"{line}: {spent:.0f} s of it had passed before the plan; the text is tokenised now, so try the same again"
+            # A text is tokenised once. On a machine that others use, each start takes as long again.
+            return (
+                f"{line}: {spent:.0f} s of it had passed before the plan; a larger one, or the same again if the text was "
+                "tokenised for the first time, has time to train"
+            )
         return f"{line}: raise it, or drop flags that fix the size or the batch"
 
     def with_budget(self, factor: float) -> Plan | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
+from common.files import MOST_CONFIG_BYTES, read_object
 from common.flags import fraction, not_negative, positive, share
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, default_of, parse, setting, switch
@@ -115,6 +116,16 @@ def weight_folder(from_weight: str, out_dir: str | Path, hidden_size: int, use_m
         if any(folder.glob(pattern)):
             return folder
     return None
+
+
+def shape_in(path: Path) -> dict[str, object]:
+    """{flag of the model group: its value} in the .json beside a weight. Errors: ValueError for a file that cannot be read.
+
+    What has another type than the flag is passed over: the weight's loader says what is wrong with it.
+    """
+    fields = read_object(path, MOST_CONFIG_BYTES)
+    kinds = {name: type(value) for name, value in DEFAULT_MODEL.items()} | {"num_key_value_heads": int}
+    return {name: fields[name] for name in MODEL_FLAGS if type(fields.get(name)) is kinds[name]}
 
 
 @dataclass(kw_only=True)
@@ -294,9 +305,26 @@ class PretrainSettings(
             raise ValueError("--rows_per_update: a budget chooses the rows of an update: drop one of the two")
         if self.weight_folder() is not None:
             return
-        for name, value in DEFAULT_MODEL.items():
+        for name, value in {**DEFAULT_MODEL, **self._shape_of_weight()}.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+
+    def _shape_of_weight(self) -> dict[str, object]:
+        """{flag: value} of the .json beside the .pth that --from_weight names; empty where there is no such file.
+
+        Errors: ValueError for one that cannot be read.
+        """
+        if self.from_weight == "none":
+            return {}
+        width = self.hidden_size or DEFAULT_WIDTH
+        paths = [Path(self.from_weight)]
+        if paths[0].suffix != ".pth":
+            paths = weight_candidates(self.from_weight, self.out_dir, width, use_moe=bool(self.use_moe))
+        for path in paths:
+            beside = path.with_suffix(".json")
+            if path.is_file() and beside.is_file():
+                return shape_in(beside)
+        return {}
 
 
 def parser() -> SettingsParser:

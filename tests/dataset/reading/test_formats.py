@@ -360,3 +360,19 @@ def test_an_xz_file_of_zeros_alone_is_damaged_and_not_empty(tmp_path):
         texts_of(path)
     path.write_bytes(lzma.compress(b"hello") + bytes(400))
     assert texts_of(path) == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.csv", "\ufeffid,text\n1,a\n".encode("utf-16-le"), "in UTF-16; convert it to UTF-8"),
+        ("a.csv", b"id;text\n1;a\n", "separated by commas"),
+        ("a.jsonl", b'{"conversations": [{"role": "user", "content": "a"}]}\n', "which train_sft.py reads"),
+        ("a.jsonl", b'{"content": "a"}\n', "--text_field names another one"),
+    ],
+)
+def test_the_line_on_a_missing_text_says_what_helps(tmp_path, name, content, line):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=line):
+        texts_of(path)

@@ -94,7 +94,8 @@ def test_the_first_loss_is_that_of_transformers_and_the_run_goes_out_again(data,
     theirs = AutoModelForCausalLM.from_pretrained(public[kind], dtype=torch.float32).eval()
     batch = assemble(run.job.assembler.store, run.job.plan(0), range(2))
     assert losses(run)[0] == pytest.approx(loss_of(theirs, batch), rel=1e-5)
-    assert losses(run)[-1] < losses(run)[0]
+    found = losses(run)
+    assert sum(found[-4:]) < sum(found[:4])
     # The model's own file, its tokenizer's vocabulary beside it, and the export of it.
     weight = tmp_path / f"pretrain_32{'_moe' if 'moe' in kind else ''}.pth"
     assert vocabulary_of(weight) == vocabulary_digest(load_tokenizer(public[kind]))

@@ -1,0 +1,63 @@
+"""Where the shape of a model comes from, of which --from_weight names the weights."""
+
+import json
+
+import pytest
+
+from trainer.pretrain.settings import parse_args
+from trainer.sft.settings import parse_args as parse_sft
+
+SHAPE = {
+    "generation": "minimind3",
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "use_moe": False,
+}
+
+
+def weight(folder, **fields):
+    """A .pth whose content nobody looks at, and the .json beside it."""
+    path = folder / "pretrain_96.pth"
+    path.touch()
+    path.with_suffix(".json").write_text(json.dumps(SHAPE | fields))
+    return path
+
+
+def shape_of(settings):
+    return {name: getattr(settings, name) for name in SHAPE}
+
+
+def test_the_shape_is_that_of_the_json_beside_the_weight(tmp_path):
+    path = weight(tmp_path)
+    assert shape_of(parse_args(["--from_weight", str(path)])) == SHAPE
+    # By a name in --out_dir, as MiniMind has it
+    named = ["--from_weight", "pretrain", "--hidden_size", "96", "--out_dir", str(tmp_path)]
+    assert shape_of(parse_sft(named)) == SHAPE
+
+
+def test_a_flag_wins_over_the_json(tmp_path):
+    settings = parse_args(["--from_weight", str(weight(tmp_path)), "--num_hidden_layers", "5"])
+    assert settings.num_hidden_layers == 5 and settings.hidden_size == 96
+
+
+def test_without_a_json_the_shape_is_the_default(tmp_path):
+    path = weight(tmp_path)
+    path.with_suffix(".json").unlink()
+    settings = parse_args(["--from_weight", str(path)])
+    assert (settings.hidden_size, settings.num_hidden_layers, settings.generation) == (512, 8, "minimind2")
+
+
+def test_fields_of_another_type_are_passed_over(tmp_path):
+    settings = parse_args(["--from_weight", str(weight(tmp_path, hidden_size="96", use_moe=1, num_hidden_layers=True))])
+    assert (settings.hidden_size, settings.num_hidden_layers, settings.use_moe) == (512, 8, False)
+
+
+def test_a_json_that_is_none_gets_a_line(tmp_path, capsys):
+    path = weight(tmp_path)
+    path.with_suffix(".json").write_text("{")
+    with pytest.raises(SystemExit) as ended:
+        parse_args(["--from_weight", str(path)])
+    assert ended.value.code == 2
+    assert "pretrain_96.json: not JSON" in capsys.readouterr().err
