@@ -27,13 +27,13 @@ def boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+def positive(kind: Callable[[str], Number], most: int = LARGEST) -> Callable[[str], Number]:
     """A converter of numbers above 0."""
 
     def convert(text: str) -> Number:
         value = kind(text)
-        if not 0 < value <= LARGEST:
-            raise argparse.ArgumentTypeError(f"{text} must be a number above 0 and at most {LARGEST:,}")
+        if not 0 < value <= most:
+            raise argparse.ArgumentTypeError(f"{text} must be a number above 0 and at most {most:,}")
         return value
 
     # What argparse calls it in its message.

@@ -23,14 +23,16 @@ import numpy as np
 from common.errors import DataError
 from common.settings_files import parse_text, read_text
 from common.wording import as_written
+from dataset.packing import chunks
 from dataset.store.interface import Ints
 
 # No mixture has more; a file that was named by mistake may.
 MOST_SOURCES = 1000
 MOST_POINTS = 1000
-# Nor larger numbers: with these no sum or product overflows.
+# Nor larger shares: with these no sum or product overflows.
 LARGEST_SHARE = 1e9
-MOST_REPEATS = 1e6
+# Of passes over a source: each takes a millisecond or more to be laid out at the start.
+MOST_REPEATS = 1000
 # Shares are written in a few digits, as thirds in 0.333: by this part their sum may differ from one moment to another.
 SUM_ERROR = 1e-6
 # Between the two shares of a source on the command line. A shell takes `>` for itself where it is not quoted.
@@ -90,9 +92,10 @@ def split_weight(argument: str) -> tuple[str, tuple[Point, ...] | None, float]:
                 f"run) or {path}:0.7:x4 (up to four passes)"
             )
         return argument, None, 1.0
-    for share in shares:
-        if not 0 <= share <= LARGEST_SHARE or (len(shares) == 1 and not share):
-            raise DataError(f"--data_path {path}:{last}: a share is a number above 0, as in {path}:0.7")
+    if len(shares) == 1 and not 0 < shares[0] <= LARGEST_SHARE:
+        raise DataError(
+            f"--data_path {path}:{last}: a share is a number above 0 and at most {LARGEST_SHARE:,.0f}, as in {path}:0.7"
+        )
     points = tuple(Point(float(i), share) for i, share in enumerate(shares))
     return path, checked_points(points, f"--data_path {path}:{last}"), repeat
 
@@ -123,7 +126,7 @@ def is_there(path: str) -> bool:
 def checked_repeat(repeat: float, where: str) -> float:
     """Errors: DataError."""
     if not 1 <= repeat <= MOST_REPEATS:
-        raise DataError(f"{where}: a source is repeated 1 to {MOST_REPEATS:,.0f} times, not {repeat:g}")
+        raise DataError(f"{where}: a source is repeated 1 to {MOST_REPEATS:,} times, not {repeat:g}")
     return repeat
 
 
@@ -139,7 +142,8 @@ def checked_points(points: tuple[Point, ...], where: str) -> tuple[Point, ...]:
         if not before <= point.progress <= 1:
             raise DataError(f"{where}: the progress of points rises from 0 to 1; {point.progress:g} does not")
         before = point.progress
-    if not any(point.share for point in points):
+    # A jump at the very end gives nothing either.
+    if not Curve(points).area(1.0):
         raise DataError(f"{where}: the share is 0 from begin to end: leave the source out")
     return points
 
@@ -231,6 +235,13 @@ class Curve:
 
     def where(self, area: Ints) -> Ints:
         """float64: the progress at which each of the areas is reached; infinite where that never happens."""
+        progress = np.empty(len(area))
+        for lo, hi in chunks(len(area)):
+            progress[lo:hi] = self._where(area[lo:hi])
+        return progress
+
+    def _where(self, area: Ints) -> Ints:
+        """`where` of a few at once: what is computed in between takes a dozen arrays."""
         at = np.searchsorted(self.taken, area, side="left") - 1
         at = np.clip(at, 0, len(self.taken) - 2)
         left = np.maximum(area - self.taken[at], 0.0)

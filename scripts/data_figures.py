@@ -1,4 +1,9 @@
-"""What inspect_data.py finds out about the data: counts, lengths, copies, languages, odd documents, leaks."""
+"""What inspect_data.py finds out about the data: counts, lengths, copies, languages, odd documents, leaks.
+
+Two things here number documents. What is looked at is all that the files hold, copies included: `DataLook.stores`, numbered
+through all of them. What is trained is `DataLook.corpus`, whose store --deduplicate leaves the copies out of. Without that flag a
+document has one number in both. Numbers here are those of what is looked at, unless it is said that they are of the corpus.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +25,7 @@ from dataset.quality.leaks import LEAKED, RUNS_OF_DOCUMENT, Runs, Search, read_t
 from dataset.quality.oddities import Oddity, OddityFinder
 from dataset.reading.conversations import said_in
 from dataset.reading.remote import DataFile, cache_in
+from dataset.reading.settings import OFF
 from dataset.shares import name_of
 from dataset.store.deduplicate import open_sources
 from dataset.store.format import TokenStore
@@ -123,7 +129,7 @@ class Figures:
 
 
 class DataLook:
-    """The data of a command line. `figures` looks at all of it; corpus: what a trainer makes of the same flags."""
+    """The data of a command line. stores: what `figures` looks at; corpus: what a trainer makes of the same flags."""
 
     def __init__(self, settings: InspectSettings) -> None:
         self.settings = settings
@@ -160,7 +166,12 @@ class DataLook:
             length=reading.length,
             **options,
         )
-        self.notices = notices_of(settings, reading, self.corpus.planned is not None)
+        planned = self.corpus.planned
+        self.notices = notices_of(settings, reading, planned is not None)
+        shortage = planned.shortage() if planned is not None else None
+        if shortage is not None:
+            refused = shortage.told(settings.max_updates, done=0)
+            self.notices.append(f"warning: a trainer refuses these rows: {refused}")
         # Documents before each store.
         self.bounds = np.cumsum([0] + [len(store) for store in self.stores])
         self.doc_hash = np.concatenate([store.doc_hash for store in self.stores])
@@ -317,10 +328,14 @@ class DataLook:
             for stored in stored_texts(corpus.val_store, files, self.encoder, self.text_field):
                 if stored.number == document:
                     return f"{shown_path(files[stored.file])}:{stored.line}", text
-        return self.place_of_hash(corpus.val_store.doc_hash[document]), text
+        return self.place_in_corpus(document), text
 
-    def place_of_hash(self, doc_hash: int) -> str:
-        """Where the first document stands that has a text with this hash."""
+    def place_in_corpus(self, document: int) -> str:
+        """file:line of a document, by its number in the corpus."""
+        if self.settings.deduplicate == OFF:
+            return self.place(document)
+        # Of equal texts the first one is left.
+        doc_hash = self.corpus.store.doc_hash[document]
         return self.place(int(np.flatnonzero(self.doc_hash == doc_hash)[0]))
 
     def place(self, number: int) -> str:

@@ -65,7 +65,7 @@ def row_of(look: DataLook, number: int) -> Row:
             part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
         positions = "position" if len(places) == 1 else "positions"
         title = (
-            f"{look.place_of_hash(store.doc_hash[document])}, {part}; {positions} {first_to_last(places[0], places[-1])}, "
+            f"{look.place_in_corpus(document)}, {part}; {positions} {first_to_last(places[0], places[-1])}, "
             f"{counted(sum(is_trained), 'token')} trained"
         )
         pieces.append(Piece(title, spans_of(look.tokenizer, tokens, is_trained)))

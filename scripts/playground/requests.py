@@ -44,12 +44,10 @@ def parse_request(body: bytes, n_models: int) -> tuple[int, Request]:
     if ("text" in fields) == ("messages" in fields):
         raise UserError("either text or messages is wanted")
     sampling = Sampling(
-        max_new_tokens=number(fields, "max_new_tokens", int, positive(int)),
+        max_new_tokens=number(fields, "max_new_tokens", int, positive(int, MOST_NEW_TOKENS)),
         temperature=number(fields, "temperature", float, temperature),
         top_p=number(fields, "top_p", float, share),
     )
-    if sampling.max_new_tokens > MOST_NEW_TOKENS:
-        raise UserError(f"max_new_tokens: at most {MOST_NEW_TOKENS:,}")
     text = text_of(fields["text"]) if "text" in fields else None
     messages = messages_of(fields["messages"]) if "messages" in fields else []
     return model, Request(text, messages, sampling, number(fields, "seed", int, seed))

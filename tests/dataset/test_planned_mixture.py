@@ -2,20 +2,21 @@
 each pass made by itself."""
 
 import re
+import time
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from common.errors import DataError
+from dataset import planned_mixture
 from dataset.loader import UpdateSchedule
 from dataset.mixed_plan import Move
 from dataset.packing import EpochPlan
-from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength
+from dataset.planned_mixture import FAR_TOO_MUCH, ONE_PASS, ROOM, PlannedMixture, RunLength
 from dataset.shares import Curve, Point, Source, group_sources
 from dataset.sources import ConcatStore
 from tests.dataset.test_packing import make_store
-from trainer.pretrain.job import ROOM
 
 T = 32
 
@@ -227,6 +228,43 @@ def test_a_source_that_is_too_small_is_told_with_what_would_fit():
     assert mixture(more_passes, lengths, RunLength(updates=200, rows_of_update=10)).shortage() is None
     with pytest.raises(DataError, match="b has a share but no document to draw"):
         mixture(arguments, [[5, 6], [1, 1]])
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_a_run_that_asks_for_far_too_much_is_refused_before_its_rows_are_laid_out(pack):
+    """Reference: the plan with as many updates as are said to fit, and one of the run with fewer updates."""
+    lengths = random_lengths(7, (300, 200))
+    lengths[0] = [max(2, n // 3) for n in lengths[0]]
+    arguments = ["a:0.7..0.2", "b:0.3..0.8"]
+    start = time.perf_counter()
+    with pytest.raises(DataError, match="--data_path: too little text for 1,000,000,000 updates: ") as caught:
+        mixture(arguments, lengths, RunLength(updates=10**9, rows_of_update=256), pack)
+    assert time.perf_counter() - start < 1
+    # So many passes are not allowed at all.
+    assert "allow more passes" not in str(caught.value)
+    with pytest.raises(DataError, match="train at most") as caught:
+        mixture(arguments, lengths, RunLength(updates=20_000, rows_of_update=1), pack)
+    fits = int(str(caught.value).split("train at most ")[1].split(" ")[0])
+    assert mixture(arguments, lengths, RunLength(updates=fits, rows_of_update=1), pack).shortage() is None
+    assert mixture(arguments, lengths, RunLength(updates=int(fits * 1.05), rows_of_update=1), pack).shortage()
+    told = re.search(r"b is passed over (\S+) times where 1 may be .* allow more passes, as in", str(caught.value))
+    shorter = mixture(arguments, lengths, RunLength(updates=2_000, rows_of_update=1), pack).told()[1]
+    passes = float(told[1].replace(",", ""))
+    assert passes == pytest.approx(10 * shorter.passes, rel=0.05) and passes > FAR_TOO_MUCH
+
+
+def test_a_run_that_is_too_long_to_be_laid_out_is_refused(monkeypatch):
+    lengths = random_lengths(7, (300, 200))
+    arguments = ["a:0.7..0.2:x1000", "b:0.3..0.8:x1000"]
+    long = RunLength(updates=10**6, rows_of_update=1)
+    with pytest.raises(DataError, match=r"passes over b about \d,\d{3} times, .* 1,000 passes .* train fewer updates"):
+        mixture(arguments, lengths, long)
+    with pytest.raises(DataError, match=r"passes over a about 2,000 times, .* fewer epochs or allow fewer passes"):
+        mixture(["a:0.1..0.2:x1000", "b:0.9..0.8:x1000"], [[50], [100] * 60], RunLength(epochs=2))
+    monkeypatch.setattr(planned_mixture, "MOST_ROWS", 1000)
+    with pytest.raises(DataError, match=r"has about 1,1\d\d rows, .* at most 1,000 are planned: train fewer updates"):
+        mixture(arguments, lengths, RunLength(updates=1100, rows_of_update=1))
+    assert mixture(arguments, lengths, RunLength(updates=990, rows_of_update=1)).plan.n_rows == 990
 
 
 def test_after_a_move_what_is_left_is_told_to_be_too_much():

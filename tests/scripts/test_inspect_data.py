@@ -6,6 +6,8 @@ import random
 import re
 import subprocess
 import sys
+import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -270,6 +272,42 @@ def test_where_shares_change_rows_are_those_of_the_run(tmp_path, capsys, length)
     assert row_of(look, found.n_rows - 1).pieces
     with pytest.raises(UserError, match=f"--row {found.n_rows}: the run has {found.n_rows} rows, counted from 0"):
         inspect_data.main([*flags, "--row", str(found.n_rows)])
+
+
+def test_a_run_that_asks_for_too_much_is_told(tmp_path):
+    """A little too much is shown all the same; far too much ends at once, and not after all its rows are laid out."""
+    paths = [write(tmp_path / f"{name}.jsonl", [f"{name} {number} word word" for number in range(30)]) for name in "ab"]
+    flags = ["--data_path", f"{paths[0]}:0.8..0.2", f"{paths[1]}:0.2..0.8", "--max_seq_len", "32", "--batch_size", "4"]
+    look = look_at(*flags, "--accumulation_steps", "1", "--max_updates", "20")
+    (line,) = [line for line in look.notices if line.startswith("warning: a trainer refuses these rows: --data_path: ")]
+    assert "too little text for 20 updates" in line and "times where 1 may be" in line
+    start = time.perf_counter()
+    with pytest.raises(DataError, match="too little text for 100,000,000 updates: "):
+        look_at(*flags, "--max_updates", "100000000")
+    assert time.perf_counter() - start < 10
+
+
+def places_of_rows(look):
+    """{what the title of a piece says of its place: how often}"""
+    # It reads the texts, by which the places are known.
+    look.figures()
+    places = Counter()
+    for row in range(look.corpus.plan(0).n_rows):
+        for piece in row_of(look, row).pieces:
+            places[piece.title.split(",")[0].rpartition("/")[2]] += 1
+    return places
+
+
+def test_a_copy_in_a_row_has_its_own_place(tmp_path):
+    """Reference: each line of the files stands in one row. With --deduplicate the first of equal lines does."""
+    same = "the same text three times over"
+    first = write(tmp_path / "a.jsonl", ["one", same, same])
+    second = write(tmp_path / "b.jsonl", [same, "two", "one"])
+    flags = ["--data_path", first, second, "--max_seq_len", "16"]
+    look = look_at(*flags)
+    assert places_of_rows(look) == {f"{name}.jsonl:{line}": 1 for name in "ab" for line in (1, 2, 3)}
+    look = look_at(*flags, "--deduplicate", "exact")
+    assert places_of_rows(look) == {"a.jsonl:1": 1, "a.jsonl:2": 1, "b.jsonl:2": 1}
 
 
 def test_what_can_be_mended_is_a_line(tmp_path):

@@ -24,7 +24,7 @@ from dataset.leaks_at_start import AGAINST, leak_notices
 from dataset.loader import Batch
 from dataset.mixed_plan import Move
 from dataset.packing import Recipe, RowPlan, Totals
-from dataset.planned_mixture import RunLength, Shortage
+from dataset.planned_mixture import RunLength
 from dataset.quality.evaluation_texts import Evaluation, evaluation_of
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -86,8 +86,6 @@ from trainer.updates import rows_of_update, rows_of_warmup, schedule_of
 
 # Such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# Where a number of updates is told that would fit: room for what is only known once the rows are laid out.
-ROOM = 0.998
 
 
 class UsualData(NamedTuple):
@@ -423,20 +421,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.corpus.replan(moves)
         # A clock moves the end as the time asks for it: then a line tells of it.
         if not self.settings.has_budget and progress.course is None:
-            self._refuse_shortage(planned.shortage(), progress.update)
+            shortage = planned.shortage()
+            if shortage is not None:
+                raise DataError(shortage.told(self.settings.max_updates, progress.update))
         return is_new
-
-    def _refuse_shortage(self, shortage: Shortage | None, update: int) -> None:
-        """Errors: DataError where the data has too little for the updates that are left. update: that are done."""
-        if shortage is None:
-            return
-        wanted = self.settings.max_updates
-        fits = update + int((wanted - update) * shortage.fits * ROOM)
-        shorter = f", or train at most {counted(fits, 'update')}" if fits > update else ""
-        raise DataError(
-            f"--data_path: too little text for {counted(wanted, 'update')}: {shortage.sources}; allow more passes, as in "
-            f"PATH:SHARE:x2 (repeat: 2 in a --mixture file){shorter}"
-        )
 
     def notice_of_rows(self) -> str | None:
         planned = self.corpus.planned

@@ -91,6 +91,12 @@ def test_a_number_that_is_no_count_is_told_in_plain_words(value):
         assert str(error.value) == f"{name}: a whole number is wanted"
 
 
+@pytest.mark.parametrize("value", [0, -1, 1025])
+def test_how_many_tokens_may_be_asked_for_is_told(value):
+    with pytest.raises(UserError, match=f"^max_new_tokens: {value} must be a number above 0 and at most 1,024$"):
+        parsed(max_new_tokens=value)
+
+
 @pytest.mark.parametrize("value", ["1e99", "1e999", "NaN", "9" * 4000])
 def test_a_number_beyond_its_range_is_told_in_a_short_line(value):
     for name in ("temperature", "top_p"):
