@@ -345,6 +345,10 @@ class DataLook:
         store = int(np.searchsorted(self.bounds, number, side="right")) - 1
         return f"document {number - self.bounds[store]:,} of {name_of(self.groups[store])}"
 
+    def as_read(self, tokens: Ints) -> Ints:
+        """Tokens of a store as the model reads them."""
+        return self.encoder.answers.as_read(tokens) if isinstance(self.encoder, ChatEncoder) else tokens
+
     def excerpt(self, number: int) -> str:
         """The beginning of a document, numbered among all sources."""
         store = int(np.searchsorted(self.bounds, number, side="right")) - 1

@@ -57,7 +57,7 @@ def row_of(look: DataLook, number: int) -> Row:
     for i, (document, start, pairs) in enumerate(plan.pieces_of_row(number)):
         places = [place for place in range(plan.T) if documents[place] == i]
         begin, end = (int(offset) for offset in store.offsets[document : document + 2])
-        tokens = store.tokens[begin + start : begin + start + pairs + 1].tolist()
+        tokens = look.as_read(store.tokens[begin + start : begin + start + pairs + 1]).tolist()
         # The first token is only read. Each further one is the target of the place before it.
         is_trained = [False] + [targets[place] >= 0 for place in places]
         part = "whole"

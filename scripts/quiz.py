@@ -39,7 +39,7 @@ from common.wording import counted
 from dataset.chat.chat_corpus import refuse_other_kinds
 from dataset.chat.embedded_questions import build_embedded_questions, first_sentence
 from dataset.chat.encoder import ChatEncoder
-from dataset.reading.conversations import CONVERSATION
+from dataset.reading.conversations import CONVERSATION, is_trained
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import find_files
 from scripts.arguments import quiz_parser
@@ -100,7 +100,7 @@ def read_questions(paths: Sequence[str]) -> tuple[list[Question], int]:
                 conversation = json.loads(text)
                 messages = conversation["messages"]
                 last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-                if last > 0 and messages[last]["content"]:
+                if last > 0 and messages[last]["content"] and is_trained(messages[last]):
                     questions.append(Question(messages[:last], conversation.get("tools", []), messages[last]))
                 else:
                     n_without += 1

@@ -71,23 +71,32 @@ def pieces(conversation):
             answer(message, content, found)
         else:
             say(content)
-        special("<|im_end|>", trained=role == "assistant")
+        special("<|im_end|>", trained=role == "assistant" and is_learned(message))
         say("\n")
     return found
 
 
+def is_learned(message):
+    """Whether an answer is trained: it says something, and has no weight of 0."""
+    says = [message["content"].strip(), message.get("reasoning_content", "").strip(), message.get("tool_calls")]
+    return any(says) and message.get("weight") != 0
+
+
 def answer(message, content, found):
     """Add what the assistant has written, but for the token that ends its turn."""
+    learned = is_learned(message)
+    # The text is cut where an answer begins, be it trained or not.
+    found.append((None, False, learned))
     thoughts = message.get("reasoning_content")
     if thoughts:
-        found += [("<think>", True, True), (f"\n{thoughts}\n", False, True), ("</think>", True, True)]
-        found.append(("\n\n", False, True))
-    found.append((content, False, True))
+        found += [("<think>", True, learned), (f"\n{thoughts}\n", False, learned), ("</think>", True, learned)]
+        found.append(("\n\n", False, learned))
+    found.append((content, False, learned))
     for number, call in enumerate(message.get("tool_calls", [])):
-        found.append(("\n" if content or number else "", False, True))
+        found.append(("\n" if content or number else "", False, learned))
         arguments = call["arguments"] if isinstance(call["arguments"], str) else as_json(call["arguments"])
         text = f'\n{{"name": {as_json(call["name"])}, "arguments": {arguments}}}\n'
-        found += [("<tool_call>", True, True), (text, False, True), ("</tool_call>", True, True)]
+        found += [("<tool_call>", True, learned), (text, False, learned), ("</tool_call>", True, learned)]
 
 
 def ids_and_mask(tokenizer, conversation):
@@ -103,8 +112,10 @@ def ids_and_mask(tokenizer, conversation):
         text = ""
 
     for piece, is_special, is_trained in pieces(conversation):
-        if is_special or is_trained != text_is_trained:
+        if piece is None or is_special or is_trained != text_is_trained:
             flush()
+        if piece is None:
+            continue
         if is_special:
             ids.append(tokenizer.convert_tokens_to_ids(piece))
             mask.append(is_trained)

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.chat.answers import Answers
+from dataset.chat.answers import TOKENS_AT_ONCE, Answers
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, ValidationBatches, sources_of
 from dataset.grouped_plan import Groups
@@ -44,6 +44,22 @@ class ChatCorpus(Corpus):
             refuse_other_kinds(options["val_path"])
         self.answers: Answers = encoder.answers
         super().__init__(data_path, encoder, **options)
+        self.notices += self._untrained_report()
+
+    def _untrained_report(self) -> list[str]:
+        """A line on the answers that are only read, if there are any."""
+        untrained = 0
+        for store in self.stores:
+            for lo in range(0, len(store.tokens), TOKENS_AT_ONCE):
+                # Somewhat more, for a header that goes on there. A turn that begins there belongs to what comes next.
+                ids = store.tokens[lo : lo + TOKENS_AT_ONCE + len(self.answers.header)]
+                untrained += int((self.answers.untrained(ids) < TOKENS_AT_ONCE).sum())
+        if not untrained:
+            return []
+        verb = "is" if untrained == 1 else "are"
+        return [
+            f"note: {counted(untrained, 'answer')} of weight 0, or in which nothing is said, {verb} read and not trained"
+        ]
 
     @cached_property
     def answer_targets(self) -> Ints:
@@ -84,13 +100,14 @@ class ChatCorpus(Corpus):
         there = int(self._count(longer, longest).sum(dtype=np.int64))
         kept = self.answer_targets[longer]
         lost = there - int(kept.sum(dtype=np.int64))
+        is_longer, is_cut = ("is", "is") if len(longer) == 1 else ("are", "are")
         line = (
-            f"note: {len(longer):,} of {counted(len(self.store), 'conversation')} are longer than --max_seq_len "
-            f"{self.max_seq_len} and are cut there; {counted(lost, 'token')} of answers are not trained"
+            f"note: {len(longer):,} of {counted(len(self.store), 'conversation')} {is_longer} longer than --max_seq_len "
+            f"{self.max_seq_len} and {is_cut} cut there; {counted(lost, 'token')} of answers {'is' if lost == 1 else 'are'} not trained"
         )
         without = int((kept == 0).sum())
         if without:
-            line += f", and {without:,} of these conversations, whose answers begin behind that, are left out"
+            line += f"; nothing is trained of {counted(without, 'conversation')} whose answers begin behind that"
         return [line]
 
     def assembler(self, pad_id: int, n_rows: int = 0) -> "ChatAssembler":

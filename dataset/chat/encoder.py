@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dataset.chat.answers import Answers
+from dataset.reading.conversations import is_trained
 from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -67,7 +68,8 @@ class ChatEncoder(DocumentEncoder):
             end=self.special[EOS],
             header=tuple(self._encode_bodies([ANSWER_BEGINS.removeprefix(BOS)])[0]),
         )
-        self.fingerprint = hashlib.sha256(f"chat {CHAT_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
+        # 2: answers that are not to be trained are marked.
+        self.fingerprint = hashlib.sha256(f"chat 2 {CHAT_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
 
     @property
     def added_tokens(self) -> int:
@@ -75,7 +77,7 @@ class ChatEncoder(DocumentEncoder):
         return 0
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each conversation."""
+        """The ids of each conversation. dataset/chat/answers.py tells how answers that are not to be trained begin."""
         return self._ids_of([list(self._pieces(text)) for text in texts])
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
@@ -110,12 +112,27 @@ class ChatEncoder(DocumentEncoder):
         """The texts of a conversation and the ids of the special tokens between them. is_asked: an answer comes next."""
         # In the JSON and not in its values: it escapes neither the mark nor a character of the spellings.
         marked = self._first_of.sub(rf"\1{INSIDE}", text.replace(MARK, ITSELF))
-        for part in BEFORE_ANSWER.split(rendered(json.loads(marked), is_asked)):
-            for piece in self._cut_at.split(part):
-                if piece in self.special:
-                    yield self.special[piece]
-                elif piece:
-                    yield piece.replace(INSIDE, "").replace(ITSELF, MARK)
+        conversation = json.loads(marked)
+        # Each part but the last one ends where an answer begins.
+        *before_answers, rest = BEFORE_ANSWER.split(rendered(conversation, is_asked))
+        answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
+        # Where one is asked for, nothing is trained.
+        only_read = [not is_asked and not is_trained(answer) for answer in answers]
+        if is_asked:
+            only_read.append(False)
+        for part, is_only_read in zip(before_answers, only_read, strict=True):
+            if is_only_read:
+                part = part.removesuffix(ANSWER_BEGINS) + EOS + ANSWER_BEGINS.removeprefix(BOS)
+            yield from self._pieces_of(part)
+        yield from self._pieces_of(rest)
+
+    def _pieces_of(self, part: str) -> Iterator[str | int]:
+        """The same of a part of what the template writes."""
+        for piece in self._cut_at.split(part):
+            if piece in self.special:
+                yield self.special[piece]
+            elif piece:
+                yield piece.replace(INSIDE, "").replace(ITSELF, MARK)
 
 
 def rendered(conversation: dict[str, Any], is_asked: bool) -> str:

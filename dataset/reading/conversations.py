@@ -7,6 +7,8 @@ A line is {"conversations": [...]} as MiniMind has it, or {"messages": [...]} as
     tool_calls  of an assistant's message; a list, or JSON in a text; with "function" around each call, or without
     thoughts    "reasoning_content" of an assistant's message, or <think> ... </think> at the beginning of its content
     content     a text, null, or parts of text
+    weight      0 or 1 of an assistant's message, as OpenAI has it; 0: the answer is read and not trained. An answer in which
+                nothing is said gets 0 too: a model would learn to be silent
 """
 
 import json
@@ -25,8 +27,6 @@ MOST_LEVELS = 64
 # As the chat template writes them.
 THOUGHTS = re.compile(r"\A\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
 
-# What an answer may consist of
-PARTS_OF_ANSWER = ("content", "reasoning_content", "tool_calls")
 
 # As JSON gives it
 Record = dict[str, Any]
@@ -48,11 +48,16 @@ def text_of_conversation(record: Record) -> str:
     answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
     if not answers:
         raise BadLine("no answer", "no message of the assistant, so there is nothing to learn")
-    if not any(answer.get(part) for answer in answers for part in PARTS_OF_ANSWER):
-        raise BadLine("no answer", "the assistant says nothing, so a model would learn to be silent")
+    if not any(is_trained(answer) for answer in answers):
+        raise BadLine("no answer", "each answer is empty or has the weight 0, so there is nothing to learn")
     if tools:
         conversation["tools"] = tools
     return json.dumps(conversation, ensure_ascii=False)
+
+
+def is_trained(answer: Record) -> bool:
+    """Whether a message of the assistant is to be learned. answer: as `text_of_conversation` writes it."""
+    return bool(answer.get("weight", 1))
 
 
 def said_in(text: str) -> str:
@@ -70,19 +75,23 @@ def said_in(text: str) -> str:
 
 def _messages(record: Record) -> list[Any]:
     """The list of messages, which is not checked yet."""
-    for name in FIELDS:
-        # Merged data sets have both, and null in the one that a line does not use.
-        if record.get(name) is not None:
-            messages = record[name]
-            if not isinstance(messages, list):
-                raise BadLine("no conversation", f"{name!r} is no list of messages")
-            if not messages:
-                raise BadLine(
-                    "no conversation", f"{name!r} is an empty list: messages with role and content are wanted"
-                )
-            return messages
-    keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-    raise BadLine("no conversation", f"no 'conversations' and no 'messages' in the object (its keys: {keys})")
+    # Merged data sets have both, and null or an empty list in the one that a line does not use.
+    there = [name for name in FIELDS if record.get(name) is not None]
+    for name in there:
+        if not isinstance(record[name], list):
+            raise BadLine("no conversation", f"{name!r} is no list of messages")
+    used = [name for name in there if record[name]]
+    if not there:
+        keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
+        raise BadLine("no conversation", f"no 'conversations' and no 'messages' in the object (its keys: {keys})")
+    if not used:
+        raise BadLine("no conversation", f"{there[0]!r} is an empty list: messages with role and content are wanted")
+    if len(used) > 1 and record[used[0]] != record[used[1]]:
+        raise BadLine(
+            "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
+        )
+    messages: list[Any] = record[used[0]]
+    return messages
 
 
 def _checked_message(message: Any, number: int) -> Record:
@@ -112,7 +121,19 @@ def _checked_message(message: Any, number: int) -> Record:
     calls = _listed(message.get("tool_calls"), f"message {number}: tool_calls")
     if calls:
         checked["tool_calls"] = [_checked_call(call, number) for call in calls]
+    says_something = checked["content"].strip() or thoughts.strip() or calls
+    if not _weight(message.get("weight"), number) or not says_something:
+        checked["weight"] = 0
     return checked
+
+
+def _weight(weight: Any, number: int) -> bool:
+    """Whether an answer is trained."""
+    if weight is None:
+        return True
+    if weight not in (0, 1):
+        raise BadLine("bad message", f"message {number}: its weight is {as_written(weight)} where 0 or 1 is wanted")
+    return bool(weight)
 
 
 def _content(content: Any, number: int) -> str:
@@ -135,7 +156,23 @@ def _checked_call(call: Record, number: int) -> Record:
     function = call.get("function") or call
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadLine("bad tool call", f"message {number}: a call has no name")
-    return {"name": function["name"], "arguments": function.get("arguments") or {}}
+    arguments = function.get("arguments") or {}
+    # A text goes into the call as it is.
+    if not _is_json(arguments):
+        raise BadLine(
+            "bad tool call", f"message {number}: the arguments of a call of {function['name']!r:.80} are no JSON"
+        )
+    return {"name": function["name"], "arguments": arguments}
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value, or what it spells if it is a text, is JSON to others than Python, which takes NaN and Infinity for it."""
+    try:
+        read = json.loads(value) if isinstance(value, str) else value
+        json.dumps(read, allow_nan=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _listed(value: Any, what: str) -> list[Record]:
@@ -151,6 +188,8 @@ def _listed(value: Any, what: str) -> list[Record]:
         raise BadLine("bad tools", f"{what}: no list of objects")
     if _levels(value) > MOST_LEVELS:
         raise BadLine("bad tools", f"{what}: more than {MOST_LEVELS} levels of brackets")
+    if not _is_json(value):
+        raise BadLine("bad tools", f"{what}: NaN and Infinity are no JSON")
     return value
 
 

@@ -99,10 +99,48 @@ def test_conversations_that_are_too_long_are_cut_counted_and_told(tmp_path):
         lost += sum(mask[32:])
     (line,) = corpus.cut_off_report(plan)
     assert line.startswith("note: 2 of 3 conversations are longer than --max_seq_len 32")
-    assert f"{lost} tokens of answers are not trained, and 1 of these conversations" in line
+    assert f"{lost} tokens of answers are not trained; nothing is trained of 1 conversation whose answers" in line
+    path.write_text(json.dumps({"messages": cut}) + "\n")
+    (line,) = corpus_of(path, max_seq_len=32).cut_off_report(plan)
+    assert line.startswith("note: 1 of 1 conversation is longer than --max_seq_len 32 and is cut there; ")
+    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (short, cut, without)))
     assert corpus_of(path, max_seq_len=512).cut_off_report(plan) == []
     with pytest.raises(DataError, match="no answer begins within --max_seq_len"):
         corpus_of(path, max_seq_len=4).plan(0)
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_answers_that_say_nothing_or_have_no_weight_are_read_and_told(tmp_path, pack):
+    """References: the plain reading of the template, and the same conversations without weights."""
+    path = tmp_path / "a.jsonl"
+    asked = turn("user", "Hi")
+    conversations = [
+        [asked, turn("assistant", ""), asked, turn("assistant", "Yes")],
+        [asked, turn("assistant", "No", weight=0), asked, turn("assistant", "Yes", weight=1)],
+        [asked, turn("assistant", " \n"), asked, turn("assistant", "b")],
+    ]
+    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in conversations))
+    corpus = corpus_of(path, pack=pack)
+    plan, batch = whole_epoch(corpus)
+    found = []
+    for inputs, targets, documents in zip(batch.input_ids, batch.targets, batch.document_ids, strict=True):
+        for number in range(int(documents.max()) + 1):
+            own = documents == number
+            found.append((inputs[own].tolist(), (targets[own] != IGNORE).tolist(), targets[own].tolist()))
+    wanted = []
+    for turns in conversations:
+        ids, mask = ids_and_mask(TOKENIZER, {"messages": turns})
+        targets = [token if is_trained else IGNORE for token, is_trained in zip(ids, mask, strict=True)]
+        wanted.append((ids[:-1], mask[1:], targets[1:]))
+    assert sorted(found) == sorted(wanted)
+    assert batch.n_targets == plan.totals(0, plan.n_rows).targets == sum(sum(mask) for _, mask, _ in wanted)
+    assert corpus.notices == ["note: 3 answers of weight 0, or in which nothing is said, are read and not trained"]
+    plain = write_chats(tmp_path / "b.jsonl", 3)
+    assert corpus_of(plain).notices == []
+    path.write_text(json.dumps({"messages": conversations[0]}) + "\n")
+    assert corpus_of(path).notices == [
+        "note: 1 answer of weight 0, or in which nothing is said, is read and not trained"
+    ]
 
 
 def test_validation_has_the_answers_of_the_conversations_that_are_held_out(tmp_path):

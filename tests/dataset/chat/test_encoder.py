@@ -26,7 +26,9 @@ AWKWARD = [
     "\n", "\n\n", " ", '"', "\\", "{", "}", "]", "中文", "🦜", "user", "\x00", "\u2028", "word",
 ]  # fmt: skip
 TEXTS = st.lists(st.one_of(st.sampled_from(AWKWARD), st.text(max_size=3)), max_size=8).map("".join)
-ARGUMENTS = st.one_of(TEXTS, st.dictionaries(TEXTS, st.one_of(TEXTS, st.integers(), st.none()), min_size=1, max_size=3))
+ARGUMENTS = st.one_of(
+    TEXTS.map(json.dumps), st.dictionaries(TEXTS, st.one_of(TEXTS, st.integers(), st.none()), min_size=1, max_size=3)
+)
 CALLS = st.fixed_dictionaries({"name": TEXTS, "arguments": ARGUMENTS})
 
 
@@ -39,6 +41,8 @@ def messages(draw):
             message["reasoning_content"] = draw(TEXTS)
         if draw(st.booleans()):
             message["tool_calls"] = draw(st.lists(CALLS, max_size=2))
+        if draw(st.booleans()):
+            message["weight"] = draw(st.sampled_from([0, 1, None]))
     return message
 
 
@@ -53,14 +57,21 @@ def mask_of(ids):
     return [False, *ENCODER.answers.trained(np.array(ids[:-1])).tolist()]
 
 
+def as_read(ids):
+    """What the model gets of the ids in the store."""
+    return ENCODER.answers.as_read(np.array(ids)).tolist()
+
+
 @settings(deadline=None, max_examples=300)
 @given(CONVERSATIONS)
 @example({"messages": [turn("user", "<|im_end|>\n<|im_start|>assistant\nNo"), turn("assistant", "\n\nYes")]})
 @example({"messages": [turn("assistant", ""), turn("assistant", "<|im_end|>")]})
+@example({"messages": [turn("assistant", "", weight=1), turn("assistant", " \n"), turn("assistant", "<|im_end|>")]})
+@example({"messages": [turn("user", "assistant\n"), turn("assistant", "No", weight=0), turn("assistant", "Yes")]})
 def test_ids_and_mask_are_those_of_the_template_read_turn_by_turn(record):
     text = text_of_conversation(record)
     (ids,) = ENCODER.encode([text])
-    assert (ids, mask_of(ids)) == ids_and_mask(TOKENIZER, json.loads(text))
+    assert (as_read(ids), mask_of(ids)) == ids_and_mask(TOKENIZER, json.loads(text))
 
 
 @settings(deadline=None, max_examples=100)
@@ -70,7 +81,7 @@ def test_the_ids_spell_what_transformers_renders(record):
     conversation = json.loads(text)
     wanted = TOKENIZER.apply_chat_template(conversation["messages"], tools=conversation.get("tools"), tokenize=False)
     (ids,) = ENCODER.encode([text])
-    assert TOKENIZER.decode(ids) == wanted
+    assert TOKENIZER.decode(as_read(ids)) == wanted
 
 
 def test_the_mask_is_that_of_transformers_where_no_message_spells_a_special_token():
@@ -88,6 +99,13 @@ def test_a_question_is_encoded_as_it_was_in_training():
     assert TOKENIZER.decode(asked).endswith("<|im_start|>assistant\n")
 
 
+def test_what_is_only_read_changes_no_id_of_a_question():
+    """Turns so far, as quiz.py takes them of the data, with an answer that is not to be trained among them."""
+    turns = [turn("user", "Why?"), turn("assistant", "So.", weight=0), turn("user", "And?")]
+    plain = [{name: value for name, value in message.items() if name != "weight"} for message in turns]
+    assert ENCODER.turns_ids(turns) == ENCODER.turns_ids(plain)
+
+
 def test_a_literal_special_token_in_a_question_stays_text():
     ids = ENCODER.prompt_ids("What is <|im_end|>?")
     assert ids.count(TOKENIZER.eos_token_id) == 1 and "What is <|im_end|>?" in TOKENIZER.decode(ids)
@@ -98,7 +116,8 @@ def test_rows_of_several_cut_conversations_have_the_mask_of_each(cut):
     """As `Batch` has them: inputs of whole pieces one after the other, of which any may be cut off."""
     texts = []
     for words in ("one two", "", "a long answer that goes on", "\n"):
-        texts.append(json.dumps({"messages": [turn("user", words), turn("assistant", words), turn("user", "so")]}))
+        answers = [turn("assistant", words), turn("assistant", "not this", weight=0), turn("assistant", words)]
+        texts.append(json.dumps({"messages": [turn("user", words), *answers, turn("user", "so")]}))
     inputs, wanted = [], []
     for ids in ENCODER.encode(texts):
         ids = ids[: cut + 1]

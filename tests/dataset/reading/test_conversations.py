@@ -18,8 +18,10 @@ CALL = {"name": "f", "arguments": {"x": 1}}
 
 
 def test_the_list_that_is_not_null_is_read():
-    """Merged data sets have both columns."""
-    assert read({"conversations": None, "messages": [ASKED, SAID]}) == {"messages": [ASKED, SAID]}
+    """Merged data sets have both columns, and null or an empty list in one of them, or the same in both."""
+    for other in (None, [], [ASKED, SAID]):
+        assert read({"conversations": other, "messages": [ASKED, SAID]}) == {"messages": [ASKED, SAID]}
+        assert read({"conversations": [ASKED, SAID], "messages": other}) == {"messages": [ASKED, SAID]}
 
 
 def test_what_is_said_is_told_without_the_form():
@@ -40,7 +42,15 @@ def test_both_names_of_the_list_are_read(field):
     "message, wanted",
     [
         (turn("assistant", "Yes", tools="", tool_calls="", reasoning_content=""), SAID),
-        (turn("assistant", None), turn("assistant", "")),
+        (turn("assistant", None), turn("assistant", "", weight=0)),
+        (turn("assistant", " \n", reasoning_content="\n"), turn("assistant", " \n", reasoning_content="\n", weight=0)),
+        (turn("assistant", "No", weight=0), turn("assistant", "No", weight=0)),
+        (turn("assistant", "Yes", weight=1), SAID),
+        (turn("assistant", "Yes", weight=None), SAID),
+        (
+            turn("assistant", "", tool_calls=[{**CALL, "arguments": '{"x": 1}'}]),
+            turn("assistant", "", tool_calls=[{**CALL, "arguments": '{"x": 1}'}]),
+        ),
         (turn("assistant", [{"type": "text", "text": "Y"}, {"type": "text", "text": "es"}]), SAID),
         (turn("assistant", "Yes", reasoning_content="hm"), turn("assistant", "Yes", reasoning_content="hm")),
         (turn("assistant", "<think>\nhm\n</think>\n\nYes"), turn("assistant", "Yes", reasoning_content="hm")),
@@ -76,6 +86,11 @@ def test_tools_are_found_where_people_write_them(record):
     assert read(record) == {"messages": [turn("system", "Be nice"), ASKED, SAID], "tools": [TOOL]}
 
 
+def calling(arguments):
+    """A line with a call."""
+    return {"messages": [ASKED, turn("assistant", "", tool_calls=[{"name": "f", "arguments": arguments}])]}
+
+
 def nested(levels):
     value = {}
     for _ in range(levels):
@@ -90,7 +105,28 @@ def nested(levels):
         ({"messages": "a"}, "no conversation", "no list"),
         ({"conversations": []}, "no conversation", "'conversations' is an empty list: messages with role and content"),
         ({"messages": [ASKED]}, "no answer", "nothing to learn"),
-        ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "says nothing"),
+        ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "each answer is empty or has the weight 0"),
+        ({"messages": [ASKED, turn("assistant", " \n")]}, "no answer", "each answer is empty or has the weight 0"),
+        (
+            {"messages": [ASKED, turn("assistant", "Yes", weight=0)]},
+            "no answer",
+            "each answer is empty or has the weight 0",
+        ),
+        (
+            {"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]},
+            "bad message",
+            "message 2: its weight is 0.5 where 0 or 1",
+        ),
+        (
+            {"messages": [ASKED, turn("assistant", "Yes", weight=[])]},
+            "bad message",
+            "its weight is a list where 0 or 1",
+        ),
+        (
+            {"conversations": [ASKED, SAID], "messages": [SAID]},
+            "two conversations",
+            "'conversations' and 'messages' differ",
+        ),
         ({"messages": ["a", SAID]}, "bad message", "message 1"),
         ({"messages": [turn("human", "Hi"), SAID]}, "unknown role", "'human'"),
         ({"messages": [{"from": "human", "value": "Hi"}]}, "unknown role", "from and value"),
@@ -103,6 +139,11 @@ def nested(levels):
         ({"messages": [ASKED, turn("assistant", "", reasoning_content=3)]}, "bad message", "reasoning_content"),
         ({"messages": [ASKED, turn("assistant", "", tool_calls="{")]}, "bad tools", "tool_calls"),
         ({"messages": [ASKED, turn("assistant", "", tool_calls=[{}])]}, "bad tool call", "no name"),
+        (calling({"x": [float("nan")]}), "bad tools", "message 2: tool_calls: NaN and Infinity are no JSON"),
+        (calling('{"x": -Infinity}'), "bad tool call", "the arguments of a call of 'f' are no JSON"),
+        (calling("x = 1"), "bad tool call", "the arguments of a call of 'f' are no JSON"),
+        (calling("[" * 100_000), "bad tool call", "the arguments of a call of 'f' are no JSON"),
+        ({"messages": [ASKED, SAID], "tools": '[{"most": NaN}]'}, "bad tools", "tools: NaN and Infinity are no JSON"),
         ({"messages": [ASKED, SAID], "tools": {"name": "f"}}, "bad tools", "no list"),
         ({"messages": [ASKED, SAID], "tools": [nested(MOST_LEVELS)]}, "bad tools", "levels"),
         ({"messages": [ASKED, SAID], "tools": "[" * 100_000}, "bad tools", "JSON"),
