@@ -35,11 +35,16 @@ HALVINGS = 48
 
 @dataclass(frozen=True)
 class Move:
-    """Where the run ends: what is left of the schedule goes over the rows from `row` to `end`. A run begins with one of row 0;
-    each further one says that the end has moved.
+    """From row `row` on the run is planned to end before row `end`: what is left of the schedule goes over the rows between. A
+    run begins with one of row 0; each further one says that the end has moved.
 
     fall_row: where the learning rate begins to fall, and `fall_progress` the progress that belongs there, so that what is
     planned for the fall stays with it. Equal to `row` where it falls already, to `end` where that does not matter.
+
+    Example: a run of 1,000 rows, whose rate falls over the last 200 of them. At row 300 the clock finds time for 1,400.
+
+        Move(row=0, fall_row=1000, fall_progress=1.0, end=1000)     rows 0 to 300: progress 0 to 0.3
+        Move(row=300, fall_row=1200, fall_progress=0.8, end=1400)   rows 300 to 1,200: 0.3 to 0.8; 1,200 to 1,400: 0.8 to 1
     """
 
     row: int
@@ -139,8 +144,16 @@ class SourceRows:
 class Timeline:
     """How far the schedule is after so many tokens of each source.
 
-    progress: where a stretch begins. speeds: the tokens of all sources that the run trains in it while its progress goes on by
-    one; behind the last one they stay.
+    A timeline has stretches. progress: where each begins. speeds: the tokens of all sources that the run trains in it while its
+    progress goes on by one. The last stretch has no end.
+
+    Example: the share of source a is 0.7..0.2, and from the middle of the run on progress takes twice as many tokens. The tokens
+    of a stretch are its area under the share times its speed.
+
+        stretch   begins at   speed   area of a before it   tokens of a before it
+        0         0           1000    0                     0
+        1         0.5         2000    0.2875                287.5
+        end       1                   0.45                  612.5 = 287.5 + (0.45 - 0.2875) * 2000
     """
 
     def __init__(self, curves: Sequence[Curve], progress: Sequence[float], speeds: Sequence[float]) -> None:
@@ -232,15 +245,18 @@ class MixedPlan(RowPlan):
         timeline = Timeline(self.curves, [0.0], [self._speed(nothing, 0.0, 1.0, self.moves[0].end)])
         for number, move in enumerate(self.moves):
             if number:
-                timeline = self._moved(timeline, move)
+                timeline = self._with_move(timeline, move)
             # The next move keeps the rows before it.
             is_last = number == len(self.moves) - 1
             self._take(timeline, move.end if is_last else self.moves[number + 1].row)
 
     def _speed(self, tokens: Sequence[float], begin: float, end: float, rows: int) -> float:
-        """Tokens for each progress of one, with which the run has so many rows when its progress is `end`.
+        """The speed of a stretch from progress `begin` to `end`, with which the run has so many rows, counted from its start, at
+        the end of that stretch. tokens: of each source, that it has given when the progress is `begin`.
 
-        tokens: of each source, that it has given when the progress is `begin`.
+        A speed gives each source the tokens area * speed in the stretch, and a row has come when its middle token has. So the
+        number of rows rises with the speed, a row at a time, and the least speed with enough rows is found by halving: `low`
+        has too few rows, `high` has enough. There is always such a speed, since the passes over a source have no end here.
         """
         areas = [curve.area(end) - curve.area(begin) for curve in self.curves]
 
@@ -269,8 +285,9 @@ class MixedPlan(RowPlan):
                 high = middle
         return high
 
-    def _moved(self, timeline: Timeline, move: Move) -> Timeline:
-        """The timeline from the row of a move on."""
+    def _with_move(self, timeline: Timeline, move: Move) -> Timeline:
+        """The timeline with another end: as it was up to the row of a move, then a stretch up to where the rate falls, if that
+        is still to come, and one up to the end."""
         now = self._moment_of_next(timeline)
         if now >= 1:
             # The schedule is at its end, and its last shares go on.

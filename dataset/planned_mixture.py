@@ -179,7 +179,8 @@ class PlannedMixture:
         """The plans of the passes over a source: whole ones without an end, or until they have `wanted` targets."""
 
         def make(number: int) -> RowPlan | None:
-            # Each plan of a run has random numbers of its own.
+            # Each pass over each source has random numbers of its own. Of other sources the same pass has other numbers: that is
+            # another mixture, which a resume refuses by its data or its shares.
             stream = number * len(self.sources) + i
             if wanted is None:
                 return self.make_plan(self.documents[i], stream)

@@ -279,7 +279,7 @@ class TextStream(BaseStreamer):
         self.count = 0
         self.prompt_came = False
         self.shown: list[int] = []
-        self.waiting: list[int] = []
+        self.held_back: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
         """Called with the prompt, then with each new token."""
@@ -288,7 +288,7 @@ class TextStream(BaseStreamer):
             return
         new = value.tolist()
         self.count += len(new)
-        self.waiting += new
+        self.held_back += new
         text = self._decode()
         # The replacement character is what the first bytes of a character decode to.
         if text and not text.endswith("\ufffd"):
@@ -299,16 +299,16 @@ class TextStream(BaseStreamer):
         self._print(self._decode())
 
     def _decode(self) -> str:
-        """The text of the waiting tokens."""
+        """The text of the tokens that are held back."""
         before = self._text_of(self.shown)
-        return self._text_of(self.shown + self.waiting)[len(before) :]
+        return self._text_of(self.shown + self.held_back)[len(before) :]
 
     def _text_of(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _print(self, text: str) -> None:
-        self.shown = self.waiting
-        self.waiting = []
+        self.shown = self.held_back
+        self.held_back = []
         self.text += text
         self.write(text)
 

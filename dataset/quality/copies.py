@@ -239,8 +239,8 @@ def _cut_chains(signatures: Ints, of: Ints, similarity: Ints, exact: Copies) -> 
     take away what is unlike all that stays.
     """
     is_near_copy = (of != NONE) & ~exact.is_exact
-    # of[NONE] is that of the last document: what is no copy is sorted out by the first half.
-    of_a_copy = np.flatnonzero(is_near_copy & (of[of] != NONE))
+    near = np.flatnonzero(is_near_copy)
+    of_a_copy = near[of[of[near]] != NONE]
     # In ascending order, so what is asked of an earlier document is settled.
     for number in of_a_copy:
         first = of[of[number]]

@@ -67,6 +67,17 @@ class Turn:
     torch has one generator of random numbers for all threads. Whoever computes lends the turn to others after each
     token, and finds its own random numbers when it comes back. So two models write side by side, and each writes what
     generate.py would write.
+
+    A page waits in two lines: that of its model for a whole text, and COMPUTING for each token. Pages 1 and 2 ask models A and B:
+
+        what happens                      line of A   line of B   COMPUTING, the first one computes
+        1 asks A and computes a token     1           -           1
+        2 asks B and waits                1           2           1 2
+        1 has its token, tells its page   1           2           2
+        1 wants its next token            1           2           2 1
+        2 has its token, tells its page   1           2           1
+        3 asks A, which writes for 1      1 3         2           1
+        1 has its whole text              3           2           3
     """
 
     def __init__(self, line: Line, device: torch.device) -> None:

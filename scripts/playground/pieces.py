@@ -52,16 +52,24 @@ class Probabilities(LogitsProcessor):
 
     def __init__(self) -> None:
         # On a Mac's GPU transformers hands on a token only when the next one is computed, so there may be two.
-        self.waiting: deque[torch.Tensor] = deque()
+        self.of_coming: deque[torch.Tensor] = deque()
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """scores: [1, vocabulary], which is left as it is."""
-        self.waiting.append(scores[0].float().softmax(-1))
+        self.of_coming.append(scores[0].float().softmax(-1))
         return scores
 
 
 class PieceStream(TextStream):
-    """Calls `write` with the pieces that each token has ended: none while a character is not whole."""
+    """Calls `write` with the pieces that each token has ended: none while a character is not whole.
+
+    A token goes through these states:
+
+        computed     its probabilities are known (`probabilities.of_coming`), it has not come yet
+        unfinished   it has come and its text is not whole: a Token in `_unfinished`, its id in `held_back`
+        finished     its text is whole, or it is special and has none: part of a Piece in `_finished`
+        handed on    `write` has got that piece
+    """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, probabilities: Probabilities, write: Callable[[list[Piece]], object]
@@ -80,7 +88,7 @@ class PieceStream(TextStream):
             super().put(value)
             return
         (token_id,) = value.tolist()
-        # Before the token is among those that wait: what it and the others would add is told from here.
+        # Before the token is held back with the others: what it and the others would add is told from here.
         self._unfinished.append(self._token(token_id))
         super().put(value)
         # Special tokens are no text, so the stream would hold them back until the next word.
@@ -94,7 +102,7 @@ class PieceStream(TextStream):
         self._hand_on()
 
     def _token(self, token_id: int) -> Token:
-        probabilities = self.probabilities.waiting.popleft()
+        probabilities = self.probabilities.of_coming.popleft()
         best = probabilities.topk(min(ALTERNATIVES, len(probabilities)))
         likeliest = []
         for other, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
@@ -105,7 +113,7 @@ class PieceStream(TextStream):
         if token_id in self.names_of_special:
             return self.names_of_special[token_id]
         before = self._text_of(self.shown)
-        text = self._text_of([*self.shown, *self.waiting, token_id])[len(before) :]
+        text = self._text_of([*self.shown, *self.held_back, token_id])[len(before) :]
         # A model may have more embeddings than its tokenizer has entries.
         entry = str(self.tokenizer.convert_ids_to_tokens(token_id) or f"[{token_id}]")
         if text.endswith(REPLACEMENT):

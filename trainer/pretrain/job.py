@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.errors import DataError, UserError, user_errors
+from common.errors import UserError, user_errors
 from common.notices import announce
 from common.paths import ROOT, utf8_folder
 from common.processes import seconds_since_start
@@ -22,7 +22,6 @@ from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.leaks_at_start import AGAINST, leak_notices
 from dataset.loader import Batch
-from dataset.mixed_plan import Move
 from dataset.packing import Recipe, RowPlan, Totals
 from dataset.planned_mixture import RunLength
 from dataset.quality.evaluation_texts import Evaluation, evaluation_of
@@ -60,6 +59,7 @@ from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory_plan import MemoryPlan
 from trainer.pretrain.notices import WORTH_A_NOTICE, SizeOfRun, notices
+from trainer.pretrain.planned_end import PlannedEnd
 from trainer.pretrain.public_weights import (
     PublicModel,
     checked_folder,
@@ -213,7 +213,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Made when the run is described, since it takes a second.
         self.forecast: Forecast | None = None
         self.loss_alarm = Alarm()
-        self.has_told_shortage = False
+        self.planned_end = PlannedEnd(settings, self.ranks, self.corpus) if self.plans_to_end else None
         self.evaluates = bool(self.validation)
         self.eval_interval = settings.eval_interval
         self.has_samples = bool(self.prompts)
@@ -399,54 +399,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
 
     def replan(self, progress: Progress) -> bool:
-        """Where shares change over the run, they end with it. See dataset/mixed_plan.py."""
-        planned = self.corpus.planned
-        if planned is None or not self.plans_to_end:
-            return False
-        # At its start a run has those of the plan.
-        moves = [*(progress.moves or planned.plan.moves)]
-        last = moves[-1]
-        place = progress
-        if progress.epoch:
-            # The run was at its end. If it is given more updates, its one epoch goes on.
-            place = replace(progress, epoch=0, row=last.end)
-        move = self._move(place)
-        # A resume finds the end where it was, unless there are other updates, or other rows in one. Within the fall, which has
-        # no beginning any more, only the end matters.
-        is_new = move.end != last.end or move.fall_row not in (last.fall_row, move.row)
-        if is_new:
-            moves.append(move)
-            progress.epoch, progress.row = place.epoch, place.row
-        progress.moves = moves
-        self.corpus.replan(moves)
-        # A clock moves the end as the time asks for it: then a line tells of it.
-        if not self.settings.has_budget and progress.course is None:
-            shortage = planned.shortage()
-            if shortage is not None:
-                raise DataError(shortage.told(self.settings.max_updates, progress.update))
-        return is_new
+        return self.planned_end is not None and self.planned_end.replan(progress)
 
     def notice_of_rows(self) -> str | None:
-        planned = self.corpus.planned
-        if planned is None or not self.plans_to_end or self.has_told_shortage:
-            return None
-        shortage = planned.shortage()
-        if shortage is None:
-            return None
-        self.has_told_shortage = True
-        return f"warning: with the end that the budget sets, {shortage.sources}"
-
-    def _move(self, progress: Progress) -> Move:
-        """What is left of the run, in rows."""
-        settings, row = self.settings, progress.row
-        rows = rows_of_update(settings, self.ranks)
-        course = progress.course
-        if course is None:
-            end = row + max(settings.max_updates - progress.update, 0) * rows
-            return Move(row, end, 1.0, end)
-        end = row + max(course.end - progress.update, 0) * rows
-        fall_row = row + max(course.fall_from - progress.update, 0) * rows
-        return Move(row, fall_row, 1 - settings.decay_share, end)
+        return None if self.planned_end is None else self.planned_end.notice()
 
     def trained(self, progress: Progress) -> list[tuple[str, int, float]]:
         return self.corpus.trained(progress.epoch, progress.row)

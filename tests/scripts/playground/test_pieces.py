@@ -47,7 +47,7 @@ def test_the_probabilities_are_those_of_plain_forwards(tokenizer):
         row = wanted[place - 1]
         assert token.probability == pytest.approx(float(row[text[0, place]]), rel=1e-3)
         assert [p for _, p in token.likeliest] == pytest.approx(row.topk(ALTERNATIVES).values.tolist(), rel=1e-3)
-    assert not probabilities.waiting
+    assert not probabilities.of_coming
 
 
 def test_a_piece_is_never_half_a_character(tokenizer):
