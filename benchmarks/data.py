@@ -44,6 +44,7 @@ from dataset.corpus import Corpus
 from dataset.grouped_plan import Groups
 from dataset.loader import Assembler, UpdateSchedule, make_loader
 from dataset.packing import EpochPlan
+from dataset.store.sharded import ShardedStore
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
@@ -52,6 +53,8 @@ T = 512
 # Synthetic lengths come again after so many documents (a power of two), and of an epoch in groups so many are planned.
 REPEATED_BITS = 20
 TIMED_GROUPS = 12
+# Of a shard of a store: about what 256 MB of text have.
+SHARD_DOCUMENTS = 1 << 18
 # Texts are read first; whole batches, so that the tokenizer's own threads (RAYON_NUM_THREADS) have work
 BARE = """
 import json, sys, time
@@ -201,10 +204,23 @@ class ManyDocuments:
         return (at >> REPEATED_BITS) * self.tokens_of_block + self.in_block[at & ((1 << REPEATED_BITS) - 1)]
 
 
+class ManyShards(ShardedStore):
+    """The synthetic documents in shards, as a manifest tells of them."""
+
+    def __init__(self, n: int) -> None:
+        self.offsets = cast(Any, ManyDocuments(n))
+        self.bounds = np.append(np.arange(0, n, SHARD_DOCUMENTS), n)
+        self.shards = [cast(Any, None)] * (len(self.bounds) - 1)
+
+    def lengths_of_shard(self, i: int) -> tuple[Any, Any]:
+        lo, hi = self.bounds[i : i + 2]
+        return np.unique(np.diff(self.offsets[lo : hi + 1]), return_counts=True)
+
+
 def planning_in_groups(n: int) -> Iterator[Row]:
     """An epoch of so many documents: its division, and groups from its beginning to its end."""
     before = resident(os.getpid())["anonymous"]
-    store = cast(Any, SimpleNamespace(offsets=ManyDocuments(n)))
+    store = ManyShards(n)
     with Sampler(0.005) as sampler:
         began = time.perf_counter()
         groups = Groups(store, T, 42)
@@ -212,7 +228,7 @@ def planning_in_groups(n: int) -> Iterator[Row]:
         seconds = time.perf_counter() - began
     peak = sampler.peak("anonymous") - before
     yield (
-        f"planning {n / 1e6:,.0f} M documents: all lengths read, {groups.n_groups} groups ({plan.n_rows / 1e6:.1f} M rows)",
+        f"planning {n / 1e6:,.0f} M documents: all lengths counted, {groups.n_groups} groups ({plan.n_rows / 1e6:.1f} M rows)",
         "once a start",
         f"{seconds:.1f} s, {peak / 1e6:.0f} MB",
     )

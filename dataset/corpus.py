@@ -22,8 +22,8 @@ from dataset.shares import Source, group_sources, name_of
 from dataset.sources import ConcatStore, Mixture, MostTargets, Share, split_by_hash, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
-from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
+from dataset.store.sharded import Store
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -181,7 +181,7 @@ class Corpus:
         # The same of the shares of the sources.
         self._last_shares: tuple[int, list[Share]] | None = None
 
-    def _evaluate_on(self, val_store: TokenStore) -> None:
+    def _evaluate_on(self, val_store: Store) -> None:
         """Take all documents of a store of their own for validation."""
         self.val_store = val_store
         self.val_documents = np.arange(len(val_store), dtype=np.uint32)
@@ -253,7 +253,7 @@ class Corpus:
         if self.planned is not None:
             self.planned.replan(moves)
 
-    def _look_for_overlap(self, val_store: TokenStore, val_path: str, allowed: bool) -> None:
+    def _look_for_overlap(self, val_store: Store, val_path: str, allowed: bool) -> None:
         """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
         is_shared = are_shared(self.store, val_store)
         shared = int(is_shared.sum())
@@ -319,7 +319,8 @@ class Corpus:
     def digest_check(self) -> DigestCheck:
         """What looks at the tokens of all stores of this run while it trains."""
         stores = [*self.stores]
-        if isinstance(self.val_store, TokenStore) and self.val_store is not self.store:
+        # Documents that are held out are in the stores already.
+        if isinstance(self.val_store, Store) and self.val_store is not self.store:
             stores.append(self.val_store)
         return DigestCheck(stores)
 
@@ -464,9 +465,7 @@ class Corpus:
 
     def bytes_per_token(self, added: int) -> float:
         """UTF-8 bytes of all texts, those held out included, per token of theirs. added: tokens of a document beside those."""
-        n_bytes = 0
-        for lo, hi in chunks(len(self.store)):
-            n_bytes += int(self.store.text_bytes[lo:hi].sum(dtype=np.int64))
+        n_bytes = self.store.total_text_bytes
         of_text = len(self.store.tokens) - added * len(self.store)
         return n_bytes / max(of_text, 1)
 

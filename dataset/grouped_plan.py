@@ -12,6 +12,9 @@ each other each of the G groups gets one, in random order. With G = 3:
     stretches   0 1 2 | 3 4 5 | 6 7
     group       1 0 2 | 2 0 1 | 0 1
 
+Of a store of shards (dataset/store/sharded.py) each shard is a stretch. So a group needs few of the shards, and how many
+pieces of each length they have stands in the store: none is opened to divide an epoch.
+
 That makes each group a sample of the whole corpus. It follows from the seed and stays the same in all epochs. What changes with
 the epoch is the order of the groups, and all that an EpochPlan draws within each.
 
@@ -19,6 +22,7 @@ A corpus that is small enough is one group, and its plan is an EpochPlan.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +30,7 @@ import numpy as np
 from dataset.best_fit import best_fit, rows_of
 from dataset.packing import Cut, EpochPlan, PiecesOfRows, RowPlan, Totals, merged, pairs_of, permutation
 from dataset.store.interface import HasOffsets, Ints
+from dataset.store.sharded import ShardedStore
 
 # Pieces of a group, at most or little more: they decide on the memory that a plan takes.
 GROUP_PIECES = 1 << 23
@@ -46,10 +51,20 @@ class SizeOfGroup(NamedTuple):
     totals: Totals
 
 
+class Stretch(NamedTuple):
+    """The documents [lo, hi) of a selection. counts: of their pieces, by length. answers: their trained targets."""
+
+    lo: int
+    hi: int
+    counts: Ints
+    answers: int
+
+
 class Groups:
     """The documents of a run, in as many groups as it takes to plan them one at a time.
 
-    All arguments are those of EpochPlan. Where there are several groups, all lengths are read once when the first plan is made.
+    All arguments are those of EpochPlan. Where there are several groups, all lengths are read once when the first plan is made,
+    unless the store has counted them.
     """
 
     def __init__(
@@ -85,11 +100,16 @@ class Groups:
         wanted = -(-pieces // GROUP_PIECES)
         # Each group gets at least one stretch.
         most = -(-self.n_documents // STRETCH_DOCUMENTS)
+        if isinstance(self.store, ShardedStore):
+            most = len(self.store.shards)
         return max(1, min(wanted, most))
 
     def rule(self) -> list[int]:
         """What decides, beside the documents, the seed and the rows, which document comes when."""
-        return [GROUP_PIECES, STRETCH_DOCUMENTS, STRETCH_TOKENS]
+        rule = [GROUP_PIECES, STRETCH_DOCUMENTS, STRETCH_TOKENS]
+        if isinstance(self.store, ShardedStore):
+            rule += [len(self.store.shards)]
+        return rule
 
     def plan(self, epoch: int) -> RowPlan:
         """The rows of an epoch."""
@@ -139,12 +159,11 @@ class Groups:
         counts = np.zeros((self.n_groups, self.cut.T + 1), dtype=np.int64)
         answers = [0] * self.n_groups
         turns = self._turns()
-        for lo, hi, pairs in self._cut_into_stretches():
+        for stretch in self._cut_into_stretches():
             group = next(turns)
-            self._stretches[group].append((lo, hi))
-            counts[group] += self.cut.counts(pairs)
-            if self.trained is not None:
-                answers[group] += int(self.trained[self._numbers(lo, hi)[pairs > 0]].sum(dtype=np.int64))
+            self._stretches[group].append((stretch.lo, stretch.hi))
+            counts[group] += stretch.counts
+            answers[group] += stretch.answers
         for of_group, of_answers in zip(counts, answers, strict=True):
             pieces = int(of_group.sum())
             pairs_of_group = int(of_group @ np.arange(self.cut.T + 1))
@@ -158,8 +177,11 @@ class Groups:
         while True:
             yield from permutation(bits, self.n_groups).tolist()
 
-    def _cut_into_stretches(self) -> Iterator[tuple[int, int, Ints]]:
-        """(lo, hi, pairs of each document) of each stretch [lo, hi) of the selection."""
+    def _cut_into_stretches(self) -> Iterator[Stretch]:
+        """All documents of the selection."""
+        if isinstance(self.store, ShardedStore):
+            yield from self._shards(self.store)
+            return
         for first in range(0, self.n_documents, STRETCH_DOCUMENTS):
             end = min(first + STRETCH_DOCUMENTS, self.n_documents)
             pairs = pairs_of(self.store.offsets, self.documents, first, end)
@@ -168,8 +190,26 @@ class Groups:
             while lo < len(pairs):
                 most = tokens_until[lo] + STRETCH_TOKENS
                 hi = max(int(np.searchsorted(tokens_until, most, side="right")) - 1, lo + 1)
-                yield first + lo, first + hi, pairs[lo:hi]
+                yield self._stretch(first + lo, first + hi, pairs[lo:hi])
                 lo = hi
+
+    def _shards(self, store: ShardedStore) -> Iterator[Stretch]:
+        """What is selected of each shard."""
+        if self.documents is None and self.trained is None:
+            for number, (lo, hi) in enumerate(pairwise(store.bounds.tolist())):
+                tokens, documents = store.lengths_of_shard(number)
+                yield Stretch(lo, hi, self.cut.counts(tokens - 1, documents), 0)
+            return
+        bounds = store.bounds if self.documents is None else np.searchsorted(self.documents, store.bounds)
+        for lo, hi in pairwise(bounds.tolist()):
+            yield self._stretch(lo, hi, pairs_of(store.offsets, self.documents, lo, hi))
+
+    def _stretch(self, lo: int, hi: int, pairs: Ints) -> Stretch:
+        """pairs: of each of the documents [lo, hi) of the selection."""
+        answers = 0
+        if self.trained is not None:
+            answers = int(self.trained[self._numbers(lo, hi)[pairs > 0]].sum(dtype=np.int64))
+        return Stretch(lo, hi, self.cut.counts(pairs), answers)
 
 
 class GroupedPlan(RowPlan):

@@ -107,16 +107,20 @@ class Cut:
         lengths[last] = (pairs - (pieces - 1) * self.limit)[some]
         return pieces, lengths
 
-    def counts(self, pairs: Ints) -> Ints:
-        """int64 [T + 1]: how many pieces of each length documents with so many pairs have."""
+    def counts(self, pairs: Ints, documents: Ints | None = None) -> Ints:
+        """int64 [T + 1]: how many pieces of each length documents with so many pairs have.
+
+        documents: how many documents have so many pairs; None: one each.
+        """
         if self.split:
             full, rest = np.divmod(np.maximum(pairs, 0), self.limit)
         else:
-            full, rest = np.zeros(1, dtype=np.int64), np.clip(pairs, 0, self.limit)
-        counts = np.bincount(rest, minlength=self.T + 1)
+            full, rest = np.zeros_like(pairs), np.clip(pairs, 0, self.limit)
+        # Sums of whole numbers in floating point: exact, as they are below 2^53.
+        counts = np.bincount(rest, weights=documents, minlength=self.T + 1).astype(np.int64)
         # What has no rest has no further piece.
         counts[0] = 0
-        counts[self.limit] += full.sum()
+        counts[self.limit] += full.sum() if documents is None else full @ documents
         return counts
 
 

@@ -2,72 +2,44 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dataset.packing import chunks, permutation
-from dataset.store.format import TokenStore
-from dataset.store.interface import Column, Documents, HasOffsets, Ints
+from dataset.store.interface import Documents, HasOffsets, Ints
+from dataset.store.joined import Joined
+from dataset.store.sharded import Store
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978
 
 
-class _Joined:
-    """Read-only 1-d arrays end to end as one, without a copy. Takes slices, int arrays and ints as numpy does.
-
-    shifts: what is added to the numbers of each part, default 0.
-
-    Stores are mapped files of many gigabytes, so they cannot be copied into one array. Each number of an index is looked
-    up in its own part instead; the parts are few, so a loop over them is cheap.
-    """
-
-    def __init__(self, parts: Sequence[Column], shifts: Sequence[int] | None = None) -> None:
-        self.parts = parts
-        self.shifts = shifts or [0] * len(parts)
-        self.bounds = np.cumsum([0] + [len(part) for part in parts])
-        self.dtype = np.result_type(*(part.dtype for part in parts))
-
-    def __len__(self) -> int:
-        return int(self.bounds[-1])
-
-    def __getitem__(self, index: slice | int | Ints) -> Any:
-        if isinstance(index, slice):
-            index = np.arange(*index.indices(len(self)))
-        shape = np.shape(index)
-        at = np.atleast_1d(np.asarray(index, dtype=np.int64))
-        # As in numpy, -1 is the last one.
-        at = np.where(at < 0, at + len(self), at)
-        out = np.empty(at.shape, dtype=self.dtype)
-        part_of = np.searchsorted(self.bounds, at, side="right") - 1
-        for i in np.unique(part_of):
-            here = part_of == i
-            out[here] = self.parts[i][at[here] - self.bounds[i]] + np.asarray(self.shifts[i], dtype=out.dtype)
-        # [()] makes a number of what has no dimension, as numpy does for a single index.
-        return out.reshape(shape)[()]
-
-
 class ConcatStore:
     """Token stores one after the other under the interface of one; documents and tokens are numbered through."""
 
-    def __init__(self, stores: Sequence[TokenStore]) -> None:
+    def __init__(self, stores: Sequence[Store]) -> None:
         self.stores = stores
         # Documents before each store.
         self.bounds = np.cumsum([0] + [len(store.offsets) - 1 for store in stores])
         tokens_before = np.cumsum([0] + [int(store.offsets[-1]) for store in stores])
         # The last offset of a store is the first one of the next: only the last store gives all of its own.
         offsets = [store.offsets[:-1] for store in stores[:-1]] + [stores[-1].offsets]
-        self.tokens = _Joined([store.tokens for store in stores])
-        self.offsets = _Joined(offsets, tokens_before[:-1].tolist())
-        self.text_bytes = _Joined([store.text_bytes for store in stores])
-        self.doc_hash = _Joined([store.doc_hash for store in stores])
+        self.tokens = Joined.of([store.tokens for store in stores])
+        self.offsets = Joined.of(offsets, tokens_before[:-1].tolist())
+        self.text_bytes = Joined.of([store.text_bytes for store in stores])
+        self.doc_hash = Joined.of([store.doc_hash for store in stores])
         self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()
 
     def __len__(self) -> int:
         return int(self.bounds[-1])
 
-    def __reduce__(self) -> tuple[type["ConcatStore"], tuple[Sequence[TokenStore]]]:
+    @property
+    def total_text_bytes(self) -> int:
+        """UTF-8 bytes of all texts."""
+        return sum(store.total_text_bytes for store in self.stores)
+
+    def __reduce__(self) -> tuple[type["ConcatStore"], tuple[Sequence[Store]]]:
         # A store knows how it gets to a worker process without its arrays.
         return ConcatStore, (self.stores,)
 

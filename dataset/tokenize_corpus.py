@@ -26,7 +26,7 @@ from common.wording import counted, one_line
 from dataset.reading.settings import OFF
 from dataset.shares import group_sources, name_of
 from dataset.store.deduplicate import check_library, notice_of, without_copies
-from dataset.store.format import TokenStore
+from dataset.store.sharded import Store
 from dataset.store.token_store import StoreOptions, build_shard
 from dataset.tokenize_arguments import parse_args
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def tell(store: TokenStore) -> None:
+def tell(store: Store) -> None:
     """Where a store is, and how large."""
     announce(f"{store.folder}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}")
 

@@ -28,8 +28,8 @@ from dataset.reading.remote import DataFile, cache_in
 from dataset.reading.settings import OFF
 from dataset.shares import name_of
 from dataset.store.deduplicate import open_sources
-from dataset.store.format import TokenStore
 from dataset.store.interface import Ints
+from dataset.store.sharded import Store
 from dataset.store.texts import stored_texts
 from dataset.store.token_store import StoreOptions, files_of
 from dataset.tokenizing.encoder import load_tokenizer
@@ -323,7 +323,7 @@ class DataLook:
         document = int(corpus.val_documents[number])
         begin, end = (int(offset) for offset in corpus.val_store.offsets[document : document + 2])
         text = self._decoded(corpus.val_store.tokens[begin : min(end, begin + EXCERPT_TOKENS)])
-        if isinstance(corpus.val_store, TokenStore) and self.settings.val_path:
+        if isinstance(corpus.val_store, Store) and self.settings.val_path:
             files = files_of([self.settings.val_path], self.text_suffixes)
             for stored in stored_texts(corpus.val_store, files, self.encoder, self.text_field):
                 if stored.number == document:

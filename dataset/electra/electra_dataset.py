@@ -59,7 +59,8 @@ class Examples:
         self.max_seq_len = max_seq_len
         seps = _positions(store.tokens, sep_id)
         line_ends = seps - np.arange(len(seps))
-        offsets = np.asarray(store.offsets)
+        offsets = np.asarray(store.offsets[:])
+        self.offsets = offsets
         bounds = offsets - np.searchsorted(seps, offsets)
         # Documents without a token have nothing to give.
         has_text = bounds[:-1] < bounds[1:]
@@ -187,7 +188,7 @@ class ElectraPlan:
     def documents_of(self, lo: int, hi: int) -> list[int]:
         """The numbers of the documents in the rows [lo, hi), each once."""
         begin = self.examples.begin[self._order[lo:hi]]
-        documents = np.searchsorted(np.asarray(self.examples.store.offsets), begin, side="right") - 1
+        documents = np.searchsorted(self.examples.offsets, begin, side="right") - 1
         return list(dict.fromkeys(documents.tolist()))
 
 

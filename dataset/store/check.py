@@ -2,10 +2,13 @@
 
 import contextlib
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 from common.errors import DataError
 from common.files import file_digest
-from dataset.store.format import CHECKED_AT_ONCE, TokenStore
+from dataset.store.format import CHECKED_AT_ONCE, DamagedStore
+from dataset.store.sharded import Store
 
 
 class DigestCheck:
@@ -16,9 +19,10 @@ class DigestCheck:
     training.
     """
 
-    def __init__(self, stores: list[TokenStore]) -> None:
-        self.stores = [store for store in stores if store.tokens.nbytes > CHECKED_AT_ONCE]
-        self.damaged: TokenStore | None = None
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.stores = [store for store in stores if len(store.tokens) * store.tokens.dtype.itemsize > CHECKED_AT_ONCE]
+        # Of the store, or of a shard of it.
+        self.damaged: Path | None = None
         self._thread: threading.Thread | None = None
 
     def raise_if_damaged(self, wait_s: float = 0.0) -> None:
@@ -38,9 +42,9 @@ class DigestCheck:
             return
         # Without it the next start finds no store and makes one.
         with contextlib.suppress(OSError):
-            (self.damaged.folder / "meta.json").unlink()
+            (self.damaged / "meta.json").unlink()
         raise DataError(
-            f"{self.damaged.folder / 'tokens.bin'} is damaged: its content is not what was written. Nothing more is "
+            f"{self.damaged / 'tokens.bin'} is damaged: its content is not what was written. Nothing more is "
             "saved, and the next start tokenises the data again; what this run has saved since it started may have "
             "learned from damaged text"
         )
@@ -49,10 +53,10 @@ class DigestCheck:
         """The thread: reads the tokens of one store after the other, and stops at the first damaged one."""
         for store in self.stores:
             try:
-                digest = file_digest(store.folder / "tokens.bin")
-            except OSError:
-                # A disk that fails now fails the training itself, which says so.
-                return
-            if digest != store.meta["sha256"]["tokens.bin"]:
-                self.damaged = store
+                for part in store.parts():
+                    if file_digest(part.folder / "tokens.bin") != part.meta["sha256"]["tokens.bin"]:
+                        self.damaged = part.folder
+                        return
+            # A disk that fails now fails the training itself, which says so; so does a shard that is damaged otherwise.
+            except (OSError, DamagedStore):
                 return

@@ -6,9 +6,13 @@ row groups of a .parquet), these are its sections; any other file is one. Each s
 fewest bytes so far, so no shard gets more than the mean and one section. A section that is large against a shard's part
 is shared instead: every shard reads it and takes every n-th block.
 
+A large corpus is stored in shards (sharded.py). These are stretches of it of about SHARD_BYTES, whatever n is. Where each
+of them is small against a part, they are dealt out as a whole, and nothing has to be put together at the end.
+
 Everything follows from the content of the files and n, so shards on many machines agree without a word.
 """
 
+import bisect
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +25,9 @@ from dataset.reading.remote import DataFile
 VERSION = 2
 # Of the mean part: larger sections are shared. With smaller ones no part gets much more than the mean and a quarter.
 SHARED_FROM = 1 / 4
+# Bytes of the files that a shard of a store is made of. It is what plans deal with at once (dataset/grouped_plan.py), and
+# what is fetched as a whole.
+SHARD_BYTES = 256 << 20
 
 
 class Place(NamedTuple):
@@ -29,6 +36,18 @@ class Place(NamedTuple):
     file: int
     section: int
     block: int
+
+
+class Start(NamedTuple):
+    """Where a shard of a store begins."""
+
+    file: int
+    section: int
+
+
+def shard_of(place: Place, starts: Sequence[Start]) -> int:
+    """The number of the shard that a block is in."""
+    return bisect.bisect_right(starts, (place.file, place.section)) - 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +88,22 @@ class Dealing:
         self.block_options = block_options
         self.shard = k - 1
         self.n = n
-        self.sections = list(_sections(files, sizes, block_options, n))
+        pieces = list(_pieces(files, sizes, block_options))
+        # Of the shards of the store; one for a small corpus.
+        self.starts, shard_bytes = _cut_into_shards(pieces)
+        # Whether parts have whole shards.
+        self.by_shards = len(self.starts) > 1 and max(shard_bytes) <= sum(shard_bytes) / n * SHARED_FROM
+        # The shards of this part, ascending.
+        self.shards = list(range(len(self.starts)))
+        if n == 1 or self.by_shards:
+            owners = _dealt_whole(shard_bytes, n)
+            self.shards = [i for i in self.shards if owners[i] == self.shard]
+            self.sections = [
+                Section(*piece, owners[shard_of(Place(piece.file, piece.number or 0, 0), self.starts)])
+                for piece in pieces
+            ]
+        else:
+            self.sections = list(_sections(files, sizes, block_options, n))
 
     def blocks(self, after: Place | None = None) -> Iterator[tuple[Place, Block]]:
         """Those of this part in the order of the corpus, beginning with the first one behind `after`."""
@@ -100,6 +134,49 @@ class Dealing:
         return total
 
 
+class Piece(NamedTuple):
+    """A file, or a section of a file that is larger than a shard."""
+
+    file: int
+    number: int | None
+    source_bytes: int
+
+
+def _pieces(files: Sequence[DataFile], sizes: list[int], block_options: tuple[str, int, bool]) -> Iterator[Piece]:
+    """What a shard is made of, in the order of the corpus."""
+    for file, size in enumerate(sizes):
+        # To ask a file for its sections may open it.
+        section_sizes = sizes_of_sections(files[file], *block_options) if size > SHARD_BYTES else None
+        if section_sizes is None:
+            yield Piece(file, None, size)
+            continue
+        for number, section_size in enumerate(section_sizes):
+            yield Piece(file, number, section_size)
+
+
+def _cut_into_shards(pieces: Sequence[Piece]) -> tuple[list[Start], list[int]]:
+    """(where each shard begins, its bytes): as many pieces as have SHARD_BYTES together, or one that has more."""
+    starts = [Start(0, 0)]
+    shard_bytes = [0]
+    for piece in pieces:
+        if shard_bytes[-1] and shard_bytes[-1] + piece.source_bytes > SHARD_BYTES:
+            starts.append(Start(piece.file, piece.number or 0))
+            shard_bytes.append(0)
+        shard_bytes[-1] += piece.source_bytes
+    return starts, shard_bytes
+
+
+def _dealt_whole(shard_bytes: Sequence[int], n: int) -> list[int]:
+    """The part of each shard (from 0): each goes to the part that has the fewest bytes at that moment."""
+    load = [(0, part) for part in range(n)]
+    owners = []
+    for n_bytes in shard_bytes:
+        bytes_so_far, owner = heapq.heappop(load)
+        heapq.heappush(load, (bytes_so_far + n_bytes, owner))
+        owners.append(owner)
+    return owners
+
+
 def _sections(
     files: Sequence[DataFile], sizes: list[int], block_options: tuple[str, int, bool], n: int
 ) -> Iterator[Section]:
@@ -109,11 +186,6 @@ def _sections(
     several, to the one with the lowest number. When a shard gets its last section it has the fewest bytes, so no more
     than the mean. That is why no shard ends with more than the mean and one section.
     """
-    # One process reads everything anyway. To ask the files for their sections would open each of them twice.
-    if n == 1:
-        for file, size in enumerate(sizes):
-            yield Section(file, None, size, 0)
-        return
     shared_from = sum(sizes) / n * SHARED_FROM
     shared = 0
     # A heap of (bytes so far, part): its smallest entry is the part with the fewest bytes. All parts begin equal, in the

@@ -10,7 +10,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Unpack
@@ -31,6 +31,7 @@ from dataset.store.encode_worker import EncodedBlock
 from dataset.store.format import TokenStore
 from dataset.store.interface import Ints
 from dataset.store.places import first_writable, lock
+from dataset.store.sharded import Store
 from dataset.store.texts import stored_texts
 from dataset.store.token_store import StoreOptions, files_of, find_store, open_or_build, places_of
 from dataset.store.writer import StoreWriter
@@ -44,7 +45,7 @@ BLOCK_TOKENS = 1 << 22
 
 def open_sources(
     groups: list[list[str]], encoder: DocumentEncoder, deduplicate: str = OFF, **options: Unpack[StoreOptions]
-) -> list[TokenStore]:
+) -> list[Store]:
     """The store of each group of paths, tokenised now if it is not there yet, without copies if that is asked for."""
     check_library(deduplicate)
     whole = [open_or_build(paths, encoder, **options) for paths in groups]
@@ -58,23 +59,23 @@ def check_library(method: str) -> None:
 
 
 def without_copies(
-    whole: list[TokenStore],
+    whole: Sequence[Store],
     groups: list[list[str]],
     encoder: DocumentEncoder,
     deduplicate: str,
     **options: Unpack[StoreOptions],
-) -> list[TokenStore]:
+) -> list[Store]:
     """The stores without copies, made now if they are not there yet. whole: those of the groups of paths.
 
     Errors: DataError for a source that has nothing else, where the files have changed, and for a missing library.
     """
     if deduplicate == OFF:
-        return whole
+        return list(whole)
     sources = Sources(whole, groups, encoder, deduplicate, options)
     return [sources.open(i) for i in range(len(whole))]
 
 
-def notice_of(store: TokenStore) -> str | None:
+def notice_of(store: Store) -> str | None:
     """A line on what a store without copies leaves out; None for a whole one."""
     left_out = store.meta.get("left_out")
     if not isinstance(left_out, dict):
@@ -99,7 +100,7 @@ class Sources:
 
     def __init__(
         self,
-        whole: list[TokenStore],
+        whole: Sequence[Store],
         groups: list[list[str]],
         encoder: DocumentEncoder,
         method: str,
@@ -118,7 +119,7 @@ class Sources:
         # Documents before each source.
         self.bounds = np.cumsum([0] + [len(store) for store in whole])
 
-    def open(self, i: int) -> TokenStore:
+    def open(self, i: int) -> Store:
         """The store of source i without copies."""
         # A source loses what those before it have, so it depends on them too.
         keys = [store.fingerprint for store in self.whole[: i + 1]]
@@ -137,7 +138,7 @@ class Sources:
             reason = error.strerror or error
             raise DataError(f"{place}: {reason}; --cache_dir names another folder for the token store") from error
 
-    def _build(self, i: int, key: str, name: str, place: Path) -> TokenStore:
+    def _build(self, i: int, key: str, name: str, place: Path) -> Store:
         whole = self.whole[i]
         # Damage that went along into the new store would get a digest that holds.
         DigestCheck([whole]).raise_if_damaged(wait_s=threading.TIMEOUT_MAX)
@@ -164,7 +165,7 @@ class Sources:
     @cached_property
     def copies(self) -> Copies:
         """Of the documents of all sources, numbered through."""
-        exact = exact_copies(np.concatenate([store.doc_hash for store in self.whole]))
+        exact = exact_copies(np.concatenate([store.doc_hash[:] for store in self.whole]))
         if self.method == EXACT:
             return exact
         begin = time.monotonic()
@@ -183,8 +184,15 @@ class Sources:
                 yield int(self.bounds[i]) + stored.number, text
 
 
-def _blocks(store: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
+def _blocks(whole: Store, stays: Ints) -> Iterator[EncodedBlock]:
     """The documents that stay, in pieces of bounded size. stays: bool [documents]."""
+    first = 0
+    for store in whole.parts():
+        yield from _blocks_of_part(store, stays[first : first + len(store)])
+        first += len(store)
+
+
+def _blocks_of_part(store: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
     lo = 0
     while lo < len(store):
         # So many documents that have BLOCK_TOKENS together, but one at least.

@@ -9,6 +9,7 @@ so the fields that are read are checked as well.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ class TokenStore:
         # A worker process maps the files itself.
         return TokenStore, (self.folder,)
 
+    @property
+    def total_text_bytes(self) -> int:
+        """UTF-8 bytes of all texts."""
+        return int(self.text_bytes.sum(dtype=np.int64))
+
+    def parts(self) -> Iterator["TokenStore"]:
+        """The stores that this one consists of: itself."""
+        yield self
+
     def check_all_files(self) -> None:
         """Reads every file once, tokens of any size included. Errors: DamagedStore."""
         for name, expected in self.meta["sha256"].items():
@@ -127,13 +137,18 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 
 def _is_meta(meta: dict[str, Any]) -> bool:
     """Whether the fields that are read are there and can be: a digest that holds does not say who made the file."""
+    return isinstance(meta["sha256"], dict) and has_store_fields(meta)
+
+
+def has_store_fields(meta: dict[str, Any]) -> bool:
+    """Likewise for those that tell of all documents, which the manifest of a sharded store has too."""
     texts = [meta.get("key"), meta.get("source_name")]
     if not all(isinstance(text, str) for text in texts):
         return False
     numbers = [meta.get("documents"), meta.get("tokens")]
     if not all(type(number) is int and number >= 0 for number in numbers) or type(meta.get("max_token_id")) is not int:
         return False
-    if meta.get("dtype") not in ("uint16", "uint32") or not isinstance(meta["sha256"], dict):
+    if meta.get("dtype") not in ("uint16", "uint32"):
         return False
     return BadLines.can_be_read_from(meta.get("bad_lines"))
 

@@ -33,7 +33,7 @@ class HasTokens(Protocol):
 
 
 class Documents(HasOffsets, HasTokens, Protocol):
-    """Tokenised documents, numbered from 0: a TokenStore or a ConcatStore."""
+    """Tokenised documents, numbered from 0: a TokenStore, a ShardedStore or a ConcatStore."""
 
     # Of the data and of how it was tokenised.
     fingerprint: str
@@ -45,5 +45,9 @@ class Documents(HasOffsets, HasTokens, Protocol):
     @property
     def doc_hash(self) -> Column:
         """uint64 [documents]: hash of each text."""
+
+    @property
+    def total_text_bytes(self) -> int:
+        """UTF-8 bytes of all texts."""
 
     def __len__(self) -> int: ...

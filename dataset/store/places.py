@@ -63,6 +63,11 @@ def _clear_up(place: Path, name: str) -> None:
 
 def _is_abandoned(temp: Path) -> bool:
     """Whether nobody will go on with this interrupted build: it kept nothing, or has been lying there for a week."""
-    if read_progress(temp) is None:
+    # The shards of a large corpus lie in one folder, those that are complete and those that are not.
+    kept = [*temp.glob("shard-*/meta.json")]
+    for folder in (temp, *temp.glob(".tmp-*")):
+        if read_progress(folder) is not None:
+            kept.append(folder / "progress.json")
+    if not kept:
         return True
-    return time.time() - (temp / "progress.json").stat().st_mtime > ABANDONED_S
+    return time.time() - max(file.stat().st_mtime for file in kept) > ABANDONED_S

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from common.notices import announce
 from common.wording import counted
-from dataset.store.writer import StoreWriter
+from dataset.store.shard_writer import Writer
 
 LINE_EVERY_S = 60
 
@@ -33,15 +33,15 @@ class Progress:
         elif shown:
             announce(f"tokenising {name}: {total / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
 
-    def go_on(self, writer: StoreWriter) -> None:
+    def go_on(self, writer: Writer) -> None:
         """Say what an interrupted build left."""
-        if self.shown and writer.blocks:
+        if self.shown and writer.documents:
             announce(
                 f"tokenising {self.name}: going on after {counted(writer.documents, 'document')}, "
                 f"{counted(writer.tokens, 'token')} of an interrupted start"
             )
 
-    def advance(self, source_bytes: int, writer: StoreWriter) -> None:
+    def advance(self, source_bytes: int, writer: Writer) -> None:
         """So many more bytes of source are in the writer's files."""
         self.done += source_bytes
         now = time.monotonic()

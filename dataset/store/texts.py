@@ -7,7 +7,7 @@ from common.errors import DataError
 from dataset.reading.documents import BadLines, read_documents
 from dataset.reading.remote import DataFile
 from dataset.store.encode_worker import measure
-from dataset.store.format import TokenStore
+from dataset.store.sharded import Store
 from dataset.tokenizing.encoder import DocumentEncoder
 
 
@@ -24,7 +24,7 @@ class StoredText(NamedTuple):
 
 
 def stored_texts(
-    store: TokenStore, files: Sequence[DataFile], encoder: DocumentEncoder, text_field: str
+    store: Store, files: Sequence[DataFile], encoder: DocumentEncoder, text_field: str
 ) -> Iterator[StoredText]:
     """The texts of all documents of a store, in their order. files: those that the store was made of.
 

@@ -7,6 +7,7 @@ when it is complete.
     token_store.py    which store belongs to some data: found, or made now
     builder.py        making one: whole, in parts, after an interruption (writer.py writes, encode_worker.py tokenises)
     format.py         reading one: files, digests
+    sharded.py        ... of many shards, which a large corpus becomes (shard_writer.py writes)
     file_digests.py   the digest of the data's content, kept beside the stores so that it is computed once
 """
 
@@ -27,8 +28,8 @@ from dataset.reading.remote import USUAL_CACHE_GB, DataFile, RemoteFile, cache_i
 from dataset.store.builder import Builder, open_store
 from dataset.store.encode_worker import BlockEncoder
 from dataset.store.file_digests import hash_files, remember_hashes, settled_stats
-from dataset.store.format import TokenStore
 from dataset.store.places import first_writable
+from dataset.store.sharded import Store
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when the same input gives another store, so that no old one is taken for it.
@@ -49,7 +50,7 @@ class StoreOptions(TypedDict, total=False):
 
 def open_or_build(
     data_path: str | Path | list[str], encoder: DocumentEncoder, **options: Unpack[StoreOptions]
-) -> TokenStore:
+) -> Store:
     """The store of the files of `data_path`, whole: what all trainers open. Tokenised now if it is not there yet."""
     store = build_shard(data_path, encoder, None, **options)
     assert store is not None, "only a part can be missing others"
@@ -67,7 +68,7 @@ def build_shard(
     num_procs: int | None = None,
     progress: bool = True,
     text_suffixes: Sequence[str] | None = None,
-) -> TokenStore | None:
+) -> Store | None:
     """The store of the files of `data_path` (several: one after the other), tokenised now if it is not there yet.
 
     The store lies in `.token_store/` beside the data, in the user's cache folder where that is read-only, or in
@@ -130,7 +131,7 @@ def files_of(
     return files
 
 
-def find_store(places: Sequence[Path], name: str, key: str) -> tuple[TokenStore | None, Path | None]:
+def find_store(places: Sequence[Path], name: str, key: str) -> tuple[Store | None, Path | None]:
     """(the store, the place that it lies in), or (None, None)."""
     for place in places:
         store = open_store(place / name, key)

@@ -99,6 +99,14 @@ class StoreWriter:
         self.last = None if progress["last"] is None else Place(*progress["last"])
         return True
 
+    def faults_at(self, place: Place) -> BadLines:
+        """Where the faults of the block at that place go."""
+        return self.bad_lines
+
+    def keep_faults(self, bad_lines: BadLines) -> None:
+        """Of all blocks, where they are known at once."""
+        self.bad_lines = bad_lines
+
     def add(self, block: EncodedBlock, place: Place) -> None:
         """Appends the block that stands at that place of the corpus."""
         ends = self.tokens + np.cumsum(block.lengths, dtype=np.int64)

@@ -1,0 +1,371 @@
+"""Stores of shards. References: the one store of the same corpus, np.unique of its lengths, EpochPlan and a token ledger."""
+
+import gzip
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from common.errors import DataError
+from dataset import grouped_plan
+from dataset.corpus import Corpus
+from dataset.grouped_plan import GroupedPlan
+from dataset.loader import IGNORE, Assembler, UpdateSchedule, make_loader
+from dataset.store import builder, dealing
+from dataset.store import check as store_check
+from dataset.store import format as store_format
+from dataset.store.check import DigestCheck
+from dataset.store.format import DamagedStore
+from dataset.store.sharded import ShardedStore
+from dataset.store.token_store import build_shard, open_or_build
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
+from tests.helpers import ROOT
+
+TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "two " * (i % 3) for i in range(400)]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return DocumentEncoder(small_tokenizer())
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path):
+    """Blocks of 1 kB and shards of 4 kB: the corpora below have about eight."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(builder, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(dealing, "SHARD_BYTES", 4000)
+
+
+def lines_of(texts):
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+def write(path, texts=TEXTS):
+    path.write_bytes(lines_of(texts))
+    return str(path)
+
+
+def write_folder(folder):
+    """One file much larger than the others, and some of other kinds."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder.mkdir()
+    write(folder / "a.jsonl", TEXTS[:300])
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines_of(TEXTS[300:330])))
+    parquet.write_table(arrow.table({"text": TEXTS[330:380]}), folder / "c.parquet", row_group_size=5)
+    write(folder / "d.jsonl", TEXTS[380:])
+    return str(folder)
+
+
+def in_one(path, encoder, monkeypatch, cache_dir, **options):
+    """The store of a corpus that is not cut."""
+    with monkeypatch.context() as patch:
+        patch.setattr(dealing, "SHARD_BYTES", 1 << 40)
+        store = open_or_build(path, encoder, cache_dir=str(cache_dir), progress=False, **options)
+    assert not isinstance(store, ShardedStore)
+    return store
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def check_same(store, whole):
+    """All that a store tells, by slices, by numbers and by arrays of numbers."""
+    generator = np.random.default_rng(0)
+    assert len(store) == len(whole) and store.max_token_id == whole.max_token_id
+    assert store.total_text_bytes == whole.total_text_bytes and store.bad_lines.to_dict() == whole.bad_lines.to_dict()
+    for name in ("tokens", "offsets", "text_bytes", "doc_hash"):
+        there, here = getattr(whole, name), getattr(store, name)
+        assert here.dtype == there.dtype and len(here) == len(there)
+        assert np.array_equal(here[:], there) and np.array_equal(np.asarray(here), there)
+        assert here[-1] == there[-1] and here[len(here) - 1] == there[-1]
+        some = generator.integers(-len(there), len(there), (3, 50))
+        assert np.array_equal(here[some], there[some])
+        for _ in range(50):
+            lo, hi = sorted(generator.integers(0, len(there) + 1, 2).tolist())
+            assert np.array_equal(here[lo:hi], there[lo:hi]) and np.array_equal(here[lo:hi:3], there[lo:hi:3])
+    assert store.lengths().tolist() == whole.lengths().tolist()
+    assert store.document(37).tolist() == whole.document(37).tolist()
+
+
+@pytest.mark.parametrize("num_procs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["one file", "a folder"])
+def test_shards_hold_the_documents_of_one_store_in_its_order(tmp_path, encoder, monkeypatch, num_procs, kind):
+    path = write_folder(tmp_path / "data") if kind == "a folder" else write(tmp_path / "a.jsonl")
+    store = open_or_build(path, encoder, num_procs=num_procs, progress=False)
+    assert isinstance(store, ShardedStore) and len(store.shards) >= 5
+    check_same(store, in_one(path, encoder, monkeypatch, tmp_path / "one"))
+    # As a loader's process gets it, and as the next start opens it.
+    monkeypatch.setattr(builder, "encode_blocks", None)
+    for again in (pickle.loads(pickle.dumps(store)), open_or_build(path, encoder)):
+        assert again.folder == store.folder and again.document(399).tolist() == store.document(399).tolist()
+
+
+def test_the_manifest_tells_counts_digests_and_lengths_of_each_shard(tmp_path, encoder):
+    store = open_or_build(write(tmp_path / "a.jsonl"), encoder, progress=False)
+    for number, part in enumerate(store.parts()):
+        entry = store.shards[number]
+        tokens, documents = store.lengths_of_shard(number)
+        expected = np.unique(part.lengths(), return_counts=True)
+        assert np.array_equal(tokens, expected[0]) and np.array_equal(documents, expected[1])
+        assert (entry.documents, entry.tokens) == (len(part), len(part.tokens))
+        assert entry.n_bytes == sum(path.stat().st_size for path in part.folder.iterdir())
+        assert entry.meta == json.loads((part.folder / "meta.json").read_text())["meta_sha256"]
+
+
+@pytest.mark.parametrize("n", [2, 3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["one file", "a folder"])
+def test_parts_in_any_order_give_the_bytes_of_one_run(tmp_path, encoder, monkeypatch, n, kind):
+    """2 parts have whole shards each, 40 are more than there are blocks."""
+    monkeypatch.setattr(dealing, "SHARED_FROM", 1 / 2)
+    path = write_folder(tmp_path / "data") if kind == "a folder" else write(tmp_path / "a.jsonl")
+    whole = open_or_build(path, encoder, cache_dir=str(tmp_path / "in one go"), progress=False)
+    order = (np.random.default_rng(n).permutation(n) + 1).tolist()
+    parts = [build_shard(path, encoder, (k, n), cache_dir=str(tmp_path / "parts"), progress=False) for k in order]
+    assert parts[:-1] == [None] * (n - 1)
+    assert files_of(parts[-1].folder) == files_of(whole.folder)
+    assert [path.name for path in (tmp_path / "parts").glob("*/")] == [whole.folder.name], "nothing else is left"
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_bad_lines_are_counted_as_in_one_store(tmp_path, encoder, monkeypatch, n):
+    monkeypatch.setattr(dealing, "SHARED_FROM", 1 / 2)
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    lines[5] = lines[250] = lines[390] = "nonsense"
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    path = str(tmp_path / "a.jsonl")
+    whole = in_one(path, encoder, monkeypatch, tmp_path / "one", skip_bad_lines=True)
+    for k in range(1, n + 1):
+        store = build_shard(path, encoder, (k, n), skip_bad_lines=True, progress=False)
+    assert isinstance(store, ShardedStore) and store.bad_lines.total == 3
+    check_same(store, whole)
+    with pytest.raises(DataError, match=r"a\.jsonl:6: "):
+        open_or_build(path, encoder, progress=False)
+
+
+def test_a_part_makes_whole_shards_and_reads_nothing_else_of_a_large_file(tmp_path, encoder, monkeypatch):
+    """Reference: the byte ranges of the blocks that were tokenised."""
+    path = write(tmp_path / "a.jsonl", TEXTS * 3)
+    size = os.path.getsize(path)
+    ranges = []
+    real = builder.encode_blocks
+
+    def encode_blocks(blocks, *rest):
+        def noted():
+            for block in blocks:
+                ranges[-1].append((block.start, block.end))
+                yield block
+
+        return real(noted(), *rest)
+
+    monkeypatch.setattr(builder, "encode_blocks", encode_blocks)
+    for k in (1, 2, 3):
+        ranges.append([])
+        build_shard(path, encoder, (k, 3), progress=False, num_procs=1)
+    for of_part in ranges:
+        assert abs(sum(end - begin for begin, end in of_part) - size / 3) <= 4000
+        # Neighbours, but for the borders of shards.
+        gaps = sum(before[1] != after[0] for before, after in pairwise(of_part))
+        assert gaps <= len(of_part) / 4
+    together = sorted(span for of_part in ranges for span in of_part)
+    assert together[0][0] == 0 and together[-1][1] == size
+    assert all(before[1] == after[0] for before, after in pairwise(together))
+
+
+def test_an_earlier_store_in_one_is_opened_as_it_is(tmp_path, encoder, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    whole = in_one(path, encoder, monkeypatch, tmp_path / "cache")
+    monkeypatch.setattr(builder, "encode_blocks", None)
+    assert open_or_build(path, encoder, cache_dir=str(tmp_path / "cache")).folder == whole.folder
+
+
+BUILD = """
+import sys, os
+from dataset.store import builder, dealing, writer
+from dataset.store.token_store import build_shard, open_or_build
+from dataset.tokenizing.encoder import DocumentEncoder
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
+
+path, cache, after, shard = sys.argv[1:]
+builder.BLOCK_BYTES, dealing.SHARD_BYTES, dealing.SHARED_FROM, writer.CHECKPOINT_S = 1000, 4000, 0.5, 0.0
+left = int(after)
+add = writer.StoreWriter.add
+
+def add_and_die(self, block, place):
+    global left
+    add(self, block, place)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), 9)
+
+writer.StoreWriter.add = add_and_die
+encoder = DocumentEncoder(small_tokenizer())
+part = tuple(map(int, shard.split("/"))) if shard else None
+build_shard(path, encoder, part, cache_dir=cache, progress=False, num_procs=1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["", "1/2"])
+def test_a_build_that_is_killed_keeps_its_shards_and_ends_with_the_same_bytes(tmp_path, encoder, monkeypatch, shard):
+    path = write(tmp_path / "a.jsonl")
+    monkeypatch.setattr(dealing, "SHARED_FROM", 1 / 2)
+    whole = open_or_build(path, encoder, cache_dir=str(tmp_path / "whole"), progress=False)
+    cache = str(tmp_path / "cache")
+    command = [
+        sys.executable,
+        "-c",
+        BUILD,
+    ]
+    blocks_until_killed = (2, 5, 3)
+    for after in blocks_until_killed:
+        killed = subprocess.run([*command, path, cache, str(after), shard], cwd=ROOT, timeout=120)
+        assert killed.returncode == -signal.SIGKILL
+    (temp,) = (tmp_path / "cache").glob(".tmp-*")
+    assert len(list(temp.glob("shard-*"))) >= 2, "what was complete is kept"
+    encoded = []
+    real = builder.encode_blocks
+    monkeypatch.setattr(
+        builder,
+        "encode_blocks",
+        lambda blocks, *rest: real((encoded.append(block) or block for block in blocks), *rest),
+    )
+    if shard:
+        assert build_shard(path, encoder, (1, 2), cache_dir=cache, progress=False, num_procs=1) is None
+        store = build_shard(path, encoder, (2, 2), cache_dir=cache, progress=False, num_procs=1)
+    else:
+        store = open_or_build(path, encoder, cache_dir=cache, progress=False, num_procs=1)
+    n_blocks = -(-os.path.getsize(path) // 1000)
+    assert len(encoded) == n_blocks - sum(blocks_until_killed)
+    assert files_of(store.folder) == files_of(whole.folder)
+
+
+@pytest.mark.parametrize("file", ["tokens.bin", "offsets.bin", "meta.json", "../manifest.json", "../lengths.bin"])
+def test_a_damaged_shard_is_found_and_made_anew_alone(tmp_path, encoder, monkeypatch, file):
+    monkeypatch.setattr(store_check, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
+    path = write(tmp_path / "a.jsonl")
+    store = open_or_build(path, encoder, progress=False)
+    before = files_of(store.folder)
+    damaged = store.folder / store.shards[3].name / file
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    if file == "tokens.bin":
+        with pytest.raises(DataError, match=rf"{store.shards[3].name}/tokens.bin is damaged"):
+            DigestCheck([ShardedStore(store.folder)]).raise_if_damaged(wait_s=60)
+    elif file.startswith(".."):
+        with pytest.raises(DamagedStore):
+            ShardedStore(store.folder)
+    else:
+        with pytest.raises(DataError, match=rf"{store.shards[3].name} is damaged"):
+            ShardedStore(store.folder).shard(3)
+    encoded = []
+    real = builder.encode_blocks
+    monkeypatch.setattr(
+        builder,
+        "encode_blocks",
+        lambda blocks, *rest: real((encoded.append(block) or block for block in blocks), *rest),
+    )
+    again = open_or_build(path, encoder, progress=False, num_procs=1)
+    assert files_of(again.folder) == before
+    if not file.startswith(".."):
+        assert len(encoded) < len(TEXTS) // 10 and again.document(200).tolist() == store.document(200).tolist()
+
+
+@pytest.mark.parametrize("name", ["../../etc", "shard-1/..", "shard-", "meta", 7])
+def test_a_manifest_names_no_place_outside_of_its_store(tmp_path, encoder, name):
+    """Its digest holds: anybody can compute one."""
+    store = open_or_build(write(tmp_path / "a.jsonl"), encoder, progress=False)
+    file = store.folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["manifest_sha256"]
+    manifest["shards"][0][0] = name
+    manifest["manifest_sha256"] = store_format.digest_of_json(manifest)
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(DamagedStore):
+        ShardedStore(store.folder)
+
+
+def test_groups_are_planned_from_the_manifest_and_open_no_shard(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(grouped_plan, "GROUP_PIECES", 120)
+    store = open_or_build(write(tmp_path / "a.jsonl"), encoder, progress=False)
+    opened = []
+    real = ShardedStore.shard
+    monkeypatch.setattr(ShardedStore, "shard", lambda self, i: opened.append(i) or real(self, i))
+    for options in ({}, {"pack": False}, {"long_documents": "truncate"}):
+        groups = grouped_plan.Groups(store, 16, seed=5, **options)
+        assert groups.n_groups >= 3
+        opened.clear()
+        plan = groups.plan(epoch=1)
+        totals = plan.totals(0, plan.n_rows)
+        assert opened == []
+        # Reference: each group planned.
+        for group, size in enumerate(groups.sizes()):
+            of_group = groups.plan_of_group(group, 1)
+            assert (of_group.n_rows, of_group.totals(0, of_group.n_rows)) == (size.rows, size.totals)
+        assert totals.targets == sum(size.totals.targets for size in groups.sizes())
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.3])
+def test_the_ledger_is_exact_over_groups_resumes_and_world_sizes(tmp_path, encoder, monkeypatch, val_fraction):
+    """Reference: a Counter of the targets of all documents."""
+    monkeypatch.setattr(grouped_plan, "GROUP_PIECES", 120)
+    corpus = Corpus(
+        [write(tmp_path / "a.jsonl")], encoder, max_seq_len=16, seed=3, val_fraction=val_fraction, progress=False
+    )
+    held_out = set() if corpus.val_documents is None else set(corpus.val_documents.tolist())
+    expected = Counter()
+    for number in range(len(corpus.store)):
+        if number not in held_out:
+            expected.update(corpus.store.document(number)[1:].tolist())
+    for epoch in range(2):
+        plan = corpus.plan(epoch)
+        assert isinstance(plan, GroupedPlan)
+        seen = Counter()
+        documents = Counter()
+        row = 0
+        # Another number of ranks after each resume, with 12 rows an update.
+        for world_size, updates in ((2, 3), (1, 2), (3, 10**9)):
+            schedule = UpdateSchedule(plan.n_rows, 12 // world_size, 1, world_size, row)
+            last = min(schedule.first_update + updates, schedule.n_updates)
+            for rank in range(world_size):
+                for update, _, batch in make_loader(Assembler(corpus.store), corpus.plan(epoch), schedule, rank):
+                    if update >= last:
+                        break
+                    if batch is not None:
+                        seen.update(batch.targets[batch.targets != IGNORE].tolist())
+            for update in range(schedule.first_update, last):
+                lo, hi = schedule.rows(update)
+                documents.update(plan.documents_of(lo, hi))
+            row = schedule.rows(last - 1)[1]
+        assert row == plan.n_rows and seen == expected
+        assert set(documents) == set(range(len(corpus.store))) - held_out
+
+
+def test_a_small_corpus_has_the_rows_of_one_store(tmp_path, encoder, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    plans = []
+    for cut in (4000, 1 << 40):
+        monkeypatch.setattr(dealing, "SHARD_BYTES", cut)
+        corpus = Corpus([path], encoder, max_seq_len=16, seed=3, progress=False, cache_dir=str(tmp_path / str(cut)))
+        plans.append(corpus.plan(0).recipe(range(corpus.plan(0).n_rows)))
+    for one, other in zip(*plans, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_copies_are_left_out_of_shards_too(tmp_path, encoder, monkeypatch):
+    path = write(tmp_path / "a.jsonl", TEXTS + TEXTS[:150])
+    corpus = Corpus([path], encoder, max_seq_len=16, seed=3, deduplicate="exact", progress=False)
+    assert [corpus.store.document(i).tolist() for i in range(len(corpus.store))] == [
+        ids.tolist() for ids in map(np.asarray, encoder.encode(TEXTS))
+    ]
