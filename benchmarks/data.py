@@ -210,6 +210,7 @@ class ManyShards(ShardedStore):
     def __init__(self, n: int) -> None:
         self.offsets = cast(Any, ManyDocuments(n))
         self.bounds = np.append(np.arange(0, n, SHARD_DOCUMENTS), n)
+        self.tokens = cast(Any, range(int(self.offsets[-1])))
         self.shards = [cast(Any, None)] * (len(self.bounds) - 1)
 
     def lengths_of_shard(self, i: int) -> tuple[Any, Any]:

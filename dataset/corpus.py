@@ -15,7 +15,7 @@ from dataset.mixed_plan import Move
 from dataset.packing import EpochPlan, RowPlan, chunks
 from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned
 from dataset.quality.leaks import Runs, TrainingText, runs_of
-from dataset.reading.file_kinds import choose_files, kind_of
+from dataset.reading.file_kinds import choose_files, is_tokenised, kind_of
 from dataset.reading.remote import DataFile
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
@@ -38,8 +38,8 @@ EVAL_ROWS = 16
 def notices_of_paths(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
     """What a user should know of the files that --data_path names, a line each."""
     # A folder of many files takes a while to walk: once for all lines.
-    choices = {path: choose_files(path, text_suffixes) for path in paths}
-    files = [file for path in paths for file in choices[path].read]
+    choices = {path: choose_files(path, text_suffixes) for path in paths if not is_tokenised(path)}
+    files = [file for path in paths if path in choices for file in choices[path].read]
     lines = repeated_files(files)
     for path, choice in choices.items():
         if choice.left_out:

@@ -89,6 +89,8 @@ class Groups:
         self.n_groups = self._how_many()
         # Of each group: the stretches [lo, hi) of the selection, and its size.
         self._stretches: list[list[tuple[int, int]]] = []
+        # Of each group: the numbers of its stretches in the corpus.
+        self._numbers_of_stretches: list[list[int]] = []
         self._sizes: list[SizeOfGroup] = []
 
     def _how_many(self) -> int:
@@ -96,7 +98,8 @@ class Groups:
         # A document has one piece, and one more for each row that it fills.
         pieces = self.n_documents
         if self.cut.split:
-            pieces += int(self.store.offsets[-1]) // self.cut.limit
+            tokens = len(self.store.tokens) if isinstance(self.store, ShardedStore) else int(self.store.offsets[-1])
+            pieces += tokens // self.cut.limit
         wanted = -(-pieces // GROUP_PIECES)
         # Each group gets at least one stretch.
         most = -(-self.n_documents // STRETCH_DOCUMENTS)
@@ -114,8 +117,20 @@ class Groups:
     def plan(self, epoch: int) -> RowPlan:
         """The rows of an epoch."""
         if self.n_groups == 1:
+            if isinstance(self.store, ShardedStore):
+                self.store.expect(range(len(self.store.shards)))
             return self._epoch_plan(epoch, self.documents, None)
         return GroupedPlan(self, epoch)
+
+    def expect(self, now: int, soon: int | None) -> None:
+        """The documents of a group are trained, and those of another one after them."""
+        if isinstance(self.store, ShardedStore):
+            self.store.expect(self._shards_of_group(now), [] if soon is None else self._shards_of_group(soon))
+
+    def _shards_of_group(self, group: int) -> list[int]:
+        """Their numbers: each is a stretch."""
+        self.sizes()
+        return self._numbers_of_stretches[group]
 
     def plan_of_group(self, group: int, epoch: int) -> EpochPlan:
         """The rows that a group has in an epoch."""
@@ -156,11 +171,13 @@ class Groups:
     def _divide(self) -> None:
         """Read the lengths of all documents, and deal the stretches out."""
         self._stretches = [[] for _ in range(self.n_groups)]
+        self._numbers_of_stretches = [[] for _ in range(self.n_groups)]
         counts = np.zeros((self.n_groups, self.cut.T + 1), dtype=np.int64)
         answers = [0] * self.n_groups
         turns = self._turns()
-        for stretch in self._cut_into_stretches():
+        for number, stretch in enumerate(self._cut_into_stretches()):
             group = next(turns)
+            self._numbers_of_stretches[group].append(number)
             self._stretches[group].append((stretch.lo, stretch.hi))
             counts[group] += stretch.counts
             answers[group] += stretch.answers
@@ -239,7 +256,10 @@ class GroupedPlan(RowPlan):
             # Let go of one before the next one is made.
             while len(self._plans) >= KEPT_GROUPS:
                 del self._plans[next(iter(self._plans))]
+            self.groups.expect(self._order[place], None)
             plan = self.groups.plan_of_group(self._order[place], self.epoch)
+            if place + 1 < len(self._order):
+                self.groups.expect(self._order[place], self._order[place + 1])
         self._plans[place] = plan
         return plan
 

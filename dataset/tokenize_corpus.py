@@ -26,7 +26,7 @@ from common.wording import counted, one_line
 from dataset.reading.settings import OFF
 from dataset.shares import group_sources, name_of
 from dataset.store.deduplicate import check_library, notice_of, without_copies
-from dataset.store.sharded import Store
+from dataset.store.sharded import ShardedStore, Store
 from dataset.store.token_store import StoreOptions, build_shard
 from dataset.tokenize_arguments import parse_args
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def tell(store: Store) -> None:
     """Where a store is, and how large."""
-    announce(f"{store.folder}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}")
+    where = store.place if isinstance(store, ShardedStore) else store.folder
+    announce(f"{where}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ TEXT_SUFFIXES = (
 # They compress by themselves.
 UNCOMPRESSED = (".parquet", ".arrow")
 
+# Of a token store of several shards.
+MANIFEST = "manifest.json"
+
 READABLE = (
     "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (--text_suffixes), each also as "
     ".gz, .bz2, .xz or .zst; .parquet, .arrow"
@@ -110,6 +113,11 @@ def refuse_address(path: str) -> None:
     raise DataError(f"{path}: it is not on this machine; download it first ({command}) and name the copy")
 
 
+def is_tokenised(path: str) -> bool:
+    """Whether a path of --data_path names the manifest of a token store, and not text."""
+    return path.replace("\\", "/").rpartition("/")[2] == MANIFEST
+
+
 def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> list[DataFile]:
     """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
 
@@ -130,6 +138,8 @@ class Choice(NamedTuple):
 def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> Choice:
     """What `find_files` reads and leaves out, sorted by path. A README or a license is in neither, unless it is read."""
     data_path = str(data_path)
+    if is_tokenised(data_path):
+        raise DataError(f"{data_path}: a token store, which serves to train on alone: it has no texts to look at")
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     if is_address(data_path):

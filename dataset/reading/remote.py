@@ -212,6 +212,19 @@ def _bytes_of(file: RemoteFile, begin: int, end: int) -> bytes:
     return content
 
 
+def fetch_file(address: str, path: Path, is_whole: Callable[[], bool]) -> None:
+    """Copy a file to this machine. is_whole: whether what came is what it should be. Errors: DataError."""
+
+    def fetch() -> None:
+        file_system(address).get_file(address, str(path))
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())
+        if not is_whole():
+            raise OSError("what came is cut off, or is not what its digest says")
+
+    _again_and_again(address, fetch)
+
+
 def file_system(address: str) -> FileSystem:
     """What reads this address. Errors: DataError where a package is missing, which the line names."""
     found = ADDRESS.match(address)

@@ -40,7 +40,7 @@ from dataset.store.parts import in_document_order
 from dataset.store.places import lock
 from dataset.store.progress import Progress
 from dataset.store.shard_writer import ShardWriter, Writer, shard_name
-from dataset.store.sharded import ShardedStore, Store
+from dataset.store.sharded import ShardedStore, ShardFolder, Store
 from dataset.store.writer import StoreWriter
 
 # Less text than this does not pay for a process.
@@ -288,7 +288,7 @@ class Builder:
 
 def load(folder: Path) -> Store:
     """The store in a folder. Errors: DamagedStore."""
-    return ShardedStore(folder) if (folder / "manifest.json").exists() else TokenStore(folder)
+    return ShardedStore(ShardFolder(folder)) if (folder / "manifest.json").exists() else TokenStore(folder)
 
 
 def open_store(folder: Path, key: str, tell: bool = False) -> Store | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.errors import DataError
 from common.files import file_digest
-from dataset.store.format import CHECKED_AT_ONCE, DamagedStore
+from dataset.store.format import CHECKED_AT_ONCE
 from dataset.store.sharded import Store
 
 
@@ -21,6 +21,7 @@ class DigestCheck:
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self.stores = [store for store in stores if len(store.tokens) * store.tokens.dtype.itemsize > CHECKED_AT_ONCE]
+        # What is fetched is compared with its digest then, so shards elsewhere have no `parts`.
         # Of the store, or of a shard of it.
         self.damaged: Path | None = None
         self._thread: threading.Thread | None = None
@@ -58,5 +59,5 @@ class DigestCheck:
                         self.damaged = part.folder
                         return
             # A disk that fails now fails the training itself, which says so; so does a shard that is damaged otherwise.
-            except (OSError, DamagedStore):
+            except (OSError, DataError):
                 return

@@ -22,6 +22,8 @@ from dataset.store.interface import Ints
 # Bytes of tokens whose SHA-256 takes a few hundredths of a second.
 CHECKED_AT_ONCE = 64 << 20
 MOST_META_BYTES = 16 << 20
+# Of a store, beside meta.json.
+FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
 
 
 class DamagedStore(ValueError):
@@ -58,7 +60,7 @@ class TokenStore:
             if hashlib.sha256(array.data).hexdigest() != meta["sha256"].get(name):
                 raise DamagedStore(f"the content of {name} is not what was written")
         # A negative offset or one that goes back would give documents that overlap, without an error.
-        if not _are_offsets(self.offsets, meta["tokens"]):
+        if not are_offsets(self.offsets, meta["tokens"]):
             raise DamagedStore("offsets.bin does not tell where documents begin")
         self.max_token_id: int = meta["max_token_id"]
         self.fingerprint: str = meta["key"]
@@ -112,7 +114,7 @@ class TokenStore:
         return np.memmap(path, dtype, "r").view(np.ndarray)
 
 
-def _are_offsets(offsets: Ints, tokens: int) -> bool:
+def are_offsets(offsets: Ints, tokens: int) -> bool:
     """Whether the documents lie one after the other and take all tokens."""
     if offsets[0] != 0 or offsets[-1] != tokens:
         return False

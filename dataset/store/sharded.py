@@ -17,29 +17,34 @@ A shard is opened when one of its documents is asked for. How many rows a corpus
 import hashlib
 import json
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from common.errors import DataError
 from common.files import atomic_file, read_small
 from dataset.reading.faults import BadLines
-from dataset.store.format import DamagedStore, TokenStore, digest_of_json, has_store_fields
+from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, has_store_fields
 from dataset.store.interface import Ints
 from dataset.store.joined import Joined
 
 # What a hundred thousand shards take.
-MOST_MANIFEST_BYTES = 64 << 20
-MOST_LENGTHS_BYTES = 8 << 30
+MOST_MANIFEST_BYTES = 128 << 20
 # Shards that are mapped at a time. A group of documents (dataset/grouped_plan.py) has some dozens.
 KEPT_SHARDS = 256
 
 
 class ShardEntry(NamedTuple):
-    """What the manifest says of a shard. lengths: its entries of lengths.bin. meta: the digest of its meta.json."""
+    """What the manifest says of a shard.
+
+    lengths: its entries of lengths.bin. n_bytes: of all its files. meta: the digest of its meta.json. files: (bytes, SHA-256)
+    of the others.
+    """
 
     name: str
     documents: int
@@ -48,6 +53,88 @@ class ShardEntry(NamedTuple):
     lengths: int
     n_bytes: int
     meta: str
+    files: dict[str, tuple[int, str]]
+
+
+class Shard(Protocol):
+    """A TokenStore, as far as it is read here."""
+
+    @property
+    def tokens(self) -> Ints: ...
+    @property
+    def offsets(self) -> Ints: ...
+    @property
+    def text_bytes(self) -> Ints: ...
+    @property
+    def doc_hash(self) -> Ints: ...
+
+
+class ShardPlace(Protocol):
+    """Where a sharded store lies: a ShardFolder, or RemoteShards (remote_shards.py). Errors of all: DamagedStore, DataError."""
+
+    def __str__(self) -> str: ...
+    def manifest(self) -> bytes:
+        """The content of manifest.json."""
+
+    def lengths(self) -> Ints:
+        """The content of lengths.bin, uint8."""
+
+    def refuse_missing(self, shards: Sequence[ShardEntry]) -> None:
+        """Tell what is not there, as far as that is known without reading it."""
+
+    def open(self, shard: ShardEntry, dtype: np.dtype[Any]) -> Shard: ...
+    def holds(self, shard: ShardEntry) -> bool:
+        """Whether a shard that is open has its place on the disk still."""
+
+    def expect(self, now: Sequence[ShardEntry], soon: Sequence[ShardEntry]) -> None:
+        """Documents of the shards `now` will be asked for, and of the shards `soon` after them."""
+
+
+@dataclass(frozen=True)
+class ShardFolder:
+    """Shards on this machine."""
+
+    folder: Path
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def manifest(self) -> bytes:
+        try:
+            return read_small(self.folder / "manifest.json", MOST_MANIFEST_BYTES)
+        except OSError as error:
+            raise DamagedStore(f"manifest.json: {error.strerror}") from None
+
+    def lengths(self) -> Ints:
+        path = self.folder / "lengths.bin"
+        if not path.is_file() or not path.stat().st_size:
+            raise DamagedStore("lengths.bin is missing")
+        return np.memmap(path, np.uint8, "r").view(np.ndarray)
+
+    def refuse_missing(self, shards: Sequence[ShardEntry]) -> None:
+        """The contents are compared when a shard is opened, and beside the training."""
+        for shard in shards:
+            folder = self.folder / shard.name
+            if not (folder / "meta.json").is_file() or bytes_of_shard(folder) != shard.n_bytes:
+                raise DamagedStore(f"{shard.name} is not whole")
+
+    def open(self, shard: ShardEntry, dtype: np.dtype[Any]) -> TokenStore:
+        folder = self.folder / shard.name
+        try:
+            store = TokenStore(folder)
+            if digest_of_json(store.meta) != shard.meta:
+                raise DamagedStore("it is not the shard that the manifest tells of")
+            return store
+        except (DamagedStore, OSError) as error:
+            # Without it the next start finds no shard and makes it.
+            (folder / "meta.json").unlink(missing_ok=True)
+            raise DataError(f"{folder} is damaged ({error}); the next start makes it anew") from None
+
+    def holds(self, shard: ShardEntry) -> bool:
+        return True
+
+    def expect(self, now: Sequence[ShardEntry], soon: Sequence[ShardEntry]) -> None:
+        """They are here."""
 
 
 class ShardedStore:
@@ -57,18 +144,19 @@ class ShardedStore:
     DataError where a shard that is asked for later turns out damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        manifest, self.shards = _read_manifest(folder)
+    def __init__(self, place: ShardPlace) -> None:
+        self.place = place
+        manifest, self.shards = _read_manifest(place.manifest())
         self.meta = manifest
         self.fingerprint: str = manifest["key"]
         self.source_name: str = manifest["source_name"]
         self.max_token_id: int = manifest["max_token_id"]
         self.bad_lines = BadLines.from_dict(manifest["bad_lines"])
-        self._lengths = _read_lengths(folder, manifest["lengths_sha256"])
+        self._lengths = _as_lengths(place.lengths(), manifest["lengths_sha256"])
         self._lengths_before = np.cumsum([0, *(shard.lengths for shard in self.shards)])
         if self._lengths_before[-1] != len(self._lengths):
             raise DamagedStore("lengths.bin does not have the lengths of all shards")
+        place.refuse_missing(self.shards)
         documents = [shard.documents for shard in self.shards]
         tokens = [shard.tokens for shard in self.shards]
         self.bounds = np.cumsum([0, *documents])
@@ -80,15 +168,20 @@ class ShardedStore:
         self.text_bytes = Joined(documents, np.dtype(np.uint32), lambda i: self.shard(i).text_bytes)
         self.doc_hash = Joined(documents, np.dtype(np.uint64), lambda i: self.shard(i).doc_hash)
         # The shard that was used last at the end.
-        self._open: OrderedDict[int, TokenStore] = OrderedDict()
-        self._refuse_missing_files()
+        self._open: OrderedDict[int, Shard] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self.bounds[-1])
 
-    def __reduce__(self) -> tuple[type["ShardedStore"], tuple[Path]]:
+    def __reduce__(self) -> tuple[type["ShardedStore"], tuple[ShardPlace]]:
         # A worker process maps the files itself.
-        return ShardedStore, (self.folder,)
+        return ShardedStore, (self.place,)
+
+    @property
+    def folder(self) -> Path:
+        """Of one on this machine."""
+        assert isinstance(self.place, ShardFolder)
+        return self.place.folder
 
     def document(self, i: int) -> Ints:
         """The ids of document i."""
@@ -109,45 +202,33 @@ class ShardedStore:
         entries = self._lengths[lo:hi].astype(np.int64)
         return entries[:, 0], entries[:, 1]
 
-    def parts(self) -> Iterator[TokenStore]:
-        """All shards, one at a time. Errors: DamagedStore."""
-        for i in range(len(self.shards)):
-            yield self._opened(i)
+    def expect(self, now: Sequence[int], soon: Sequence[int] = ()) -> None:
+        """Documents of the shards `now` will be asked for, and of the shards `soon` after them. Errors: DataError where
+        there is no room for that."""
+        self.place.expect([self.shards[i] for i in now], [self.shards[i] for i in soon])
 
-    def shard(self, i: int) -> TokenStore:
-        """One of the shards. Errors: DataError for a damaged one, which the next start makes anew."""
+    def parts(self) -> Iterator[TokenStore]:
+        """All shards that are on this machine, one at a time. Errors: DataError."""
+        if isinstance(self.place, ShardFolder):
+            for shard in self.shards:
+                yield self.place.open(shard, self.tokens.dtype)
+
+    def shard(self, i: int) -> Shard:
+        """One of the shards. Errors: DataError for a damaged one."""
         if i in self._open:
             self._open.move_to_end(i)
             return self._open[i]
-        try:
-            store = self._opened(i)
-        except (DamagedStore, OSError) as error:
-            folder = self.folder / self.shards[i].name
-            # Without it the next start finds no shard and makes it.
-            (folder / "meta.json").unlink(missing_ok=True)
-            raise DataError(f"{folder} is damaged ({error}); the next start makes it anew") from None
-        self._open[i] = store
-        while len(self._open) > KEPT_SHARDS:
+        # What is mapped takes its place on the disk until it is let go.
+        for other in [other for other in self._open if not self.place.holds(self.shards[other])]:
+            del self._open[other]
+        while len(self._open) >= KEPT_SHARDS:
             self._open.popitem(last=False)
-        return store
-
-    def _opened(self, i: int) -> TokenStore:
-        entry = self.shards[i]
-        store = TokenStore(self.folder / entry.name)
-        if digest_of_json(store.meta) != entry.meta:
-            raise DamagedStore("it is not the shard that the manifest tells of")
-        return store
+        self._open[i] = self.place.open(self.shards[i], self.tokens.dtype)
+        return self._open[i]
 
     def _offsets_of(self, i: int) -> Ints:
         offsets = self.shard(i).offsets
         return offsets if i == len(self.shards) - 1 else offsets[:-1]
-
-    def _refuse_missing_files(self) -> None:
-        """Errors: DamagedStore. The contents are compared when a shard is opened, and beside the training."""
-        for shard in self.shards:
-            folder = self.folder / shard.name
-            if not (folder / "meta.json").is_file() or bytes_of_shard(folder) != shard.n_bytes:
-                raise DamagedStore(f"{shard.name} is not whole")
 
 
 # What trainers open: a small corpus is one store, a large one has shards.
@@ -159,10 +240,10 @@ def bytes_of_shard(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-def write_manifest(folder: Path, names: Sequence[str], meta: dict[str, Any], bad_lines: BadLines) -> None:
+def write_manifest(folder: Path, names: Sequence[str], corpus: dict[str, Any], bad_lines: BadLines) -> None:
     """Write manifest.json and lengths.bin for the shards of these names, which lie in the folder.
 
-    Shards without a document are left out. meta: what is known of the corpus. Errors: DamagedStore.
+    Shards without a document are left out. corpus: what is known of the corpus. Errors: DamagedStore.
     """
     digest = hashlib.sha256()
     shards = []
@@ -179,14 +260,17 @@ def write_manifest(folder: Path, names: Sequence[str], meta: dict[str, Any], bad
             max_token_id = max(max_token_id, store.max_token_id)
             text_bytes = int(store.text_bytes.sum(dtype=np.int64))
             n_bytes = bytes_of_shard(folder / name)
-            meta_digest = digest_of_json(store.meta)
+            meta = digest_of_json(store.meta)
+            files = {}
+            for file_name in FILES:
+                files[file_name] = ((folder / name / file_name).stat().st_size, store.meta["sha256"][file_name])
             shards.append(
-                ShardEntry(name, len(store), len(store.tokens), text_bytes, len(lengths), n_bytes, meta_digest)
+                ShardEntry(name, len(store), len(store.tokens), text_bytes, len(lengths), n_bytes, meta, files)
             )
         file.flush()
         os.fsync(file.fileno())
     content = {
-        **meta,
+        **corpus,
         "documents": sum(shard.documents for shard in shards),
         "tokens": sum(shard.tokens for shard in shards),
         "max_token_id": max_token_id,
@@ -199,12 +283,12 @@ def write_manifest(folder: Path, names: Sequence[str], meta: dict[str, Any], bad
         manifest.write(text.encode())
 
 
-def _read_manifest(folder: Path) -> tuple[dict[str, Any], list[ShardEntry]]:
+def _read_manifest(content: bytes) -> tuple[dict[str, Any], list[ShardEntry]]:
     """(what it says of the whole corpus, of each shard). Errors: DamagedStore."""
     try:
-        manifest = json.loads(read_small(folder / "manifest.json", MOST_MANIFEST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        raise DamagedStore("manifest.json is missing or damaged") from None
+        manifest = json.loads(content)
+    except (ValueError, RecursionError):
+        raise DamagedStore("manifest.json is damaged") from None
     if not isinstance(manifest, dict):
         raise DamagedStore("manifest.json is damaged")
     digest = manifest.pop("manifest_sha256", None)
@@ -221,20 +305,24 @@ def _is_entry(entry: object) -> bool:
     """A digest that holds does not say who made the file."""
     if not isinstance(entry, list) or len(entry) != len(ShardEntry._fields):
         return False
-    name, *counts, meta = entry
+    name, *counts, meta, files = entry
     # No path that leads elsewhere.
-    if not isinstance(name, str) or not name.startswith("shard-") or not name[6:].isdigit():
+    if not isinstance(name, str) or not re.fullmatch("shard-[0-9]+", name) or not isinstance(meta, str):
         return False
-    return all(type(count) is int and count >= 0 for count in counts) and isinstance(meta, str)
+    if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(files, dict):
+        return False
+    return all(_is_file(files.get(file)) for file in FILES)
 
 
-def _read_lengths(folder: Path, digest: str) -> Ints:
-    """uint32 [entries, 2]. Errors: DamagedStore."""
-    path = folder / "lengths.bin"
-    size = path.stat().st_size if path.is_file() else 0
-    if not 0 < size <= MOST_LENGTHS_BYTES or size % 8:
-        raise DamagedStore("lengths.bin is missing or damaged")
-    lengths = np.memmap(path, np.uint32, "r").view(np.ndarray)
-    if hashlib.sha256(lengths.data).hexdigest() != digest:
+def _is_file(entry: object) -> bool:
+    """(bytes, SHA-256)"""
+    if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) is not int or not 0 < entry[0] < 1 << 50:
+        return False
+    return isinstance(entry[1], str) and re.fullmatch("[0-9a-f]{64}", entry[1]) is not None
+
+
+def _as_lengths(raw: Ints, digest: str) -> Ints:
+    """uint32 [entries, 2]. raw: uint8. Errors: DamagedStore."""
+    if hashlib.sha256(raw.data).hexdigest() != digest or len(raw) % 8:
         raise DamagedStore("the content of lengths.bin is not what was written")
-    return lengths.reshape(-1, 2)
+    return raw.view(np.uint32).reshape(-1, 2)

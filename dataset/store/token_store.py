@@ -23,13 +23,15 @@ from typing import TypedDict, Unpack
 from common.errors import DataError
 from common.paths import user_cache
 from dataset.reading.disk_cache import DiskCache
-from dataset.reading.file_kinds import expanded, find_files
-from dataset.reading.remote import USUAL_CACHE_GB, DataFile, RemoteFile, cache_in
+from dataset.reading.file_kinds import MANIFEST, expanded, find_files, is_tokenised
+from dataset.reading.remote import USUAL_CACHE_GB, DataFile, RemoteFile, cache_in, is_address
 from dataset.store.builder import Builder, open_store
 from dataset.store.encode_worker import BlockEncoder
 from dataset.store.file_digests import hash_files, remember_hashes, settled_stats
+from dataset.store.format import DamagedStore
 from dataset.store.places import first_writable
-from dataset.store.sharded import Store
+from dataset.store.remote_shards import RemoteShards
+from dataset.store.sharded import ShardedStore, ShardFolder, Store
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when the same input gives another store, so that no old one is taken for it.
@@ -78,6 +80,8 @@ def build_shard(
     addresses. Raises DataError.
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
+    if any(map(is_tokenised, paths)):
+        return open_tokenised(paths, encoder, cache_in(cache_dir, cache_gb))
     files = files_of(paths, text_suffixes, cache_in(cache_dir, cache_gb))
     places = places_of(paths[0], files[0], cache_dir)
     if shard is not None:
@@ -112,6 +116,24 @@ def build_shard(
             raise DataError(f"{where}: {reason}; --cache_dir names another folder for the token store") from error
     if unknown:
         remember_hashes(stats, data, place, hashed_at)
+    return store
+
+
+def open_tokenised(paths: list[str], encoder: DocumentEncoder, cache: DiskCache) -> ShardedStore:
+    """The store whose manifest is named. Errors: DataError."""
+    path = paths[0]
+    if len(paths) > 1:
+        raise DataError(f"{', '.join(paths)}: a token store stands alone; give each source a share, as in {path}:0.5")
+    folder = path.removesuffix(MANIFEST).rstrip("/\\")
+    place = RemoteShards(folder, cache) if is_address(path) else ShardFolder(expanded(folder or "."))
+    try:
+        store = ShardedStore(place)
+    except (DamagedStore, OSError) as error:
+        raise DataError(f"{path}: no token store that can be read ({error})") from None
+    if store.meta.get("tokenizer") != encoder.fingerprint:
+        raise DataError(
+            f"{path}: it was tokenised with another tokenizer, or other --parse_special_tokens; name the same ones, or the text"
+        )
     return store
 
 

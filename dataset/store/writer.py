@@ -24,11 +24,10 @@ from common.files import remove, sync_folder
 from dataset.reading.faults import BadLines
 from dataset.store.dealing import Place
 from dataset.store.encode_worker import EncodedBlock
-from dataset.store.format import MOST_META_BYTES, digest_of_json, read_small_json
+from dataset.store.format import FILES, MOST_META_BYTES, digest_of_json, read_small_json
 
 # A build that is killed loses at most so much.
 CHECKPOINT_S = 10.0
-FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
 
 
 class StoreWriter:

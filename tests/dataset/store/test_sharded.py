@@ -21,6 +21,7 @@ from dataset.loader import IGNORE, Assembler, UpdateSchedule, make_loader
 from dataset.store import builder, dealing
 from dataset.store import check as store_check
 from dataset.store import format as store_format
+from dataset.store.builder import load
 from dataset.store.check import DigestCheck
 from dataset.store.format import DamagedStore
 from dataset.store.sharded import ShardedStore
@@ -136,7 +137,7 @@ def test_parts_in_any_order_give_the_bytes_of_one_run(tmp_path, encoder, monkeyp
     assert [path.name for path in (tmp_path / "parts").glob("*/")] == [whole.folder.name], "nothing else is left"
 
 
-@pytest.mark.parametrize("n", [1, 2, 9])
+@pytest.mark.parametrize("n", [1, 2, pytest.param(9, marks=pytest.mark.slow)])
 def test_bad_lines_are_counted_as_in_one_store(tmp_path, encoder, monkeypatch, n):
     monkeypatch.setattr(dealing, "SHARED_FROM", 1 / 2)
     lines = [json.dumps({"text": text}) for text in TEXTS]
@@ -262,13 +263,13 @@ def test_a_damaged_shard_is_found_and_made_anew_alone(tmp_path, encoder, monkeyp
     damaged.write_bytes(content)
     if file == "tokens.bin":
         with pytest.raises(DataError, match=rf"{store.shards[3].name}/tokens.bin is damaged"):
-            DigestCheck([ShardedStore(store.folder)]).raise_if_damaged(wait_s=60)
+            DigestCheck([load(store.folder)]).raise_if_damaged(wait_s=60)
     elif file.startswith(".."):
         with pytest.raises(DamagedStore):
-            ShardedStore(store.folder)
+            load(store.folder)
     else:
         with pytest.raises(DataError, match=rf"{store.shards[3].name} is damaged"):
-            ShardedStore(store.folder).shard(3)
+            load(store.folder).shard(3)
     encoded = []
     real = builder.encode_blocks
     monkeypatch.setattr(
@@ -293,7 +294,7 @@ def test_a_manifest_names_no_place_outside_of_its_store(tmp_path, encoder, name)
     manifest["manifest_sha256"] = store_format.digest_of_json(manifest)
     file.write_text(json.dumps(manifest))
     with pytest.raises(DamagedStore):
-        ShardedStore(store.folder)
+        load(store.folder)
 
 
 def test_groups_are_planned_from_the_manifest_and_open_no_shard(tmp_path, encoder, monkeypatch):
@@ -303,9 +304,9 @@ def test_groups_are_planned_from_the_manifest_and_open_no_shard(tmp_path, encode
     real = ShardedStore.shard
     monkeypatch.setattr(ShardedStore, "shard", lambda self, i: opened.append(i) or real(self, i))
     for options in ({}, {"pack": False}, {"long_documents": "truncate"}):
+        opened.clear()
         groups = grouped_plan.Groups(store, 16, seed=5, **options)
         assert groups.n_groups >= 3
-        opened.clear()
         plan = groups.plan(epoch=1)
         totals = plan.totals(0, plan.n_rows)
         assert opened == []
