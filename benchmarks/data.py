@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
@@ -213,9 +214,15 @@ class ManyShards(ShardedStore):
         self.tokens = cast(Any, range(int(self.offsets[-1])))
         self.shards = [cast(Any, None)] * (len(self.bounds) - 1)
 
+        # As lengths.bin has them. The documents come again and again, and so do the shards.
+        self.lengths_of = lru_cache(self._count)
+
     def lengths_of_shard(self, i: int) -> tuple[Any, Any]:
-        lo, hi = self.bounds[i : i + 2]
-        return np.unique(np.diff(self.offsets[lo : hi + 1]), return_counts=True)
+        lo, hi = self.bounds[i : i + 2].tolist()
+        return self.lengths_of(lo & ((1 << REPEATED_BITS) - 1), hi - lo)
+
+    def _count(self, lo: int, documents: int) -> tuple[Any, Any]:
+        return np.unique(np.diff(self.offsets[lo : lo + documents + 1]), return_counts=True)
 
 
 def planning_in_groups(n: int) -> Iterator[Row]:

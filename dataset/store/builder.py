@@ -169,7 +169,8 @@ class Builder:
             num_procs = 1
         with closing(Progress(self._title(), source_bytes, num_procs, self.progress)) as progress:
             progress.go_on(writer)
-            self._encode_into(writer, dealt.blocks(after=writer.last), num_procs, progress)
+            shards = set(writer.left) if isinstance(writer, ShardWriter) else None
+            self._encode_into(writer, dealt.blocks(writer.last, shards), num_procs, progress)
             # The name of the store carries the digest of what the files held before. A file that was written to since
             # then may have given other documents, and half of a change is worse than none: nothing of it is kept.
             if content_stats(stats_of(self.files)) != content_stats(self.stats):

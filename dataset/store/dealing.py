@@ -14,7 +14,7 @@ Everything follows from the content of the files and n, so shards on many machin
 
 import bisect
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,12 +105,19 @@ class Dealing:
         else:
             self.sections = list(_sections(files, sizes, block_options, n))
 
-    def blocks(self, after: Place | None = None) -> Iterator[tuple[Place, Block]]:
-        """Those of this part in the order of the corpus, beginning with the first one behind `after`."""
+    def blocks(
+        self, after: Place | None = None, shards: Collection[int] | None = None
+    ) -> Iterator[tuple[Place, Block]]:
+        """Those of this part in the order of the corpus, beginning with the first one behind `after`.
+
+        shards: only those of these shards of the store.
+        """
         for section in self.sections:
             if not section.is_read_by(self.shard):
                 continue
             number = section.number or 0
+            if shards is not None and shard_of(Place(section.file, number, 0), self.starts) not in shards:
+                continue
             # A section that was done before an interruption is not even opened. Within the section of `after` the
             # blocks are cut once more: a compressed file, for one, gives its text only from the beginning.
             if after is not None and (section.file, number) < (after.file, after.section):

@@ -1,6 +1,6 @@
 """Arrays of several stores as one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,23 @@ class Joined:
         # As in numpy, -1 is the last one.
         at = np.where(at < 0, at + len(self), at)
         out = np.empty(at.shape, dtype=self.dtype)
-        part_of = self._part_of(at)
-        for i in np.unique(part_of).tolist():
-            here = part_of == i
+        for i, here in self._places_by_part(at):
             out[here] = self._shifted(i, self.part(i)[at[here] - self.bounds[i]])
         # [()] makes a number of what has no dimension, as numpy does for a single index.
         return out.reshape(shape)[()]
+
+    def _places_by_part(self, at: Ints) -> Iterator[tuple[int, Any]]:
+        """(number of a part, which of the numbers `at` are in it)."""
+        if not at.size:
+            return
+        first, last = self._part_of([at.min(), at.max()]).tolist()
+        if first == last:
+            # Often, since neighbours are looked up together.
+            yield first, slice(None)
+            return
+        part_of = self._part_of(at)
+        for i in np.unique(part_of).tolist():
+            yield i, part_of == i
 
     def _stretch(self, begin: int, end: int) -> Ints:
         """The numbers [begin, end)."""
@@ -72,7 +83,7 @@ class Joined:
         # A stretch within one part is not copied.
         return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
 
-    def _part_of(self, at: "int | Ints") -> Any:
+    def _part_of(self, at: "int | Ints | list[int]") -> Any:
         """The number of the part that each number is in."""
         return np.searchsorted(self.bounds, at, side="right") - 1
 

@@ -63,11 +63,13 @@ def _clear_up(place: Path, name: str) -> None:
 
 def _is_abandoned(temp: Path) -> bool:
     """Whether nobody will go on with this interrupted build: it kept nothing, or has been lying there for a week."""
-    # The shards of a large corpus lie in one folder, those that are complete and those that are not.
-    kept = [*temp.glob("shard-*/meta.json")]
-    for folder in (temp, *temp.glob(".tmp-*")):
-        if read_progress(folder) is not None:
-            kept.append(folder / "progress.json")
-    if not kept:
+    # The shards of a large corpus: processes that hold other locks may be at work there.
+    if any(temp.glob(".shard-*.lock")):
+        changed = temp.stat().st_mtime
+        for path in temp.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                changed = max(changed, path.stat().st_mtime)
+        return time.time() - changed > ABANDONED_S
+    if read_progress(temp) is None:
         return True
-    return time.time() - max(file.stat().st_mtime for file in kept) > ABANDONED_S
+    return time.time() - (temp / "progress.json").stat().st_mtime > ABANDONED_S

@@ -51,16 +51,14 @@ class ShardWriter:
         self.documents = 0
         self.tokens = 0
         self.mine = list(mine)
-        # Those that are not complete, the one that is written first.
-        self.left = list(mine)
         # None for a shard that another process has made meanwhile.
         self.writer: StoreWriter | None = None
         self._lock: FileLock | None = None
         # Of complete shards.
         self._faults = BadLines()
         self.temp.mkdir(parents=True, exist_ok=True)
-        while self.left and self._is_complete(self.left[0]):
-            self.left.pop(0)
+        # Those that are not complete, the one that is written first.
+        self.left = [number for number in mine if not self._is_complete(number)]
         # Where the first of them begins, or the end of the corpus.
         self.last: Place | None = BEHIND_ALL
         if self.left:
