@@ -1,7 +1,7 @@
 """An S3 server in this process: moto's, with a hand on what it sends."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -47,7 +47,9 @@ class S3Server:
         system = fsspec.filesystem("s3")
         bucket = key.partition("/")[0]
         if bucket not in self.buckets:
-            system.mkdir(bucket)
+            # moto keeps the buckets of a server before this one.
+            with suppress(FileExistsError):
+                system.mkdir(bucket)
             self.buckets.add(bucket)
         system.pipe_file(key, content, ACL="public-read")
         return f"s3://{key}"

@@ -179,8 +179,8 @@ class DataSettings(DocumentSettings):
     data_path: list[str] | None = setting(
         None,
         several=True,
-        help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob (dataset/README.md "
-        "lists the kinds); several with shares as a.jsonl:0.7 b.jsonl:0.3, "
+        help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob, also behind s3:// or "
+        "http:// (dataset/README.md lists the kinds); several with shares as a.jsonl:0.7 b.jsonl:0.3, "
         "with shares from begin to end of the run as a.jsonl:0.7..0.2 b.jsonl:0.3..0.8, with up to 4 passes over one as "
         "b.jsonl:0.3:x4 "
         "(default: dataset/pretrain_hq.jsonl, or the embedded corpus where that is absent)",
