@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -282,6 +283,20 @@ def test_a_damaged_shard_is_found_and_made_anew_alone(tmp_path, encoder, monkeyp
     if not file.startswith(".."):
         assert 3 <= len(encoded) <= 4, "a shard has four blocks"
         assert again.document(200).tolist() == store.document(200).tolist()
+
+
+def test_machines_without_a_common_disk_hand_their_shards_over(tmp_path, encoder, monkeypatch):
+    """As docs/data.md says: their folders are copied to one machine, where any of the commands is run once more."""
+    monkeypatch.setattr(dealing, "SHARED_FROM", 1 / 2)
+    path = write(tmp_path / "a.jsonl")
+    whole = open_or_build(path, encoder, cache_dir=str(tmp_path / "whole"), progress=False)
+    for k in (1, 2):
+        assert build_shard(path, encoder, (k, 2), cache_dir=str(tmp_path / str(k)), progress=False) is None
+    for folder in (tmp_path / "2").glob(".tmp-*/shard-*"):
+        shutil.copytree(folder, tmp_path / "1" / folder.parent.name / folder.name)
+    monkeypatch.setattr(builder, "encode_blocks", lambda blocks, *_: (pytest.fail("tokenised") for _ in blocks))
+    store = build_shard(path, encoder, (1, 2), cache_dir=str(tmp_path / "1"), progress=False)
+    assert files_of(store.folder) == files_of(whole.folder)
 
 
 def test_what_processes_are_at_work_on_is_not_cleared_up_by_others(tmp_path, encoder, monkeypatch):
