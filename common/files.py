@@ -74,6 +74,13 @@ def disk_error(error: SafetensorError, path: Path) -> OSError:
     return OSError(number, os.strerror(number) if number == errno.ENOSPC else reason, str(path))
 
 
+def forget_cached(path: Path) -> None:
+    """Ask the system to drop its copy of a file that is on the disk already. macOS and Windows have no such call."""
+    if hasattr(os, "posix_fadvise"):
+        with open(path, "rb") as file, contextlib.suppress(OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 class HashingWriter:
     """A file for torch.save that feeds what is written to SHA-256 as well."""
 
@@ -93,6 +100,15 @@ class HashingWriter:
 
     def flush(self) -> None:
         self.file.flush()
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+    def close(self) -> None:
+        self.file.close()
 
 
 def file_digest(path: str | Path) -> str:

@@ -278,14 +278,14 @@ class Engine(Generic[BatchT, TotalsT]):
         # With the parameters themselves a tied one is seen to be one.
         return gathered(self.model.state_dict(keep_vars=True), self.ranks)
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Take over a state dict of `weights`, which all ranks have."""
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Take over a state dict of `weights`, which all ranks have; of a divided model also one of this rank's Parts."""
         self.model.load_state_dict(weights if self.shards is None else divided_weights(weights, self.model))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs beside the weights. Where the model is divided it is as `weights` is."""
+        """What a resume needs beside the weights. Where the model is divided, the moments in it are too."""
         return {
-            "optimizer": gathered(self.optimizer.state_dict(), self.ranks),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             # In all, and in a row.
             "skipped": self.outcome[:2].tolist(),

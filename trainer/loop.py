@@ -96,7 +96,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             n_sums=job.n_sums,
             shards=job.shards,
         )
-        self.checkpoints = Checkpoints(f"{job.stem}_resume", settings.keep_checkpoints)
+        # Ranks that have parts of the model save together.
+        saving_group = job.shards.saving_group if job.shards is not None else None
+        self.checkpoints = Checkpoints(f"{job.stem}_resume", settings.keep_checkpoints, saving_group)
         self.save_clock = SaveClock(settings, self.device.type)
         self.collector = QuietCollector(self.device.type == "cuda")
         self.reporter = Reporter(self.ranks.is_main)

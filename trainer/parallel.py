@@ -17,6 +17,7 @@ rank without rows computes some that count for nothing, also in evaluations and 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from common.errors import UserError
 from dataset.loader import ceil_div
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import Ranks, network_of, on_main
 from trainer.machine.settings import FULL, NONE
 
 if TYPE_CHECKING:
@@ -97,11 +98,14 @@ class Shards:
         self.ranks = ranks
         # That hold the same.
         self.replicas = ranks.world_size // group_size
-        if self.replicas == 1:
-            mesh = init_device_mesh(device.type, (group_size,), mesh_dim_names=(SHARD,))
-        else:
-            # The ranks of a group follow each other, so that they are on one machine as far as that is large enough.
-            mesh = init_device_mesh(device.type, (self.replicas, group_size), mesh_dim_names=("replicate", SHARD))
+        with network_of(ranks):
+            if self.replicas == 1:
+                mesh = init_device_mesh(device.type, (group_size,), mesh_dim_names=(SHARD,))
+            else:
+                # The ranks of a group follow each other, so that they are on one machine as far as that is large enough.
+                mesh = init_device_mesh(device.type, (self.replicas, group_size), mesh_dim_names=("replicate", SHARD))
+            # Of all ranks, for the threads that save: their messages must not come between those of the training.
+            self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=ranks.timeout)
         self.group: dist.ProcessGroup = mesh.get_group(SHARD)
         weights = model.state_dict() if ranks.is_main else {}
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -205,22 +209,38 @@ def rows_of_ranks(rows: int, size: int) -> list[int]:
     return [max(0, min(most, rows - rank * most)) for rank in range(size)]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a rank has of a divided tensor, without the ranks: `own`, the rows from `first_row` on of a tensor of this shape."""
+
+    own: torch.Tensor
+    first_row: int
+    shape: torch.Size
+
+
+def part_of(tensor: "DTensor") -> Part:
+    """This rank's part of a divided tensor, whose memory it shares."""
+    mesh = tensor.device_mesh
+    rows = rows_of_ranks(tensor.shape[0], mesh.size(SHARD_DIM))
+    return Part(own_part(tensor), sum(rows[: mesh.get_local_rank(SHARD)]), tensor.shape)
+
+
 def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
     """The rows of a whole tensor that this rank has of a divided one."""
-    mesh = like.device_mesh
-    rows = rows_of_ranks(whole.shape[0], mesh.size(SHARD_DIM))
-    rank = mesh.get_local_rank(SHARD)
-    first = sum(rows[:rank])
-    return whole[first : first + rows[rank]]
+    part = part_of(like)
+    return whole[part.first_row : part.first_row + len(part.own)]
 
 
-def part_of(whole: torch.Tensor, like: "DTensor") -> "DTensor":
-    """A whole tensor, which each rank has, divided like another one. Nothing is sent."""
+def divided(value: "torch.Tensor | Part", like: "DTensor") -> "DTensor":
+    """A whole tensor, which each rank has, or this rank's part, as one that is divided like another. Nothing is sent.
+
+    A whole one is copied, a part is taken over.
+    """
     from torch.distributed.tensor import DTensor
 
-    own = own_rows(whole, like).to(like.device, copy=True)
+    own = value.own.to(like.device) if isinstance(value, Part) else own_rows(value, like).to(like.device, copy=True)
     return DTensor.from_local(
-        own, like.device_mesh, like.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
@@ -264,28 +284,26 @@ def gathered(state: Any, ranks: Ranks) -> Any:
     return of(state)
 
 
-def divided_weights(weights: Mapping[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:
-    """A whole state dict, which each rank has, divided as the model is."""
+def divided_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """A state dict of whole tensors, which each rank has, or of this rank's Parts, divided as the model is."""
     own = model.state_dict()
-    divided = {}
-    for name, tensor in weights.items():
-        like = own[name]
-        divided[name] = part_of(tensor, like) if is_divided(like) else tensor
-    return divided
+    return {name: divided(value, own[name]) if is_divided(own[name]) else value for name, value in weights.items()}
 
 
 def divided_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A whole state dict of an optimiser, which each rank has, with the tensors of divided parameters divided like these."""
+    """The state dict of an optimiser, of whole tensors or Parts as above, divided as its parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    divided: dict[int, dict[str, Any]] = {}
+    of_parameters: dict[int, dict[str, Any]] = {}
     for number, kept in state["state"].items():
         parameter = parameters[number]
-        divided[number] = {}
+        of_parameters[number] = {}
         for name, value in kept.items():
             # Counts are numbers that every rank has.
-            has_its_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            divided[number][name] = part_of(value, parameter) if has_its_shape and is_divided(parameter) else value
-    return {**state, "state": divided}
+            has_its_shape = isinstance(value, (torch.Tensor, Part)) and value.shape == parameter.shape
+            of_parameters[number][name] = (
+                divided(value, parameter) if has_its_shape and is_divided(parameter) else value
+            )
+    return {**state, "state": of_parameters}
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
-from trainer.saving.checkpoint import load_checkpoint, verified
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, verified
+from trainer.saving.parts import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -192,16 +193,16 @@ class Lab:
 
     def checkpoints(self, name):
         """Newest first."""
-        return sorted(Path(f"{self.stem(name)}_resume").glob("update_*.pt"), reverse=True)
+        return Checkpoints(f"{self.stem(name)}_resume").paths()
 
     def state(self, name):
-        return load_checkpoint(self.checkpoints(name)[0])
+        return whole_state(self.checkpoints(name)[0])
 
     def result(self, name):
         """What two runs must have in common to the last bit: final model and optimiser, half-precision file, metrics."""
         newest = self.checkpoints(name)[0]
         assert verified(newest)
-        state = load_checkpoint(newest)
+        state = whole_state(newest)
         return {
             "state": digest([state["model"], state["engine"], state["progress"], state["ranks"]]),
             "half": digest(torch.load(f"{self.stem(name)}.pth", weights_only=True)),
@@ -264,6 +265,12 @@ class Lab:
                 assert sorted(found) == wanted
                 found, epoch = [], epoch + 1
         assert (found, epoch) == ([], epochs)
+
+
+def whole_state(path):
+    """The state in a checkpoint, which is a file or a folder of parts."""
+    state = load_checkpoint(path)
+    return filled(state, path) if path.is_dir() else state
 
 
 def start_torchrun(lab, name, hooks, *launcher, **changes):

@@ -4,6 +4,8 @@ import json
 import os
 import resource
 import signal
+import sys
+import threading
 import time
 
 import torch
@@ -176,6 +178,57 @@ def kill_at_call(name, at=1):
     setattr(files.os, name, killing)
 
 
+def kill_in_save(at, rank=0):
+    """kill -9 of this rank before the `at`-th system call of its first save, counted in the thread that saves; 0: they are counted."""
+    if os.environ["RANK"] != str(rank):
+        return
+    count = 0
+
+    def counted():
+        nonlocal count
+        if threading.current_thread().name == "checkpoint":
+            count += 1
+            if count == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def counting(call):
+        def instead(*arguments):
+            counted()
+            return call(*arguments)
+
+        return instead
+
+    # What Python tells of: open, mkdir, rename, remove, rmdir, listdir, scandir.
+    sys.addaudithook(lambda event, _: counted() if event == "open" or event.startswith(("os.", "shutil.")) else None)
+    # What it does not tell of.
+    os.fsync, os.posix_fadvise = counting(os.fsync), counting(os.posix_fadvise)
+    # Before this what was written is in memory of the process.
+    files.HashingWriter.flush = counting(files.HashingWriter.flush)
+    write = checkpoint.Checkpoints._write
+
+    def telling_write(self, *arguments):
+        write(self, *arguments)
+        print(f"{count} calls in a save", flush=True)
+
+    checkpoint.Checkpoints._write = telling_write
+
+
+def save_again():
+    """Save what a resume has found, and leave."""
+    from trainer.saving import resume as resuming
+
+    resume = resuming.resume
+
+    def saving_resume(run):
+        assert resume(run)
+        run.saved_update = -1
+        resuming.save(run)
+        resuming.finish_saving(run)
+        sys.exit(0)
+
+    resuming.resume = saving_resume
+
+
 def file_limit(n_bytes):
     """No file can grow beyond n_bytes: a full disk (EFBIG in place of ENOSPC)."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
@@ -188,7 +241,7 @@ def full_disk(at_save, offset):
     def start(self, file):
         nonlocal count
         enter(self, file)
-        is_checkpoint = ".pt." in str(file.name)
+        is_checkpoint = ".pt." in str(file.name) or str(file.name).endswith(".distcp")
         count += is_checkpoint
         limit = offset if is_checkpoint and count == at_save else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

@@ -24,7 +24,7 @@ from trainer import train_pretrain
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.optim.build import build_optimizer
-from trainer.parallel import Shards, build_on_main, is_divided, own_part, ranks_of_group, whole_of
+from trainer.parallel import Shards, build_on_main, gathered, is_divided, own_part, ranks_of_group, whole_of
 from trainer.pretrain.loss import pretrain_loss
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def compiled(model):
 
 def state_of(engine):
     """What of an engine a checkpoint holds, whole on rank 0."""
-    return {"weights": engine.weights(), "engine": engine.state_dict()}
+    return {"weights": engine.weights(), "engine": gathered(engine.state_dict(), engine.ranks)}
 
 
 def trained_engine(ranks, group_size, updates=2, kind="adamw", dtype=torch.float32, seed=0):

@@ -1,10 +1,11 @@
 """The processes of a run: where this one stands among them, how they join, and work that one of them does for all."""
 
+import contextlib
 import os
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -80,6 +81,15 @@ def least_of_ranks(ranks: "Ranks", number: float, device: torch.device) -> float
     return least.item()
 
 
+def first_said(ranks: "Ranks", text: str) -> str:
+    """The first of the ranks' texts that is not empty, on all of them; "": all are empty. A collective."""
+    if ranks.world_size == 1:
+        return text
+    texts = [""] * ranks.world_size
+    dist.all_gather_object(texts, text)
+    return next(filter(None, texts), "")
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Where this process stands among those of the run.
@@ -101,6 +111,8 @@ class Ranks:
     sharing: int = 1
     # Whether all ranks can see the same memory.
     on_one_machine: bool = False
+    # How long they wait for a message.
+    timeout: timedelta | None = None
 
     @property
     def micro_batches_at_once(self) -> int:
@@ -159,7 +171,7 @@ def init_distributed_mode(
         timeout=timeout,
         device_id=own_device if backend == "nccl" else None,
     )
-    return launched, own_device
+    return replace(launched, timeout=timeout), own_device
 
 
 def join_copies(rank: int, n: int, meeting_place: socket.socket) -> Ranks:
@@ -175,10 +187,18 @@ def join_copies(rank: int, n: int, meeting_place: socket.socket) -> Ranks:
     else:
         meeting_place.close()
         store = dist.TCPStore("127.0.0.1", port, n, False, timeout)
-    # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
-    with environment("GLOO_SOCKET_IFNAME", "lo"):
+    ranks = Ranks(rank, rank, n, sharing=n, on_one_machine=True, timeout=timeout)
+    with network_of(ranks):
         dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timeout)
-    return Ranks(rank, rank, n, sharing=n, on_one_machine=True)
+    return ranks
+
+
+def network_of(ranks: Ranks) -> contextlib.AbstractContextManager[object]:
+    """The context in which process groups of these ranks are made."""
+    if ranks.sharing == 1:
+        return contextlib.nullcontext()
+    # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
+    return environment("GLOO_SOCKET_IFNAME", "lo")
 
 
 def ranks_of_launcher() -> Ranks | None:

@@ -27,6 +27,7 @@ from trainer.machine.out_of_memory import gigabytes
 from trainer.machine.ranks import on_main
 from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
+from trainer.saving.checkpoint import Checkpoints
 
 # Positions of a micro-batch that keep a GPU busy while the host launches the next operations.
 ENOUGH_POSITIONS = 32_768
@@ -171,7 +172,7 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     """The rows of a micro-batch of the run that a resume goes on with; None: there is none, or its updates are others."""
     path = Path(f"{stem}.settings.yaml")
     # A run that has saved nothing, as one that ran out of memory at once, has nothing that a resume would go on with.
-    has_saved = any(Path(f"{stem}_resume").glob("update_*.pt"))
+    has_saved = bool(Checkpoints(f"{stem}_resume").paths())
     if not settings.from_resume or not has_saved or not path.is_file():
         return None
     before = type(settings).read(path)

@@ -3,6 +3,7 @@
 Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
     pretrain_512_resume/update_00000120.pt    everything a resume needs (one `state_dict`)
     pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
+    pretrain_512_resume/update_00000120/      in the place of these two, where ranks have divided the model: see parts.py
 
 How a save goes on, so that a kill or a loss of power at any moment leaves a run that can be gone on with:
 
@@ -19,25 +20,44 @@ A start goes through the checkpoints from the newest to the oldest, and takes th
 hold. Those that it passed over are named, and never count as one of those to keep.
 """
 
-import contextlib
+import dataclasses
 import errno
 import glob
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from common.errors import BadContentError, UserError
-from common.files import HashingWriter, atomic_file, file_digest, is_link_of, link_or_copy, read_small, remove, replace
+from common.files import (
+    HashingWriter,
+    atomic_file,
+    file_digest,
+    forget_cached,
+    is_link_of,
+    link_or_copy,
+    read_small,
+    remove,
+    replace,
+)
 from model.weight_files import check_kind
+from trainer.parallel import Part, is_divided, part_of
 from trainer.saving.weights import write_tensors
 
 # Of a digest file: 64 digits and the name of a file.
 MOST_DIGEST_BYTES = 4096
+# Of SUMS, which has such a line for each rank.
+MOST_SUMS_BYTES = 1 << 24
+# In a folder of parts: the digests of the other files; where which part is; all that is not divided.
+SUMS = "SHA256SUMS"
+PARTS = "parts.pt"
+RUN = "run.pt"
 
 
 def remove_temporaries(stem: Path, folder: Path) -> None:
@@ -49,10 +69,16 @@ def remove_temporaries(stem: Path, folder: Path) -> None:
     beside = [*stem.parent.glob(f"{name}.*.tmp"), *stem.parent.glob(f".{name}.*.tmp")]
     for path in [*beside, *folder.glob("update_*.tmp")]:
         remove(path)
+    # Killed while a folder of parts took the place of one of the same update, see parts.py.
+    for before in folder.glob("update_*.before"):
+        if before.with_suffix("").exists():
+            remove(before)
+        else:
+            os.replace(before, before.with_suffix(""))
 
 
 def snapshot(value: Any) -> Any:
-    """A copy on the CPU that later updates do not change; tied tensors stay one.
+    """A copy on the CPU that later updates do not change; tied tensors stay one. Of a divided tensor it is this rank's Part.
 
     The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer than
     the copies.
@@ -70,9 +96,16 @@ class _Copies:
 
     def __init__(self) -> None:
         self.tensors: dict[Any, torch.Tensor] = {}
+        # {id of a divided tensor: its part}
+        self.parts: dict[int, Part] = {}
         self.under_way = False
 
     def of(self, value: Any) -> Any:
+        if is_divided(value):
+            if id(value) not in self.parts:
+                part = part_of(value)
+                self.parts[id(value)] = dataclasses.replace(part, own=self._of_tensor(part.own))
+            return self.parts[id(value)]
         if isinstance(value, torch.Tensor):
             return self._of_tensor(value)
         if isinstance(value, dict):
@@ -112,30 +145,45 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device="cpu")
 
 
-def forget_cached(path: Path) -> None:
-    """Ask the system to drop its copy of a file that is on the disk already. macOS and Windows have no such call."""
-    if hasattr(os, "posix_fadvise"):
-        with open(path, "rb") as file, contextlib.suppress(OSError):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def verified(path: Path) -> bool:
-    """Whether a checkpoint's bytes are those that its digest file was made from."""
+    """Whether a checkpoint's bytes are those that its digest file was made from, or its digests, if it is a folder of parts."""
     try:
+        if path.is_dir():
+            return verified_folder(path)
         expected = read_small(f"{path}.sha256", MOST_DIGEST_BYTES).decode().split()[0]
         return path.is_file() and file_digest(path) == expected
     except (OSError, IndexError, UnicodeDecodeError):
         return False
 
 
+def verified_folder(folder: Path) -> bool:
+    """Whether a folder has the files that its digests were made from, and no others. Errors: OSError, UnicodeDecodeError."""
+    expected = {}
+    for line in read_small(folder / SUMS, MOST_SUMS_BYTES).decode().splitlines():
+        digest, _, name = line.partition("  ")
+        expected[name] = digest
+    found = {path.name for path in folder.iterdir()} - {SUMS}
+    is_complete = expected.keys() == found and {RUN, PARTS} <= found
+    return is_complete and all(
+        (folder / name).is_file() and file_digest(folder / name) == expected[name] for name in sorted(found)
+    )
+
+
 def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
     """The state dict in a checkpoint; nothing in it can run code. Errors: BadContentError for what torch cannot read.
 
-    mapped: a tensor is read when it is used, and as far as it is used.
+    mapped: a tensor is read when it is used, and as far as it is used. Of a folder of parts, divided tensors are on the meta
+    device, with their shapes and no content, until `parts.filled` reads them.
     """
+    path = Path(path)
+    if path.is_dir():
+        path = path / RUN
     try:
-        check_kind(Path(path))
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        check_kind(path)
+        with warnings.catch_warnings():
+            # On a pickle that is none of ours.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         # The machine's fault, not the file's.
         raise
@@ -159,9 +207,11 @@ def folder_number(folder: Path) -> int:
 class Checkpoints:
     """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
 
-    def __init__(self, folder: str | Path, keep: int = 2) -> None:
+    def __init__(self, folder: str | Path, keep: int = 2, group: dist.ProcessGroup | None = None) -> None:
+        """group: of the ranks that save together, where they have divided the model: all of them call `save`."""
         self.folder = Path(folder)
         self.keep = keep
+        self.group = group
         self._thread: threading.Thread | None = None
         # What went wrong in the thread, until `wait` raises it.
         self._error: BaseException | None = None
@@ -169,8 +219,11 @@ class Checkpoints:
         self._damaged: set[Path] = set()
 
     def paths(self) -> list[Path]:
-        """Existing checkpoints, newest first."""
-        return sorted(self.folder.glob("update_*.pt"), reverse=True)
+        """Existing checkpoints, newest first: files, and folders of parts."""
+        files = list(self.folder.glob("update_*.pt"))
+        numbered = (path for path in self.folder.glob("update_*") if not path.suffix and update_of(path) >= 0)
+        folders = [path for path in numbered if path.is_dir()]
+        return sorted([*files, *folders], reverse=True)
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
@@ -212,8 +265,22 @@ class Checkpoints:
 
     def _write(self, state: dict[str, Any], update: int) -> None:
         """Steps 2 to 5 above, without the weights."""
+        path = self.folder / f"update_{update:08d}"
+        if self.group is None:
+            path = path.with_suffix(".pt")
+            self._write_file(state, path)
+        else:
+            from trainer.saving.parts import write_checkpoint
+
+            write_checkpoint(state, path, self.group)
+            if dist.get_rank(self.group) != 0:
+                return
+        self._damaged.discard(path)
+        self._prune(path)
+
+    def _write_file(self, state: dict[str, Any], path: Path) -> None:
+        """All of the state in one file."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"update_{update:08d}.pt"
         with atomic_file(path) as file:
             writer = HashingWriter(file)
             write_tensors(state, writer)
@@ -223,8 +290,6 @@ class Checkpoints:
         forget_cached(path)
         if not verified(path):
             raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
-        self._damaged.discard(path)
-        self._prune(path)
 
     def _prune(self, newest: Path) -> None:
         """Delete all but `newest`, which has just been verified, and the `keep` - 1 good ones before it.
@@ -233,9 +298,13 @@ class Checkpoints:
         """
         good = [path for path in self.paths() if path <= newest and path not in self._damaged]
         for path in self.paths():
-            if path not in good[: self.keep]:
-                path.unlink(missing_ok=True)
-                Path(f"{path}.sha256").unlink(missing_ok=True)
+            if path in good[: self.keep]:
+                continue
+            if path.is_dir():
+                # A folder that is half deleted does not keep its name.
+                path = path.rename(path.with_name(f"{path.name}.tmp"))
+            remove(path)
+            remove(Path(f"{path}.sha256"))
 
     def set_aside(
         self,
@@ -294,7 +363,7 @@ class Checkpoints:
     def last_aside(self) -> Path | None:
         """The folder of the last run that was set aside with checkpoints, or None."""
         for folder in reversed(self._asides()):
-            if any(folder.glob("update_*.pt")):
+            if Checkpoints(folder).paths():
                 return folder
         return None
 
@@ -304,12 +373,16 @@ class Checkpoints:
             replace(path, self.folder.parent / path.name)
 
     def newest(
-        self, notice: Callable[[str], None] = print, check: Callable[[Any, Path], None] | None = None
+        self,
+        notice: Callable[[str], None] = print,
+        check: Callable[[Any, Path], None] | None = None,
+        besides: Collection[Path] = (),
     ) -> tuple[Any, Path] | None:
         """(state, path) of the newest checkpoint whose digest and content hold, or None where there is none at all.
 
         Those that do not are named through `notice` and passed over. check(state, path): raises BadContentError for a
-        content that cannot be used. Errors: UserError where some exist and none holds; what `check` raises besides.
+        content that cannot be used. besides: those that are passed over too, and were named. Errors: UserError where some
+        exist and none holds; what `check` raises besides.
         """
         for digest_file in self.folder.glob("update_*.pt.sha256"):
             # Killed between the two renames.
@@ -317,6 +390,8 @@ class Checkpoints:
                 digest_file.unlink(missing_ok=True)
         paths = self.paths()
         for path in paths:
+            if path in besides:
+                continue
             if not verified(path):
                 notice(f"{path}: damaged or without its digest; passed over")
                 self._damaged.add(path)
@@ -326,8 +401,7 @@ class Checkpoints:
                 if check is not None:
                     check(state, path)
             except BadContentError as error:
-                notice(f"{path}: its digest holds, but not its content ({error}); passed over")
-                self._damaged.add(path)
+                self.pass_over(path, error, notice)
                 continue
             return state, path
         if paths:
@@ -336,3 +410,8 @@ class Checkpoints:
                 "delete the folder to start afresh, or continue from weights with --from_weight"
             )
         return None
+
+    def pass_over(self, path: Path, error: BadContentError, notice: Callable[[str], None] = print) -> None:
+        """Say what is wrong with the content of a checkpoint whose digest holds. It does not count as kept."""
+        notice(f"{path}: its digest holds, but not its content ({error}); passed over")
+        self._damaged.add(path)

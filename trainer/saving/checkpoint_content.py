@@ -95,15 +95,16 @@ def _check_plain(value: Any, name: str) -> None:
 # ------------------------------------------------------------------------------------------ for one run
 
 
-def check_fit(state: dict[str, Any], trainer: "Trainer", update: int) -> None:
+def check_fit(state: dict[str, Any], trainer: "Trainer", update: int, of_parts: bool = False) -> None:
     """Errors: BadContentError unless the run can take all of `state` over.
 
     state: passed check_form, and is of this run's data, model and optimiser. update: the one that the file is named for.
+    of_parts: the state is that of a folder of parts, whose divided tensors have no numbers yet; parts.py looks at these.
     """
     # From the cheap to the dear.
     check_progress(state["progress"], trainer.progress, update)
-    check_weights(state["model"], trainer.engine.model.state_dict())
-    check_engine(state["engine"], trainer.engine, update)
+    check_weights(state["model"], trainer.engine.model.state_dict(), of_parts)
+    check_engine(state["engine"], trainer.engine, update, of_parts)
     for number, of_rank in enumerate(state["ranks"]):
         check_rank(of_rank, f"rank {number}", len(trainer.engine.sums), trainer.device.type)
     check_place(state["progress"], trainer)
@@ -187,20 +188,20 @@ def check_course(course: Any, update: int) -> None:
     require(update <= course["end"], f"progress: update is {update}, and the course ends at {_short(course['end'])}")
 
 
-def check_weights(weights: dict[str, Any], own: dict[str, torch.Tensor]) -> None:
-    """`own`: the state dict that they are to replace."""
+def check_weights(weights: dict[str, Any], own: dict[str, torch.Tensor], of_parts: bool = False) -> None:
+    """`own`: the state dict that they are to replace. of_parts: see check_fit."""
     missing = sorted(own.keys() - weights.keys())
     require(not missing, f"model: {len(missing)} weights are missing, {missing[:1]}")
     strange = sorted(map(str, weights.keys() - own.keys()))
     require(not strange, f"model: {len(strange)} weights are unknown, {strange[:1]}")
     for name, tensor in own.items():
-        _check_tensor(weights[name], f"model: {name}", tensor.shape, tensor.dtype)
-        if tensor.is_floating_point():
+        _check_tensor(weights[name], f"model: {name}", tensor.shape, tensor.dtype, of_parts)
+        if tensor.is_floating_point() and not weights[name].is_meta:
             require(bool(torch.isfinite(weights[name]).all()), f"model: {name} has numbers that are NaN or infinite")
 
 
-def check_engine(state: dict[str, Any], engine: Any, update: int) -> None:
-    """`engine`: the run's own, which is to go on from the state."""
+def check_engine(state: dict[str, Any], engine: Any, update: int, of_parts: bool = False) -> None:
+    """`engine`: the run's own, which is to go on from the state. of_parts: see check_fit."""
     for name in ("optimizer", "scaler"):
         require(isinstance(state.get(name), dict), f"engine: {name} is a {type(state.get(name)).__name__}")
     skipped: Any = state.get("skipped")
@@ -212,13 +213,13 @@ def check_engine(state: dict[str, Any], engine: Any, update: int) -> None:
     # Muon with AdamW: two optimisers behind one interface.
     together = getattr(optimizer, "optimizers", None)
     if together is None:
-        _check_optimizer(state["optimizer"], optimizer, applied)
+        _check_optimizer(state["optimizer"], optimizer, applied, of_parts)
         return
     parts: Any = state["optimizer"].get("optimizers")
     require(isinstance(parts, list) and len(parts) == len(together), "optimizer: another number of optimisers")
     for part, own in zip(parts, together, strict=True):
         require(isinstance(part, dict), f"optimizer: a {type(part).__name__} in place of a dict")
-        _check_optimizer(part, own, applied)
+        _check_optimizer(part, own, applied, of_parts)
 
 
 def _check_scaler(scaler: dict[str, Any]) -> None:
@@ -232,8 +233,8 @@ def _check_scaler(scaler: dict[str, Any]) -> None:
     require(_is_count(tracker), f"engine: the scaler's _growth_tracker is {_short(tracker)}")
 
 
-def _check_optimizer(state: dict[str, Any], own: torch.optim.Optimizer, applied: float) -> None:
-    """applied: updates that changed the weights; without one an optimiser may have nothing to keep."""
+def _check_optimizer(state: dict[str, Any], own: torch.optim.Optimizer, applied: float, of_parts: bool) -> None:
+    """applied: updates that changed the weights; without one an optimiser may have nothing to keep. of_parts: see check_fit."""
     groups: Any = state.get("param_groups")
     of_parameter: Any = state.get("state")
     mine = own.state_dict()["param_groups"]
@@ -265,8 +266,9 @@ def _check_optimizer(state: dict[str, Any], own: torch.optim.Optimizer, applied:
             require(good, f"optimizer: {name} of parameter {i} is {count.item()}")
         for name in moments:
             what = f"optimizer: {name} of parameter {i}"
-            _check_tensor(kept[name], what, parameter.shape, parameter.dtype)
-            require(not bool(torch.isnan(kept[name]).any()), f"{what} has numbers that are NaN")
+            _check_tensor(kept[name], what, parameter.shape, parameter.dtype, of_parts)
+            has_nan = not kept[name].is_meta and bool(torch.isnan(kept[name]).any())
+            require(not has_nan, f"{what} has numbers that are NaN")
 
 
 def check_rank(state: Any, name: str, n_sums: int, device_type: str) -> None:
@@ -313,10 +315,13 @@ def _try_numpy(state: Any) -> None:
 # ------------------------------------------------------------------------------------------------ pieces
 
 
-def _check_tensor(value: Any, what: str, shape: torch.Size | None, dtype: torch.dtype) -> None:
-    """A block of numbers of its own in memory; shape None: any."""
+def _check_tensor(
+    value: Any, what: str, shape: torch.Size | None, dtype: torch.dtype, may_be_empty: bool = False
+) -> None:
+    """A block of numbers of its own in memory; shape None: any. may_be_empty: or a tensor without content."""
     require(isinstance(value, torch.Tensor), f"{what} is a {type(value).__name__}")
-    plain = value.layout is torch.strided and not value.is_quantized and value.device.type == "cpu"
+    has_place = value.device.type == "cpu" or (may_be_empty and value.is_meta)
+    plain = value.layout is torch.strided and not value.is_quantized and has_place
     require(plain, f"{what} is no plain tensor")
     require(value.dtype == dtype, f"{what} is {value.dtype}, not {dtype}")
     require(shape is None or value.shape == shape, f"{what} is {list(value.shape)}, not {list(shape or ())}")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError
+from common.errors import BadContentError, UserError
 from common.wording import counted
 from dataset.mixed_plan import Move
 from dataset.shares import spelt
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.machine.ranks import on_main
+from trainer.machine.ranks import first_said, on_main
 from trainer.pace import Course
 from trainer.saving.checkpoint import load_checkpoint, update_of, verified
 from trainer.saving.checkpoint_content import check_fit, check_form, require
@@ -41,7 +41,8 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
         dist.gather_object(own, ranks, dst=0)
     return {
         "format": FORMAT,
-        "model": trainer.engine.weights(),
+        # The parameters themselves, of which a tied one is seen to be one.
+        "model": trainer.engine.model.state_dict(keep_vars=True),
         "engine": trainer.engine.state_dict(),
         "progress": progress_dict(trainer),
         "ranks": ranks,
@@ -78,9 +79,13 @@ def save(trainer: "Trainer") -> None:
     if trainer.saved_update == trainer.progress.update:
         return
     trainer.saved_update = trainer.progress.update
-    # All ranks take part in this, and only rank 0 writes.
+    # All ranks take part in this.
     state = state_dict(trainer)
-    if not trainer.ranks.is_main:
+    divided = trainer.engine.shards is not None
+    # The weight file is a whole one.
+    whole = trainer.engine.weights() if divided else {}
+    # Where each rank has a part, each writes its own.
+    if not (divided or trainer.ranks.is_main):
         return
     try:
         trainer.checkpoints.wait()
@@ -92,9 +97,9 @@ def save(trainer: "Trainer") -> None:
 
     # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
     def save_weights(copy: dict[str, Any]) -> None:
-        trainer.job.save_weights(copy["model"], copy["progress"]["update"], is_last)
+        trainer.job.save_weights(whole or copy["model"], copy["progress"]["update"], is_last)
 
-    trainer.checkpoints.save(state, trainer.progress.update, before=save_weights)
+    trainer.checkpoints.save(state, trainer.progress.update, before=save_weights if trainer.ranks.is_main else None)
 
 
 def finish_saving(trainer: "Trainer") -> None:
@@ -111,6 +116,8 @@ def finish_saving(trainer: "Trainer") -> None:
             raise UserError(f"the last save failed ({failure(error)}): {advice}; {what_is_left(trainer)}") from error
 
     on_main(trainer.ranks, wait)
+    # The thread of another rank has done its part by now.
+    trainer.checkpoints.wait()
 
 
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -142,29 +149,13 @@ def resume(trainer: "Trainer") -> bool:
     and where none of the checkpoints is good.
     """
     say = trainer.reporter.say
-    state: Any = None
-
-    def check(content: Any, path: Path) -> None:
-        check_checkpoint(content, path, trainer)
-
-    def choose() -> str | None:
-        nonlocal state
-        found = trainer.checkpoints.newest(say, check)
-        if not found:
-            return None
-        state, path = found
-        return str(path)
-
-    # All ranks follow the choice of rank 0; the folder is one that all of them see.
-    path = on_main(trainer.ranks, choose)
-    if path is None:
+    found = choose(trainer)
+    if found is None:
         earlier = trainer.checkpoints.last_aside()
         hint = f" (rename {earlier} to {trainer.checkpoints.folder} to go on with the run before)" if earlier else ""
         say(f"--from_resume 1: there is no checkpoint yet, starting afresh{hint}")
         return False
-    # The other ranks, which were told the path alone. One that has a part of the model reads no more than that.
-    if state is None:
-        state = load_checkpoint(path, mapped=trainer.engine.shards is not None)
+    state, path = found
     trainer.engine.load_weights(state["model"])
     trainer.engine.load_state_dict(state["engine"])
     trainer.progress = progress_of(trainer, state["progress"])
@@ -183,6 +174,60 @@ def resume(trainer: "Trainer") -> bool:
     return True
 
 
+def choose(trainer: "Trainer") -> tuple[dict[str, Any], Path] | None:
+    """(state, path) of the newest good checkpoint, the same one on all ranks; None where there is none at all.
+
+    Of a divided model each rank reads no more than its part. Errors: as those of `resume`.
+    """
+    say = trainer.reporter.say
+    state: Any = None
+    passed_over: set[Path] = set()
+
+    def check(content: Any, path: Path) -> None:
+        check_checkpoint(content, path, trainer)
+
+    def newest() -> str | None:
+        nonlocal state
+        found = trainer.checkpoints.newest(say, check, passed_over)
+        if not found:
+            return None
+        state, path = found
+        return str(path)
+
+    while True:
+        # All ranks follow the choice of rank 0; the folder is one that all of them see.
+        chosen = on_main(trainer.ranks, newest)
+        if chosen is None:
+            return None
+        path = Path(chosen)
+        # The other ranks, which were told the path alone.
+        if not trainer.ranks.is_main:
+            state = load_checkpoint(path, mapped=trainer.engine.shards is not None)
+        if not path.is_dir():
+            return state, path
+        wrong = ""
+        try:
+            state = with_parts(trainer, state, path)
+        except BadContentError as error:
+            wrong = str(error)
+        wrong = first_said(trainer.ranks, wrong)
+        if not wrong:
+            return state, path
+        trainer.checkpoints.pass_over(path, BadContentError(wrong), say)
+        passed_over.add(path)
+
+
+def with_parts(trainer: "Trainer", state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The state with the numbers of its tensors; of a divided model, those of this rank's parts."""
+    # It takes a second to import, and most runs do without.
+    from trainer.saving.parts import filled
+
+    shards = trainer.engine.shards
+    if shards is None:
+        return filled(state, folder)
+    return filled(state, folder, dist.get_rank(shards.group), dist.get_world_size(shards.group))
+
+
 def check_checkpoint(state: Any, path: Path, trainer: "Trainer") -> None:
     """Errors: BadContentError where it is no checkpoint of such a run, UserError where it is that of another one."""
     require(isinstance(state, dict), f"it holds a {type(state).__name__}, not the state of a run")
@@ -195,7 +240,7 @@ def check_checkpoint(state: Any, path: Path, trainer: "Trainer") -> None:
         if state["identity"][what] != value:
             told = difference(what, state["identity"][what], value, trainer.job.mended_by.get(what, ""))
             raise UserError(f"{path}: {told}")
-    check_fit(state, trainer, update_of(path))
+    check_fit(state, trainer, update_of(path), of_parts=path.is_dir())
 
 
 def restore_rank(trainer: "Trainer", before: list[dict[str, Any]]) -> None:

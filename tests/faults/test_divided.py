@@ -1,0 +1,197 @@
+"""Runs whose ranks have parts of the model, which save folders of parts: killed, damaged, gone on with by other ranks."""
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.harness import Lab, digest, whole_state
+from tests.faults.test_damage import malicious
+from trainer.saving.checkpoint import PARTS, RUN, SUMS, Checkpoints, verified
+
+# Micro-batches of 2 rows on 2 ranks: 5 updates an epoch, a save after every third.
+SETTINGS = {"shard": "full", "epochs": 3}
+
+
+@pytest.fixture(scope="module")
+def divided(scratch, server, tokenizer, corpus):
+    """A run of two ranks that nothing disturbed: its Lab; the run is called "whole"."""
+    folder = scratch / "divided"
+    folder.mkdir()
+    lab = Lab(folder, server, tokenizer, corpus, **SETTINGS)
+    lab.run_ranks("whole")
+    return lab
+
+
+def what_moves_on(state):
+    """Digests of weights, moments and progress. (The rates of an optimiser are those of a run until its first update.)"""
+    optimizer = state["engine"]["optimizer"]
+    moments = [part["state"] for part in optimizer.get("optimizers", [optimizer])]
+    assert all(moments)
+    return [digest(part) for part in (state["model"], moments, state["progress"])]
+
+
+# ------------------------------------------------------------------------------------------------ other ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_weights_moments_and_progress_move_on_bit_for_bit(lab, optimizer):
+    """Saved by 2 ranks, and saved again by each of these right after the resume: SHA-256 of all of it."""
+    lab.settings.update(SETTINGS, optimizer=optimizer, rows_per_update=8, accumulation_steps=None)
+    lab.run_ranks("run", hooks={"signal_at": {"updates": [4]}}, expect=143)
+    before = what_moves_on(lab.state("run"))
+    for world_size, shard in ((1, "full"), (3, "full"), (2, "full"), (4, "2"), (2, "none"), (2, "full")):
+        processes = lab.run_ranks("run", world_size, hooks={"save_again": {}}, from_resume=1, shard=shard)
+        assert "resumed from" in processes[0].out
+        assert what_moves_on(lab.state("run")) == before, (world_size, shard)
+        assert lab.checkpoints("run")[0].is_dir() == (world_size > 1 and shard != "none")
+
+
+def test_one_process_goes_on_with_what_two_ranks_have_saved(lab):
+    lab.settings.update(SETTINGS, rows_per_update=8, accumulation_steps=None, epochs=2)
+    lab.run_ranks("run", hooks={"signal_at": {"updates": [4]}}, expect=143)
+    path = lab.checkpoints("run")[0]
+    weights = lab.state("run")["model"]
+    # The half-precision file is as any other run leaves it.
+    for name, tensor in torch.load(f"{lab.stem('run')}.pth", weights_only=True).items():
+        assert torch.equal(tensor, weights[name].half())
+    process = lab.run("run", from_resume=1, shard="none")
+    assert f"resumed from {path}" in process.out and not lab.checkpoints("run")[0].is_dir()
+
+
+# ------------------------------------------------------------------------------------------------ kill -9
+
+
+def calls_of_a_save(lab, rank):
+    """How many there are on this rank."""
+    lab.run_ranks("counted", hooks={"signal_at": {"updates": [1]}}, expect=143)
+    processes = lab.run_ranks("counted", hooks={"kill_in_save": {"at": 0, "rank": rank}}, from_resume=1)
+    shutil.rmtree(lab.folder / "counted")
+    return int(re.search(r"(\d+) calls in a save", processes[rank].out).group(1))
+
+
+def kill_at_calls(lab, divided, rank):
+    """Kill a rank at one call of a save after the other; each start goes on from the newest checkpoint that is left. How often."""
+    # So a save deletes the checkpoint before.
+    lab.settings.update(SETTINGS, keep_checkpoints=1)
+    n_calls = calls_of_a_save(lab, rank)
+    lab.run_ranks("run", hooks={"signal_at": {"updates": [1]}}, expect=143)
+    update, kills = 1, 0
+    for at in range(1, n_calls + 1):
+        processes = lab.start_ranks("run", hooks={"kill_in_save": {"at": at, "rank": rank}}, from_resume=1)
+        codes = [process.wait() for process in processes]
+        assert f"update {update}\n" in processes[0].out, "it went on from another checkpoint"
+        if codes == [0, 0]:
+            # The last save of the run has fewer calls than one that deletes what is older.
+            break
+        assert codes[rank] == -9 and codes[1 - rank] not in (0, -9), codes
+        kills += 1
+        # A folder with its own name is whole, whenever that was.
+        assert all(map(verified, lab.checkpoints("run")))
+        update = whole_state(lab.checkpoints("run")[0])["progress"]["update"]
+        if update > 8:
+            # Another run, before this one is over.
+            shutil.rmtree(lab.folder / "run")
+            lab.run_ranks("run", hooks={"signal_at": {"updates": [1]}}, expect=143)
+            update = 1
+    lab.run_ranks("run", from_resume=1)
+    assert lab.result("run") == divided.result("whole")
+    assert lab.leftovers("run") == []
+    print(f"rank {rank}: {kills} kills at {n_calls} calls of a save")
+    return kills
+
+
+@pytest.mark.parametrize(("rank", "at"), [(0, 30), (1, 10)])
+def test_kill_9_in_a_divided_save(lab, divided, rank, at):
+    """The other rank notices and ends; resumed, both are where they would have been."""
+    lab.settings.update(SETTINGS)
+    lab.run_ranks("run", hooks={"signal_at": {"updates": [1]}}, expect=143)
+    processes = lab.start_ranks("run", hooks={"kill_in_save": {"at": at, "rank": rank}}, from_resume=1)
+    assert processes[rank].wait() == -9 and processes[1 - rank].wait() not in (0, -9)
+    processes = lab.run_ranks("run", from_resume=1)
+    assert "update 1\n" in processes[0].out
+    assert lab.result("run") == divided.result("whole")
+    assert lab.leftovers("run") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_kill_9_at_each_system_call_of_a_divided_save(lab, divided, rank):
+    assert kill_at_calls(lab, divided, rank) > 20
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def renew_digests(folder):
+    names = sorted(set(os.listdir(folder)) - {SUMS})
+    lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (folder / SUMS).write_text("".join(lines))
+
+
+DAMAGE = {
+    "flipped bit": lambda folder, ran: flipped(folder / "__1_0.distcp"),
+    "truncated": lambda folder, ran: os.truncate(folder / "__0_0.distcp", 1000),
+    "missing": lambda folder, ran: (folder / "__1_0.distcp").unlink(),
+    "extra": lambda folder, ran: (folder / "extra").write_bytes(b"x"),
+    "payload among the metadata": lambda folder, ran: (folder / PARTS).write_bytes(malicious(ran, as_zip=True)),
+    "payload in the rest": lambda folder, ran: (folder / RUN).write_bytes(malicious(ran, as_zip=False)),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_falls_back_and_ends_where_nothing_is_intact(lab, divided, kind):
+    """By one process, or for each second kind by two ranks, which have to agree."""
+    shutil.copytree(divided.folder / "whole", lab.folder / "run")
+    lab.settings.update(SETTINGS)
+    world_size = 1 + list(DAMAGE).index(kind) % 2
+    ran = lab.folder / "ran"
+    newest, before = lab.checkpoints("run")
+    for path in (newest, before):
+        DAMAGE[kind](path, ran)
+        if "payload" in kind:
+            renew_digests(path)
+        if path == newest:
+            processes = lab.run_ranks("run", world_size, hooks={"save_again": {}}, from_resume=1)
+            assert f"{newest}: " in processes[0].out and "passed over" in processes[0].out
+            assert f"resumed from {before}" in processes[0].out
+            # What was saved again takes the place of the one that was good.
+            for saved in lab.checkpoints("run"):
+                if saved not in (newest, before):
+                    saved.unlink()
+            assert lab.checkpoints("run")[-1] == before
+    for path in lab.checkpoints("run"):
+        assert path in (newest, before)
+    processes = lab.run_ranks("run", world_size, expect=2, from_resume=1)
+    assert processes[0].err.count("\n") == 1 and "checkpoints is intact" in processes[0].err
+    assert all(process.err == "" for process in processes[1:])
+    assert not ran.exists()
+
+
+def test_a_full_disk_on_any_rank_is_told_and_training_goes_on(lab, divided):
+    """The second save fails on rank 1: rank 0 names the file, the checkpoint before is intact, and the end is the same."""
+    lab.settings.update(SETTINGS)
+    hooks_of_rank = {1: {"full_disk": {"at_save": 2, "offset": 5_000}}}
+    processes = lab.run_ranks("run", hooks_of_rank=hooks_of_rank)
+    assert "the save before this one failed" in processes[0].out and "__1_0.distcp" in processes[0].out
+    assert "too large" in processes[0].out.lower() and processes[1].out == ""
+    assert lab.leftovers("run") == [] and all(map(verified, lab.checkpoints("run")))
+    assert lab.result("run") == divided.result("whole")
+
+
+def test_files_of_another_run_in_the_folder_are_no_checkpoints(tmp_path):
+    for name in ("update_", "update_x", "update_00000001.tmp", "update_00000002.before"):
+        (tmp_path / name).mkdir()
+    Path(tmp_path, "update_00000003").write_bytes(b"")
+    assert Checkpoints(tmp_path).newest(lambda text: None) is None

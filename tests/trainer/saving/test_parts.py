@@ -1,0 +1,390 @@
+"""Checkpoints of parts, in a process group of one; tests/faults has the runs. References: the tensors themselves, sha256sum."""
+
+import contextlib
+import hashlib
+import os
+import pickle
+import shutil
+import subprocess
+import zipfile
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+from common.errors import BadContentError, UserError
+from tests.faults.harness import seeded_random
+from tests.faults.test_damage import Payload, malicious
+from trainer.parallel import Part, rows_of_ranks
+from trainer.saving import parts as parts_module
+from trainer.saving.checkpoint import PARTS, RUN, SUMS, Checkpoints, load_checkpoint, remove_temporaries, verified
+from trainer.saving.parts import KNOWN, filled
+
+FIRST_FILE = "__0_0.distcp"
+
+
+@pytest.fixture(scope="module")
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def state(update):
+    """As one rank has it that has all rows. `tied` is `weight`."""
+    generator = torch.Generator().manual_seed(update)
+    weight, bias, moment = (torch.randn(*shape, generator=generator) for shape in ((7, 3), (5,), (7, 3)))
+    whole = {name: Part(tensor, 0, tensor.shape) for name, tensor in (("weight", weight), ("bias", bias))}
+    moments = [{"step": torch.tensor(float(update)), "exp_avg": Part(moment, 0, moment.shape)}]
+    return {
+        "update": update,
+        "model": {**whole, "tied": whole["weight"], "buffer": torch.arange(3)},
+        "engine": {"optimizer": {"state": moments}},
+    }
+
+
+def written(state):
+    """The tensors of a state, Parts as what they hold."""
+    model = {name: value.own if isinstance(value, Part) else value for name, value in state["model"].items()}
+    (moments,) = state["engine"]["optimizer"]["state"]
+    return {**model, "exp_avg": moments["exp_avg"].own, "step": moments["step"]}
+
+
+def found(state):
+    (moments,) = state["engine"]["optimizer"]["state"]
+    return {**state["model"], **moments}
+
+
+def save(checkpoints, update):
+    checkpoints.save(state(update), update)
+    checkpoints.wait()
+
+
+@pytest.fixture(scope="module")
+def saved(group, tmp_path_factory):
+    """A folder with checkpoints of the updates 1 and 2."""
+    folder = tmp_path_factory.mktemp("parts") / "resume"
+    checkpoints = Checkpoints(folder, group=group)
+    for update in (1, 2):
+        save(checkpoints, update)
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    """(folder of checkpoints, path of the newest one), which a test may damage."""
+    folder = tmp_path / "resume"
+    shutil.copytree(saved, folder)
+    return folder, folder / "update_00000002"
+
+
+def renew_digests(path):
+    """As somebody would who wants a changed file to be taken for ours."""
+    names = sorted(set(os.listdir(path)) - {SUMS})
+    lines = [f"{hashlib.sha256((path / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (path / SUMS).write_text("".join(lines))
+
+
+# ------------------------------------------------------------------------------------------------ good ones
+
+
+def test_what_is_written_is_read(saved):
+    """Tied tensors stay one, and what is whole on each rank is as it was."""
+    newest, path = Checkpoints(saved).newest()
+    assert path.name == "update_00000002" and newest["update"] == 2 and newest["model"]["weight"].is_meta
+    read = found(filled(newest, path))
+    for name, tensor in written(state(2)).items():
+        assert torch.equal(read[name], tensor)
+    assert read["tied"] is read["weight"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_any_number_of_ranks_reads_its_rows(saved, size):
+    """Reference: the rows of the whole tensor. Of 8 ranks some have none of 5 or 7 rows."""
+    path = saved / "update_00000002"
+    of_ranks = [found(filled(load_checkpoint(path), path, rank, size)) for rank in range(size)]
+    for name, tensor in written(state(2)).items():
+        if name in ("buffer", "step"):
+            continue
+        got = [of_rank[name] for of_rank in of_ranks]
+        assert [len(part.own) for part in got] == rows_of_ranks(len(tensor), size)
+        assert torch.equal(torch.cat([part.own for part in got]), tensor)
+        assert all(part.shape == tensor.shape for part in got)
+        assert [part.first_row for part in got] == [sum(rows_of_ranks(len(tensor), size)[:i]) for i in range(size)]
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
+def test_sha256sum_knows_the_digests(saved):
+    for path in Checkpoints(saved).paths():
+        subprocess.run(["sha256sum", "-c", SUMS], cwd=path, check=True, capture_output=True)
+
+
+def test_the_newest_are_kept_and_nothing_else(group, tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2, group=group)
+    for update in (1, 2, 3):
+        save(checkpoints, update)
+    assert sorted(os.listdir(tmp_path)) == ["update_00000002", "update_00000003"]
+
+
+def test_files_and_folders_take_turns(group, tmp_path):
+    """A run may be divided, whole and divided again. Of the same update the one is kept that was saved last."""
+    save(Checkpoints(tmp_path, group=group), 1)
+    Checkpoints(tmp_path).save({"update": 2}, 2)
+    save(Checkpoints(tmp_path, group=group), 3)
+    assert [path.name for path in Checkpoints(tmp_path).paths()] == ["update_00000003", "update_00000002.pt"]
+    save(Checkpoints(tmp_path, keep=1, group=group), 3)
+    assert os.listdir(tmp_path) == ["update_00000003"]
+
+
+def test_an_update_that_is_saved_again_is_never_away(group, copy, monkeypatch):
+    """Cut off between the two renames, the first one is brought back by the next start."""
+    folder, path = copy
+    replace, calls = os.replace, []
+
+    def fails_at_the_second(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(parts_module.os, "replace", fails_at_the_second)
+    checkpoints = Checkpoints(folder, group=group)
+    checkpoints.save(state(2), 2)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.wait()
+    monkeypatch.undo()
+    assert not path.exists()
+    remove_temporaries(folder.parent / "run", folder)
+    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"] and verified(path)
+    save(Checkpoints(folder, group=group), 2)
+    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"] and verified(path)
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+
+def is_passed_over(folder, path):
+    """Whether the damage is noticed and named, and the checkpoint before is taken."""
+    said = []
+    _, chosen = Checkpoints(folder).newest(said.append)
+    return chosen.name == "update_00000001" and len(said) == 1 and str(path) in said[0]
+
+
+def test_flipped_bits_are_noticed(copy):
+    folder, path = copy
+    generator = seeded_random("flipped bits of parts")
+    for name in (FIRST_FILE, PARTS, RUN, SUMS):
+        good = (path / name).read_bytes()
+        for _ in range(25):
+            damaged = bytearray(good)
+            damaged[generator.randrange(len(good))] ^= 1 << generator.randrange(8)
+            (path / name).write_bytes(damaged)
+            assert is_passed_over(folder, path)
+        (path / name).write_bytes(good)
+    assert verified(path)
+
+
+def test_truncated_files_are_noticed(copy):
+    folder, path = copy
+    for name in (FIRST_FILE, PARTS, RUN, SUMS):
+        good = (path / name).read_bytes()
+        # Behind a line of SUMS too: what is left of it is in order.
+        cuts = {0, 1, len(good) // 2, len(good) - 1, good.find(b"\n") + 1} - {len(good)}
+        for cut in cuts:
+            (path / name).write_bytes(good[:cut])
+            # A final newline may be missing: all digests are there.
+            if not (name == SUMS and cut == len(good) - 1):
+                assert is_passed_over(folder, path), (name, cut)
+        (path / name).write_bytes(good)
+
+
+@pytest.mark.parametrize("name", [FIRST_FILE, PARTS, RUN, SUMS])
+def test_missing_files_are_noticed(copy, name):
+    folder, path = copy
+    (path / name).unlink()
+    assert is_passed_over(folder, path)
+    # Nor do digests without the file help.
+    if name != SUMS:
+        renew_digests(path)
+        assert name == FIRST_FILE or is_passed_over(folder, path)
+        if name == FIRST_FILE:
+            with pytest.raises(BadContentError, match="a part is elsewhere"):
+                filled(load_checkpoint(path), path)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "empty folder for a checkpoint"])
+def test_what_is_too_much_is_noticed(copy, kind):
+    folder, path = copy
+    if kind == "file":
+        (path / "extra").write_bytes(b"")
+    elif kind == "folder":
+        (path / "extra").mkdir()
+    else:
+        shutil.rmtree(path)
+        path.mkdir()
+    assert is_passed_over(folder, path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(copy):
+    folder, path = copy
+    for name in (FIRST_FILE, SUMS):
+        good = (path / name).read_bytes()
+        (path / name).unlink()
+        os.mkfifo(path / name)
+        assert is_passed_over(folder, path)
+        (path / name).unlink()
+        (path / name).write_bytes(good)
+
+
+def test_none_intact_is_an_error(copy):
+    folder, _ = copy
+    for path in Checkpoints(folder).paths():
+        (path / RUN).write_bytes(b"")
+    with pytest.raises(UserError, match="none of its 2 checkpoints is intact"):
+        Checkpoints(folder).newest(lambda text: None)
+
+
+# ------------------------------------------------------------------------- hostile content, with digests that hold
+
+
+def metadata_of(path):
+    with torch.serialization.safe_globals(KNOWN):
+        return torch.load(path / PARTS, weights_only=True)
+
+
+def read(path):
+    """What a resume reads of a checkpoint whose digests hold."""
+    renew_digests(path)
+    assert verified(path)
+    return filled(load_checkpoint(path), path)
+
+
+@pytest.mark.parametrize("name", [FIRST_FILE, PARTS, RUN])
+@pytest.mark.parametrize("form", ["zip", "old", "pickle"])
+def test_a_payload_is_never_run(copy, tmp_path, name, form):
+    _, path = copy
+    ran = tmp_path / "ran"
+    bad = pickle.dumps(Payload(ran)) if form == "pickle" else malicious(ran, form == "zip")
+    good = (path / name).read_bytes()
+    # The place of each part has its length too: what is read there is the payload.
+    (path / name).write_bytes(bad if name != FIRST_FILE else bad.ljust(len(good), b"\0"))
+    with pytest.raises(BadContentError):
+        read(path)
+    assert not ran.exists()
+
+
+def test_what_the_metadata_call_an_object_is_not_unpickled(copy, tmp_path):
+    """DCP's own planner loads it without a check. Reference: that planner, which runs the payload."""
+    from torch.distributed import checkpoint as dcp
+
+    _, path = copy
+    ran = tmp_path / "ran"
+    metadata = metadata_of(path)
+    index = next(index for index in metadata.storage_data if index.fqn == "model.weight")
+    place = metadata.storage_data[index]
+    (path / "payload").write_bytes(malicious(ran, as_zip=True))
+    place.relative_path, place.offset, place.length = "payload", 0, (path / "payload").stat().st_size
+    metadata.storage_data = {**metadata.storage_data, type(index)("model.weight"): place}
+    metadata.state_dict_metadata["model.weight"] = BytesStorageMetadata()
+    torch.save(metadata, path / PARTS)
+    with pytest.raises(BadContentError):
+        read(path)
+    assert not ran.exists()
+
+    # Allowed to know the class, ours does not ask for objects either.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts_module, "KNOWN", [*KNOWN, BytesStorageMetadata])
+        with pytest.raises(BadContentError):
+            read(path)
+        assert not ran.exists()
+    reader = parts_module._Reader(path, metadata)
+    with contextlib.suppress(BaseException), pytest.warns(UserWarning):
+        dcp.load({"model.weight": None}, storage_reader=reader, no_dist=True)
+    assert ran.exists()
+
+
+@pytest.mark.parametrize("elsewhere", ["../update_00000001/" + FIRST_FILE, "/etc/passwd", "missing"])
+def test_nothing_is_read_elsewhere(copy, elsewhere):
+    _, path = copy
+    metadata = metadata_of(path)
+    next(iter(metadata.storage_data.values())).relative_path = elsewhere
+    torch.save(metadata, path / PARTS)
+    with pytest.raises(BadContentError, match="a part is elsewhere"):
+        read(path)
+
+
+@pytest.mark.parametrize("fault", ["no chunk", "short chunk", "no tensor", "a list", "a tensor"])
+def test_metadata_that_do_not_fit_are_refused(copy, fault):
+    """Rows that no part fills are none."""
+    _, path = copy
+    metadata = metadata_of(path)
+    stored = metadata.state_dict_metadata["model.weight"]
+    if fault == "no chunk":
+        stored.chunks = []
+    elif fault == "short chunk":
+        stored.chunks[0].sizes = torch.Size((6, 3))
+    elif fault == "no tensor":
+        del metadata.state_dict_metadata["model.weight"]
+    torch.save({"a list": [], "a tensor": torch.zeros(3)}.get(fault, metadata), path / PARTS)
+    with pytest.raises(BadContentError):
+        read(path)
+
+
+@pytest.mark.parametrize("shape", [(9, 3), (7, 4), ()])
+def test_shapes_that_do_not_fit_are_refused(copy, shape):
+    """More rows than there are, other columns, and what has no rows."""
+    _, path = copy
+    content = load_checkpoint(path)
+    content["model"]["weight"] = torch.empty(shape, device="meta")
+    torch.save(content, path / RUN)
+    with pytest.raises(BadContentError):
+        read(path)
+
+
+def test_a_nest_without_end_is_refused(copy):
+    """Lists in lists, as torch.save would not write them."""
+    _, path = copy
+    depth = 100_000
+    with zipfile.ZipFile(path / RUN) as good:
+        files = {name: good.read(name) for name in good.namelist()}
+    with zipfile.ZipFile(path / RUN, "w") as bad:
+        for name, content in files.items():
+            nest = b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b"."
+            bad.writestr(name, nest if name.endswith("data.pkl") else content)
+    with pytest.raises(BadContentError):
+        read(path)
+
+
+# ------------------------------------------------------------------------------------------------ a disk that fails
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("name", [FIRST_FILE, PARTS, RUN])
+def test_a_full_disk_is_named_and_leaves_nothing(group, copy, monkeypatch, name):
+    folder, _ = copy
+    opened = open
+
+    def full(path, mode="r", **options):
+        return opened("/dev/full" if str(path).endswith(name) and "w" in mode else path, mode, **options)
+
+    monkeypatch.setattr(parts_module, "open", full, raising=False)
+    checkpoints = Checkpoints(folder, group=group)
+    checkpoints.save(state(3), 3)
+    with pytest.raises(OSError, match=f"No space left on device.*{name}"):
+        checkpoints.wait()
+    monkeypatch.undo()
+    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"]
+    save(checkpoints, 3)
+    assert Checkpoints(folder).newest()[1].name == "update_00000003"
+
+
+def test_a_disk_that_returns_something_else_ends_the_save(group, copy, monkeypatch):
+    folder, _ = copy
+    monkeypatch.setattr(parts_module, "file_digest", lambda path: "0" * 64)
+    checkpoints = Checkpoints(folder, group=group)
+    checkpoints.save(state(3), 3)
+    with pytest.raises(OSError, match="reads back differently"):
+        checkpoints.wait()
+    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"]
