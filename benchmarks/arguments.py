@@ -216,7 +216,10 @@ def parallel_parser() -> Parser:
         "--rows", type=positive(int), default=4, help="of an update and rank in the turns, 128 positions each"
     )
     p.add_argument("--ranks", type=positive(int), nargs="+", default=[2, 4], help="numbers of them, for the memory")
-    p.add_argument("--seconds", type=positive(float), default=40, help="of the turns, all in all")
+    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of matrix products")
+    p.add_argument(
+        "--seconds", type=not_negative(float), default=40, help="of the turns, all in all; 0: the memory alone"
+    )
     # This process measures the memory of so many ranks, with one way to add up gradients.
     p.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)
     return p

@@ -82,7 +82,7 @@ def updates(args: argparse.Namespace, ranks: Ranks, group_size: int | None) -> I
         build_optimizer(model, LR, ranks=ranks, shards=shards),
         partial(pretrain_loss, model),
         device=CPU,
-        dtype=torch.bfloat16,
+        dtype=getattr(torch, args.dtype),
         ranks=ranks,
         n_sums=n_sums(config),
         shards=shards,
@@ -191,7 +191,9 @@ def leave() -> None:
 
 
 def show_memory(args: argparse.Namespace) -> None:
-    print(f"\n{args.size}, micro-batches of one row of {T}, AdamW, plain code: MB of the rank with the most")
+    print(
+        f"\n{args.size}, {args.dtype}, micro-batches of one row of {T}, AdamW, plain code: MB of the rank with the most"
+    )
     print("| ranks | gradients | weights and moments | of whole ones, times ranks | peak | of shared memory |")
     print("|---|---|---|---|---|---|")
     # Large blocks are given back to the system at once, so that a peak shows what was used at one moment.
@@ -199,7 +201,7 @@ def show_memory(args: argparse.Namespace) -> None:
     for n in args.ranks:
         base: list[float] = []
         for way in MEMORY_WAYS:
-            command = [sys.executable, __file__, "--size", args.size, "--memory_of", str(n), way]
+            command = [sys.executable, __file__, "--size", args.size, "--dtype", args.dtype, "--memory_of", str(n), way]
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             of_ranks = json.loads(done.stdout.splitlines()[-1])
             states, peak = (max(values) / 1e6 for values in zip(*of_ranks, strict=True))
@@ -215,7 +217,7 @@ def main() -> int:
         return measure_memory(args, int(n_ranks), way)
     # First, since it starts processes of its own: this one must not have computed anything when it copies itself.
     show_memory(args)
-    return compare_ways(args)
+    return compare_ways(args) if args.seconds else 0
 
 
 if __name__ == "__main__":

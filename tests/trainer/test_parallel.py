@@ -92,10 +92,10 @@ def cuts_of(kind, ranks, group_size, prepare=None):
     return [gradients(kind, *cut, ranks, group_size, prepare) for cut in cuts]
 
 
-def cuts_of_one_rank(kind, world_size):
+def cuts_of_one_rank(kind, world_size, prepare=None):
     """The same with all micro-batches on one rank."""
     cuts = (ONE_MICRO_BATCH[world_size], ACCUMULATED[world_size])
-    return [gradients(kind, batch_size, steps * world_size) for batch_size, steps in cuts]
+    return [gradients(kind, batch_size, steps * world_size, prepare=prepare) for batch_size, steps in cuts]
 
 
 # ------------------------------------------------------------------------------------------------ two ranks
@@ -302,7 +302,8 @@ def test_a_checkpoint_of_a_divided_run_goes_on_in_one_process(both, folder, tmp_
 
 
 def several_ranks(group_sizes):
-    """The largest relative differences from the formula, by group size and kind; and from whole models after updates of Muon."""
+    """The largest relative differences from the formula and from one rank, by group size and kind; and from whole models after
+    updates of Muon."""
 
     def work(ranks):
         found = {}
@@ -313,29 +314,40 @@ def several_ranks(group_sizes):
             found[f"{group_size} compiled"] = worst("dense packed", ranks, group_size, compiled)
         (whole, norms), *divided = [trained_engine(ranks, size, kind="muon") for size in (1, *group_sizes)]
         for group_size, (engine, of_group) in zip(group_sizes, divided, strict=True):
-            found[f"{group_size} muon"] = max(abs(a / b - 1) for a, b in zip(of_group, norms, strict=True))
+            found[f"{group_size} muon"] = [max(abs(a / b - 1) for a, b in zip(of_group, norms, strict=True))]
             before_and_after = carried_over(whole, engine, ranks, group_size)
-            found[f"{group_size} carried over"] = float(any(before != after for before, after in before_and_after))
+            found[f"{group_size} carried over"] = [float(any(before != after for before, after in before_and_after))]
         return found
 
     return in_group("several", work)
 
 
 def worst(kind, ranks, group_size, prepare=None):
+    """[from the formula, from one rank]"""
     batch_size, steps = ONE_MICRO_BATCH[ranks.world_size]
-    reference = reference_gradients(kind, rows_per_update=batch_size * steps * ranks.world_size)
-    return max(relative_difference(found, reference) for found in cuts_of(kind, ranks, group_size, prepare))
+    formula = reference_gradients(kind, rows_per_update=batch_size * steps * ranks.world_size)
+    cuts = cuts_of(kind, ranks, group_size, prepare)
+    alone = cuts_of_one_rank(kind, ranks.world_size, prepare)
+    return [
+        max(relative_difference(found, formula) for found in cuts),
+        max(relative_difference(found, one) for found, one in zip(cuts, alone, strict=True)),
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "group_sizes"), [(2, (2,)), (3, (3,)), (4, (4, 2))])
 def test_gradients_of_several_ranks(world_size, group_sizes):
-    """Reference: the formula. Tensors that ranks cannot divide evenly, groups that hold the same, layers that are computed
-    again, compiled ones."""
+    """References: the formula, and one rank with all micro-batches. Tensors that ranks cannot divide evenly, groups that hold
+    the same, layers that are computed again, compiled ones."""
     for result in run_ranks(several_ranks, group_sizes, world_size=world_size, timeout_s=500):
-        for what, difference in result.items():
-            print(f"{world_size} ranks, groups of {what}: {difference:.1e}")
-            assert difference < (1e-3 if "muon" in what else 1e-6), what
+        for what, differences in result.items():
+            print(
+                f"{world_size} ranks, groups of {what}: {', '.join(f'{difference:.1e}' for difference in differences)}"
+            )
+            assert max(differences) < (1e-3 if "muon" in what else 1e-6), what
+            # Two numbers have the same sum in either order.
+            if world_size == 2 and "compiled" not in what:
+                assert differences[-1] <= 1e-7, what
 
 
 def electra_runs(folder):

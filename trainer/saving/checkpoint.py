@@ -26,7 +26,6 @@ import glob
 import os
 import shutil
 import threading
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -180,10 +179,7 @@ def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
         path = path / RUN
     try:
         check_kind(path)
-        with warnings.catch_warnings():
-            # On a pickle that is none of ours.
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         # The machine's fault, not the file's.
         raise

@@ -25,7 +25,6 @@ import contextlib
 import errno
 import io
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -34,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
@@ -46,7 +45,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
-    LoadPlanner,
     ReadItem,
     SavePlan,
     TensorWriteData,
@@ -135,7 +133,7 @@ def _write_files(
 def put_in_place(temporary: Path, path: Path) -> None:
     """Rename a folder that is complete. One that is there already, of the same update, is away only for a moment.
 
-    A kill within this moment leaves it as `{path}.before`, from where `recover` brings it back.
+    A kill within this moment leaves it as `{path}.before`, from where `remove_temporaries` brings it back at the next start.
     """
     before = path.with_name(f"{path.name}.before")
     if path.exists():
@@ -255,77 +253,40 @@ def filled(state: Any, folder: Path, rank: int = 0, size: int = 1) -> Any:
 def read_parts(parts: dict[str, Part], folder: Path) -> None:
     """Fill them, as far as the checkpoint has what they want. Errors: BadContentError, MemoryError."""
     try:
-        with warnings.catch_warnings():
-            # On a pickle that is none of ours, and on ranks that read for themselves.
-            warnings.simplefilter("ignore")
-            with torch.serialization.safe_globals(KNOWN):
-                metadata = torch.load(folder / PARTS, weights_only=True)
-            names = {path.name for path in folder.iterdir()}
-            # No file of another place is read.
-            require(
-                all(place.relative_path in names for place in metadata.storage_data.values()), "a part is elsewhere"
-            )
-            dcp.load(parts, storage_reader=_Reader(folder, metadata), planner=_LoadsParts(), no_dist=True)
+        with torch.serialization.safe_globals(KNOWN):
+            metadata = torch.load(folder / PARTS, weights_only=True)
+        names = {path.name for path in folder.iterdir()}
+        # No file of another place is read.
+        require(all(place.relative_path in names for place in metadata.storage_data.values()), "a part is elsewhere")
+        items: list[ReadItem] = []
+        for name, part in parts.items():
+            # Of tensors, never of objects.
+            if len(part.own):
+                items += create_read_items_for_chunk_list(name, metadata.state_dict_metadata[name], [chunk_of(part)])
+        # The last steps of `dcp.load`, whose first one would unpickle a file.
+        reader = dcp.FileSystemReader(folder)
+        reader.set_up_storage_reader(metadata, is_coordinator=True)
+        reader.read_data(LoadPlan(items), _IntoParts(parts)).wait()
     except (MemoryError, BadContentError):
         raise
-    except CheckpointException as error:
-        (reason, _) = next(iter(error.failures.values()))
-        if isinstance(reason, MemoryError):
-            raise reason from None
-        raise BadContentError(f"its parts cannot be read, {type(reason).__name__}") from error
     except Exception as error:
         # What is no metadata raises whatever it likes.
         raise BadContentError(f"its parts cannot be read, {type(error).__name__}") from error
 
 
-class _Reader(dcp.FileSystemReader):
-    """Reads what DCP has planned, by metadata that are known already: what is inherited would unpickle a file."""
+class _IntoParts(DefaultLoadPlanner):
+    """Knows the memory into which DCP reads."""
 
-    def __init__(self, folder: Path, metadata: Metadata) -> None:
-        super().__init__(folder)
-        self.metadata = metadata
+    def __init__(self, parts: dict[str, Part]) -> None:
+        super().__init__()
+        self.parts = parts
 
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        return self.metadata
-
-
-class _LoadsParts(LoadPlanner):
-    """Plans what this rank reads: tensors, by their rows. DCP's own planner would unpickle what the metadata call an object."""
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        assert metadata is not None
-        self.parts: dict[str, Part] = state_dict
-        self.metadata = metadata
-
-    def create_local_plan(self) -> LoadPlan:
-        items: list[ReadItem] = []
-        for name, part in self.parts.items():
-            stored = self.metadata.state_dict_metadata[name]
-            if not isinstance(stored, TensorStorageMetadata):
-                raise ValueError(name)
-            if len(part.own):
-                items += create_read_items_for_chunk_list(name, stored, [chunk_of(part)])
-        return LoadPlan(items)
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        return central_plan
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self.parts[index.fqn].own
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise ValueError(read_item.dest_index.fqn)
-
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        place = self.parts[read_item.dest_index.fqn].own
-        for dim, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            place = place.narrow(dim, offset, length)
-        return place
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        pass
+        # What is inherited unpickles it without a check.
+        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
 
 
 # ------------------------------------------------------------------------------------------------ nests

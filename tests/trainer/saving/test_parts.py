@@ -275,7 +275,7 @@ def test_a_payload_is_never_run(copy, tmp_path, name, form):
     assert not ran.exists()
 
 
-def test_what_the_metadata_call_an_object_is_not_unpickled(copy, tmp_path):
+def test_what_the_metadata_call_an_object_is_not_unpickled(copy, tmp_path, monkeypatch):
     """DCP's own planner loads it without a check. Reference: that planner, which runs the payload."""
     from torch.distributed import checkpoint as dcp
 
@@ -299,7 +299,8 @@ def test_what_the_metadata_call_an_object_is_not_unpickled(copy, tmp_path):
         with pytest.raises(BadContentError):
             read(path)
         assert not ran.exists()
-    reader = parts_module._Reader(path, metadata)
+    reader = dcp.FileSystemReader(path)
+    monkeypatch.setattr(reader, "read_metadata", lambda: metadata)
     with contextlib.suppress(BaseException), pytest.warns(UserWarning):
         dcp.load({"model.weight": None}, storage_reader=reader, no_dist=True)
     assert ran.exists()
