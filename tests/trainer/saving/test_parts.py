@@ -130,7 +130,9 @@ def test_the_newest_are_kept_and_nothing_else(group, tmp_path):
 def test_files_and_folders_take_turns(group, tmp_path):
     """A run may be divided, whole and divided again. Of the same update the one is kept that was saved last."""
     save(Checkpoints(tmp_path, group=group), 1)
-    Checkpoints(tmp_path).save({"update": 2}, 2)
+    whole = Checkpoints(tmp_path)
+    whole.save({"update": 2}, 2)
+    whole.wait()
     save(Checkpoints(tmp_path, group=group), 3)
     assert [path.name for path in Checkpoints(tmp_path).paths()] == ["update_00000003", "update_00000002.pt"]
     save(Checkpoints(tmp_path, keep=1, group=group), 3)
