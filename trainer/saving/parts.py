@@ -104,6 +104,10 @@ def write_checkpoint(state: dict[str, Any], path: Path, group: dist.ProcessGroup
             if wrong is not None:
                 raise wrong
             digests.update(of_rank)
+        unseen = sorted(digests.keys() - set(os.listdir(temporary)))
+        if unseen:
+            reason = "is not there for rank 0: all ranks have to see the same --out_dir"
+            raise OSError(errno.ENOENT, reason, str(temporary / unseen[0]))
         lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
         with open(temporary / SUMS, "wb") as file:
             file.write("".join(lines).encode())

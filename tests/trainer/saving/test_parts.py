@@ -383,6 +383,25 @@ def test_a_full_disk_is_named_and_leaves_nothing(group, copy, monkeypatch, name)
     assert Checkpoints(folder).newest()[1].name == "update_00000003"
 
 
+def test_ranks_that_see_other_folders_are_told(group, copy, monkeypatch):
+    """As on two machines without a shared disk: another rank has written a file that rank 0 does not see."""
+    folder, _ = copy
+    gather = dist.gather_object
+
+    def of_two(*arguments, **named):
+        gather(*arguments, **named)
+        # Ours; the planner of DCP names them.
+        if arguments:
+            arguments[1].append(({"__1_0.distcp": "0" * 64}, None))
+
+    monkeypatch.setattr(parts_module.dist, "gather_object", of_two)
+    checkpoints = Checkpoints(folder, group=group)
+    checkpoints.save(state(3), 3)
+    with pytest.raises(OSError, match="all ranks have to see the same --out_dir.*__1_0.distcp"):
+        checkpoints.wait()
+    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"]
+
+
 def test_a_disk_that_returns_something_else_ends_the_save(group, copy, monkeypatch):
     folder, _ = copy
     monkeypatch.setattr(parts_module, "file_digest", lambda path: "0" * 64)
