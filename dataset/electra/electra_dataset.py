@@ -162,10 +162,11 @@ class Recipe(NamedTuple):
 class ElectraPlan:
     """The examples of one epoch in their order: a row is an example."""
 
-    def __init__(self, examples: Examples, share: float, seed: int, epoch: int) -> None:
-        """share: of the positions of an example that are masked."""
+    def __init__(self, examples: Examples, share: float, seed: int, epoch: int, cap: int | None = None) -> None:
+        """share and cap: of the positions of an example that are masked, see `mask_tokens`."""
         self.examples = examples
         self.share = share
+        self.cap = cap
         self.epoch = epoch
         self.T = examples.max_seq_len
         self.n_rows = len(examples.lengths)
@@ -176,7 +177,10 @@ class ElectraPlan:
         """The Totals of the rows [lo, hi)."""
         rows = self._order[lo:hi]
         lengths = self.examples.lengths[rows]
-        masked = np.minimum(mask_count(lengths, self.share), self.examples.candidates[rows])
+        masked = mask_count(lengths, self.share, self.cap)
+        candidates = self.examples.candidates[rows]
+        # Draws that may repeat need a single candidate, others one for each.
+        masked = np.minimum(masked, candidates) if self.cap is None else np.where(candidates > 0, masked, 0)
         return Totals(int(lengths.sum()), int(masked.sum()))
 
     def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
@@ -220,12 +224,14 @@ class ElectraAssembler:
         share: float,
         style: str,
         seed: int,
+        cap: int | None = None,
     ) -> None:
-        """share and style: see `mask_tokens`."""
+        """share, style and cap: see `mask_tokens`. With a cap [UNK] is masked like any word, as in the original code."""
         self.store = store
         self.T = max_seq_len
         self.share = share
         self.style = style
+        self.cap = cap
         self.seed = seed
         self.pad_id = tokenizer.pad_token_id
         self.cls_id = tokenizer.cls_token_id
@@ -233,7 +239,10 @@ class ElectraAssembler:
         self.mask_id = tokenizer.mask_token_id
         self.special_ids = np.array(sorted(tokenizer.all_special_ids))
         self.ordinary_ids = np.setdiff1d(np.arange(len(tokenizer)), self.special_ids)
-        self.K = int(mask_count(max_seq_len, share))
+        self.never_masked = self.special_ids
+        if cap is not None:
+            self.never_masked = np.setdiff1d(self.special_ids, tokenizer.unk_token_id)
+        self.K = int(mask_count(max_seq_len, share, cap))
 
     def __getitem__(self, recipe: Recipe) -> Batch:
         R = len(recipe.example)
@@ -261,9 +270,9 @@ class ElectraAssembler:
             key = (self.seed << 32 | recipe.epoch, int(recipe.example[r]))
             random[r] = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(T + 2 * K)
         lengths = (recipe.first + recipe.second + 2 + (recipe.second > 0)).astype(np.int64)
-        candidates = ~np.isin(ids, self.special_ids)
+        candidates = ~np.isin(ids, self.never_masked)
         masked = mask_tokens(
-            ids, lengths, candidates, self.share, self.style, self.mask_id, self.ordinary_ids, random, K
+            ids, lengths, candidates, self.share, self.style, self.mask_id, self.ordinary_ids, random, K, self.cap
         )
         return Batch(
             ids=torch.from_numpy(ids),

@@ -154,6 +154,13 @@ class Features(NamedTuple):
         return self.first + self.second + 2 + int(self.pair)
 
 
+def in_both_orders(rows: Rows) -> Rows:
+    """The examples of two sentences, and behind them the same with the sentences swapped: `double_unordered` of
+    https://github.com/google-research/electra, which does so for the training files of MRPC and STS-B."""
+    first, second = rows.sentences
+    return rows._replace(sentences=[first + second, second + first], labels=rows.labels + rows.labels)
+
+
 def encode_rows(rows: Rows, task: Task, encoder: SentenceEncoder, max_seq_len: int) -> Features:
     """The Features of Rows, cut longest-first to max_seq_len positions."""
     ids = [encoder.encode(column) for column in rows.sentences]
@@ -196,14 +203,19 @@ def cached_features(
     labelled: bool = True,
     overwrite: bool = False,
     say: Callable[[str], None] = print,
+    both_orders: bool = False,
 ) -> Path:
     """Path of the .npz with the Features of a file, made now if there is none or it is damaged; read_features opens it.
 
     It lies in `.glue_cache` beside the data, in the user's cache folder where that cannot be written, or in `cache_dir`.
     Its name depends on the file's content, the tokenizer and all that decides the features. Errors: DataError.
+    both_orders: see `in_both_orders`.
     """
     path = Path(path)
-    options = [FORMAT, task._replace(dev=(), test=()), labelled, max_seq_len, encoder.fingerprint]
+    options: list[object] = [FORMAT, task._replace(dev=(), test=()), labelled, max_seq_len, encoder.fingerprint]
+    # Without it the name is that of earlier versions.
+    if both_orders:
+        options.append("both orders")
     key = hashlib.sha256(json.dumps(options).encode() + _read(path)).hexdigest()[:16]
     name = f"{task.folder}-{path.stem}-{key}.npz"
     places = [path.parent / ".glue_cache", user_cache() / "glue"]
@@ -214,7 +226,10 @@ def cached_features(
             with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
                 read_features(place / name)
                 return place / name
-    features = encode_rows(read_tsv(path, task, labelled), task, encoder, max_seq_len)
+    rows = read_tsv(path, task, labelled)
+    if both_orders:
+        rows = in_both_orders(rows)
+    features = encode_rows(rows, task, encoder, max_seq_len)
     for place in places:
         with contextlib.suppress(OSError):
             _write(place, name, features)

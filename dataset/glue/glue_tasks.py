@@ -64,3 +64,7 @@ TASKS = {
     "rte": Task("RTE", PAIR, "label", ENTAILMENT, ACCURACY, 10, test=_test("RTE")),
     "wnli": Task("WNLI", PAIR, "label", BINARY, ACCURACY, test=_test("WNLI")),
 }
+# Those in which the order of the two sentences means nothing, and which the original code trains on both orders.
+UNORDERED = frozenset({"mrpc", "stsb"})
+# Those with a score in the place of classes.
+REGRESSIONS = frozenset(name for name, task in TASKS.items() if not task.labels)

@@ -18,7 +18,7 @@ from common.packages import refuse_foreign_attention
 from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compile_layers, eager_if
 from model.electra.masking import IGNORE
-from model.electra.sizes import POSITION_INITS, Size
+from model.electra.sizes import POSITION_INITS, WEIGHT_INITS, Size
 
 # Of the discriminator's probability: the metrics' AUC is exact to half a bin.
 AUC_BINS = 200
@@ -85,6 +85,22 @@ def init_position_embeddings(network: Any) -> None:
     pairs = torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width]
     with torch.no_grad():
         weight.copy_(pairs * network.config.initializer_range * 2**0.5)
+
+
+def init_original(network: Any) -> None:
+    """Draw the weights of a new Hugging Face ELECTRA as TensorFlow does for https://github.com/google-research/electra:
+    a normal distribution that is cut off at two deviations, but Glorot and Bengio's uniform one (2010) for the layers
+    that name no distribution there: the projection of the embeddings and the discriminator's last layer.
+    """
+    deviation = network.config.initializer_range
+    for name, parameter in network.named_parameters():
+        # Biases stay 0, and the weights of norms 1.
+        if parameter.dim() < 2:
+            continue
+        if name.endswith(("embeddings_project.weight", "dense_prediction.weight")):
+            torch.nn.init.xavier_uniform_(parameter)
+        else:
+            torch.nn.init.trunc_normal_(parameter, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
 def sample(logits: torch.Tensor, how: str = "fp32_gumbel") -> torch.Tensor:
@@ -159,10 +175,15 @@ class ElectraPretrainer(torch.nn.Module):
 
     @classmethod
     def from_configs(
-        cls, generator: ElectraConfig, discriminator: ElectraConfig, **options: Any
+        cls, generator: ElectraConfig, discriminator: ElectraConfig, weight_init: str = "normal", **options: Any
     ) -> "ElectraPretrainer":
-        """Fresh networks."""
-        model = cls(ElectraForMaskedLM(generator), ElectraForPreTraining(discriminator), **options)
+        """Fresh networks. weight_init: normal is Hugging Face's, original see `init_original`."""
+        assert weight_init in WEIGHT_INITS
+        networks = (ElectraForMaskedLM(generator), ElectraForPreTraining(discriminator))
+        if weight_init == "original":
+            for network in networks:
+                init_original(network)
+        model = cls(*networks, **options)
         init_position_embeddings(model.discriminator)
         return model
 
@@ -218,8 +239,11 @@ class ElectraPretrainer(torch.nn.Module):
                 if sampled is None:
                     sampled = sample(logits, self.sampling).view_as(labels)
                 # A place that is not used points at position 0: what it adds there is 0.
-                change = torch.where(used, sampled - ids[rows, positions], 0)
-                corrupted = ids.scatter_add(1, positions, change)
+                nothing = torch.zeros_like(ids)
+                draws = nothing.scatter_add(1, positions, used.long())
+                total = nothing.scatter_add(1, positions, torch.where(used, sampled, 0))
+                # As in the original code, a position that was drawn twice gets the mean of both tokens' ids.
+                corrupted = torch.where(draws > 0, total // draws.clamp(min=1), ids)
                 replaced = corrupted != ids
 
             disc_logits = self.discriminator(corrupted, **inputs).logits.float()

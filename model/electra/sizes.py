@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 SAMPLING = ("fp32_gumbel", "fp16_gumbel", "multinomial")
 MASK_STYLES = ("electra", "bert")
+# Which positions are masked: see `mask_count` and `chosen_positions` in masking.py.
+MASK_CHOICES = ("exact", "original")
+WEIGHT_INITS = ("normal", "original")
 POSITION_INITS = ("normal", "sinusoidal")
 # Positions of an example: two segments and their special tokens.
 SHORTEST = 5

@@ -62,6 +62,7 @@ DEFAULTS = {
         "save_percents": [6.25, 12.5, 25.0, 50.0, 100.0], "size": "small", "hidden_size": None,
         "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None, "embedding_size": None,
         "generator_divisor": None, "model_path": None, "init_std": 0.02, "position_init": "normal", "dropout": 0.1,
+        "weight_init": "normal", "mask_choice": "exact", "recipe": "default", "adam_epsilon": 1e-6,
         "data_path": None, "text_field": "text", "skip_bad_lines": False, "text_suffixes": None, "cache_dir": None, "cache_gb": 32.0,
         "vocab_path": None, "lower_case": True, "max_seq_len": 128, "mask_share": 0.15, "mask_style": "electra",
         "max_steps": 1000000, "batch_size": None, "accumulation_steps": 1, "rows_per_update": 0, "learning_rate": 0.0005,
@@ -81,7 +82,9 @@ DEFAULTS = {
         "learning_rate": 0.0001, "weight_decay": 0.01, "grad_clip": 1.0, "max_bad_updates": 10, "seed": 42,
         "from_resume": False, "num_seeds": 1, "warmup_share": 0.1, "layer_decay": 0.8, "do_eval": True,
         "do_predict": False, "evaluate_during_training": False, "eval_interval": None,
-        "eval_all_checkpoints": False, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 0,
+        "eval_all_checkpoints": False, "recipe": "default", "head": "huggingface", "double_unordered": False,
+        "lr_schedule": "separate_linear", "top_layer_exponent": 1, "adam_bias_correction": True, "adam_epsilon": 1e-6,
+        "loss_reduction": "mean", "score_divisor": 1.0, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 0,
         "gradient_checkpointing": False, "dist_timeout": 600,
     },
 }  # fmt: skip
@@ -345,9 +348,9 @@ def test_settings_are_plain_yaml(tmp_path):
 
 
 def test_help_shows_the_flags_that_matter_first(capsys):
-    for name, (module, _) in COMMANDS.items():
-        # Pretraining and fine-tuning have --budget beside the ten that it shares with the others.
-        wanted = 11 if name in ("pretrain", "sft") else 10
+    for module, _ in COMMANDS.values():
+        # Pretraining and fine-tuning have --budget beside the ten that all share, the others --recipe.
+        wanted = 11
         with pytest.raises(SystemExit):
             module.parse_args(["--help"])
         text = capsys.readouterr().out

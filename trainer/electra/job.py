@@ -20,6 +20,7 @@ from dataset.store.deduplicate import check_library, notice_of, open_sources
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
+from model.electra.masking import original_cap
 from model.electra.model_electra import ElectraPretrainer, flops_per_token
 from model.electra.sizes import SIZES
 from trainer.electra.loss import N_SUMS, electra_loss, metrics
@@ -35,6 +36,7 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.parallel import Shards, ranks_of_group
+from trainer.recipes import PRETRAINING, is_of_recipe, recipe_lines
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
@@ -65,9 +67,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         "disc_smooth",
         "dropout",
         "warmup_steps",
+        "adam_epsilon",
     )
 
-    only_at_start = ("model_path", "init_std")
+    only_at_start = ("model_path", "init_std", "weight_init")
 
     mended_by = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
@@ -96,7 +99,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self._claim_files()
             self._read_data()
             self.model = init_model(settings, self.tokenizer, self.device)
-            unknown = self.tokenizer.unk_token_id
+            self.mask_cap = mask_cap(settings)
+            # The original code masks [UNK] like any word.
+            unknown = self.tokenizer.unk_token_id if self.mask_cap is None else None
             self.examples = Examples(self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown)
         # Saved with the networks, so that a pipeline knows where to cut a long text.
         self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
@@ -118,7 +123,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             settings.muon_lr,
             self.ranks,
             self.shards,
-            eps=1e-6,
+            eps=settings.adam_epsilon,
             bias_correction=settings.adam_bias_correction,
         )
         self.assembler = ElectraAssembler(
@@ -128,13 +133,17 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             settings.mask_share,
             settings.mask_style,
             settings.seed,
+            self.mask_cap,
         )
         # One rank of each machine reads all tokens: they have the same files.
         self.digest_check = DigestCheck([self.store]) if self.ranks.local_rank == 0 else None
         # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
         self.save_at = frozenset(save_points(settings))
-        row_layout = ("max_seq_len", "seed", "mask_share", "mask_style")
+        row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
+        # Runs of earlier versions know no other choice, and can be gone on with.
+        if settings.mask_choice != "exact":
+            row_layout.append("mask_choice")
         self.identity = {
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.store.fingerprint[:16],  # as this tokenizer reads it
@@ -181,7 +190,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     # ------------------------------------------------------------------------------------------ what is trained
 
     def plan(self, epoch: int) -> ElectraPlan:
-        return ElectraPlan(self.examples, self.settings.mask_share, self.settings.seed, epoch)
+        return ElectraPlan(self.examples, self.settings.mask_share, self.settings.seed, epoch, self.mask_cap)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
         return electra_loss(self.model, batch, totals)
@@ -282,6 +291,13 @@ def rate(settings: ElectraSettings, update: int) -> float:
     return settings.learning_rate * schedule(update, settings.max_steps, warmup)
 
 
+def mask_cap(settings: ElectraSettings) -> int | None:
+    """The cap of `mask_tokens`; None where --mask_choice is exact."""
+    if settings.mask_choice == "exact":
+        return None
+    return original_cap(settings.max_seq_len, settings.mask_share)
+
+
 def save_points(settings: ElectraSettings) -> dict[int, float]:
     """{updates: percent} of --save_percents; the end is always one."""
     points = {}
@@ -294,18 +310,17 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     """Lines on settings that do not do what they seem to."""
     unused = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
     recomputed = settings.use_compile == "1" and settings.gradient_checkpointing
-    init_std = bool(settings.model_path) and is_changed(settings, "init_std")
-    position_init = bool(settings.model_path) and is_changed(settings, "position_init")
     # A folder says by itself whether its vocabulary is lower-cased; so does that of --model_path.
     own_case = Path(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
     cases = [
         ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
         ("warmup_steps", unused, "--lr_schedule one_cycle has its own"),
         ("use_compile", recomputed, "--gradient_checkpointing recomputes layers without it"),
-        ("init_std", init_std, "the weights come from --model_path"),
-        ("position_init", position_init, "the weights come from --model_path"),
     ]
-    lines = warnings_of(settings, cases)
+    for name in ("init_std", "position_init", "weight_init"):
+        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
+        cases.append((name, bool(settings.model_path) and is_given, "the weights come from --model_path"))
+    lines = recipe_lines(settings, PRETRAINING) + warnings_of(settings, cases)
     highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate
     if highest < 0.5:
         lines.append(

@@ -127,7 +127,7 @@ def init_model(
     for config in (generator, discriminator):
         set_dropout(config, settings.dropout)
     check_memory(generator, discriminator, device)
-    return ElectraPretrainer.from_configs(generator, discriminator, **options)
+    return ElectraPretrainer.from_configs(generator, discriminator, settings.weight_init, **options)
 
 
 def check_memory(generator: Any, discriminator: Any, device: torch.device) -> None:

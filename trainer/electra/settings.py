@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from common.flags import fraction, inner_share, not_negative, positive
-from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
+from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
-from model.electra.sizes import MASK_STYLES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
+from model.electra.sizes import (
+    MASK_CHOICES,
+    MASK_STYLES,
+    POSITION_INITS,
+    SAMPLING,
+    SHORTEST,
+    SIZES,
+    WEIGHT_INITS,
+)
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import layers
+from trainer.recipes import PRETRAINING, RECIPES, parse_with_recipe
 from trainer.reporting.settings import OutputSettings, save_interval
 
 # Updates.
@@ -79,6 +88,11 @@ class NetworkSettings(Settings):
         choices=tuple(POSITION_INITS),
         help="the position embeddings before training; sinusoidal: attention finds the neighbours sooner",
     )
+    weight_init: str = setting(
+        "normal",
+        choices=WEIGHT_INITS,
+        help="random weights: Hugging Face's normal ones, or cut off at two deviations as the original code draws them",
+    )
     dropout: float = setting(0.1, check=fraction, help="of hidden states and attention")
 
 
@@ -102,12 +116,24 @@ class ElectraData(TextSettings):
     max_seq_len: int = setting(None, check=example_length, help="positions of an example (default: the size's)")
     mask_share: float = setting(None, check=inner_share, help="of the positions (default: the size's)")
     mask_style: str = setting("electra", choices=tuple(MASK_STYLES), help="electra: 85 %% [MASK]; bert: 80/10/10 %%")
+    mask_choice: str = setting(
+        "exact",
+        choices=MASK_CHOICES,
+        help="exact: the rounded share of positions, all different; original: rounded in float32, at most "
+        "int((share + 0.005) * length), drawn with repetition and from [UNK] too, as in the original code",
+    )
 
 
 @dataclass(kw_only=True)
 class ElectraTraining(OptimizerSettings, UpdateSettings):
     """training (batch, rate and steps: default the size's)"""
 
+    recipe: str = setting(
+        "default",
+        choices=RECIPES,
+        help="original: all settings as in the published code; flags and --config win over them",
+        first=True,
+    )
     max_steps: int = setting(None, check=positive(int), help="updates", first=True)
     batch_size: int = with_default(UpdateSettings, "batch_size", None)
     accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1)
@@ -119,6 +145,9 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
         help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run)",
     )
     adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
+    adam_epsilon: float = setting(
+        1e-6, check=positive(float), help="AdamW's epsilon, beside the root of the second moment"
+    )
     sampling: str = setting("fp32_gumbel", choices=tuple(SAMPLING), help="how the generator's tokens are drawn")
     gen_smooth: float = setting(0.0, check=fraction, help="label smoothing of the generator")
     disc_smooth: float = setting(
@@ -157,4 +186,4 @@ def parser() -> SettingsParser:
 
 def parse_args(argv: Sequence[str] | None = None) -> ElectraSettings:
     """The settings of a command line; None: of this process."""
-    return parse(ElectraSettings, PROG, DESCRIPTION, argv)
+    return parse_with_recipe(ElectraSettings, PROG, DESCRIPTION, PRETRAINING, argv)

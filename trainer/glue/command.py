@@ -10,11 +10,12 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.errors import user_errors
+from common.settings import default_of
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
 from trainer.glue.job import Command, GlueJob, schedule
-from trainer.glue.model import check_models, find_model
+from trainer.glue.model import check_models, find_model, load_config
 from trainer.glue.notices import notices
 from trainer.glue.scores import line_of, look_back, metric_of, read_json, write_json
 from trainer.glue.settings import GlueSettings
@@ -24,6 +25,7 @@ from trainer.loop import Trainer
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
+from trainer.recipes import take_rates
 from trainer.reporting.reporter import Reporter
 
 WEIGHTS = Path("model", "model.safetensors")
@@ -43,6 +45,14 @@ COMPARED = (
     "layer_decay",
     "warmup_share",
     "weight_decay",
+    "head",
+    "lr_schedule",
+    "top_layer_exponent",
+    "adam_bias_correction",
+    "adam_epsilon",
+    "loss_reduction",
+    "double_unordered",
+    "score_divisor",
     "do_train",
     "do_eval",
     "do_predict",
@@ -65,6 +75,9 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
         folders = on_main(ranks, lambda: task_folders(settings, say))
         on_main(ranks, lambda: refuse_earlier(settings, out, folders))
         folder = on_main(ranks, lambda: find_model(settings.model_path))
+        if settings.recipe == "original":
+            config = load_config(f"--model_path {settings.model_path}", folder)
+            take_rates(settings, getattr(config, "hidden_size", 0))
         tokenizer = load_tokenizer(folder)
         command = Command(settings, surroundings, dtype, say, folder, tokenizer, SentenceEncoder(tokenizer))
         on_main(ranks, lambda: check_place(settings, out, folders, folder))
@@ -152,7 +165,9 @@ def done_before(
     earlier = read_json(folder / "eval_results.json", "settings", "results") if settings.from_resume else None
     if not earlier:
         return None, [], False
-    different = [name for name in COMPARED if earlier["settings"].get(name) != compared[name]]
+    before = earlier["settings"]
+    # Results of earlier versions do not have every setting. What they trained with is the default.
+    different = [name for name in COMPARED if before.get(name, default_of(GlueSettings, name)) != compared[name]]
     changed = [f"--{name}" for name in different]
     # Results of earlier versions do not say what they were trained on.
     same_data = earlier.get("data", data_key) == data_key

@@ -8,7 +8,7 @@ from common.errors import DataError, UserError
 from common.files import remove
 from common.wording import counted
 from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, read_features
-from dataset.glue.glue_tasks import TASKS, Task
+from dataset.glue.glue_tasks import TASKS, UNORDERED, Task
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.glue.settings import GlueSettings
@@ -63,9 +63,10 @@ def read_task(command: "Command", name: str, folder: Path) -> Data:
     settings = command.settings
     task = TASKS[name]
 
-    def read(file: str, labelled: bool = True) -> tuple[GlueAssembler, str]:
+    def read(file: str, labelled: bool = True, both_orders: bool = False) -> tuple[GlueAssembler, str]:
         """The examples of a file, and the name of their features."""
-        options = (settings.max_seq_len, settings.cache_dir, labelled, settings.overwrite_cache, command.say)
+        say = command.say
+        options = (settings.max_seq_len, settings.cache_dir, labelled, settings.overwrite_cache, say, both_orders)
 
         def make_features() -> str:
             return str(cached_features(folder / file, task, command.encoder, *options))
@@ -80,7 +81,7 @@ def read_task(command: "Command", name: str, folder: Path) -> Data:
     training: GlueAssembler | None = None
     key = ""
     if settings.do_train:
-        training, key = read("train.tsv")
+        training, key = read("train.tsv", both_orders=settings.double_unordered and name in UNORDERED)
     dev = {}
     if settings.do_eval:
         for suffix, file in task.dev:

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from common.errors import user_errors
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, Features, GlueAssembler, GluePlan, Totals
-from dataset.loader import UpdateSchedule
+from dataset.loader import UpdateSchedule, ceil_div
 from dataset.store.interface import Ints
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from model.checkpointing import recompute_layers
 from trainer.engine import Engine
 from trainer.glue.files import Data
+from trainer.glue.head import load_saved
 from trainer.glue.model import (
     Layers,
     compiled_shape,
@@ -88,9 +88,17 @@ class GlueJob(Job[Ints, Batch, Totals]):
         "max_steps",
         "dropout",
         "warmup_share",
+        "lr_schedule",
+        "loss_reduction",
+        "adam_epsilon",
     )
 
-    mended_by = {"data": "--data_dir, --max_seq_len", "tokenizer": "--model_path"}
+    mended_by = {
+        "data": "--data_dir, --max_seq_len, --double_unordered",
+        "tokenizer": "--model_path",
+        "model (--model_path, --from_scratch)": "--head, --score_divisor",
+        "optimizer": "--layer_decay, --top_layer_exponent, --adam_bias_correction",
+    }
 
     def __init__(
         self, command: Command, settings: GlueSettings, data: Data, folder: Path, trained: Path | None = None
@@ -117,16 +125,17 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # Before trained weights are loaded: the identity says what the run has begun with.
         begins_with = weights_digest(self.model)
         if trained is not None:
-            self.model.load_state_dict(load_file(trained))
+            load_saved(self.model, trained)
         if settings.gradient_checkpointing:
             recompute_layers(self.model)
         self.model.to(self.device).train()
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
-        # eps=1e-6 as in the code that came with ELECTRA.
-        groups = layer_groups(self.model, settings.weight_decay, settings.layer_decay)
-        self.optimizer = build_adamw(groups, settings.learning_rate, eps=1e-6)
+        groups = layer_groups(self.model, settings.weight_decay, settings.layer_decay, settings.top_layer_exponent)
+        self.optimizer = build_adamw(
+            groups, settings.learning_rate, eps=settings.adam_epsilon, bias_correction=settings.adam_bias_correction
+        )
         if data.train is not None:
             self.assembler = data.train
         self.epochs = settings.epochs or data.task.epochs
@@ -142,9 +151,9 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.identity = {
             "tokenizer": command.encoder.fingerprint[:16],
             "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
-            "model (--model_path, --from_scratch)": begins_with,
+            "model (--model_path, --from_scratch)": begins_with + model_words(settings),
             "row layout": {"seed": settings.seed},
-            "optimizer": f"adamw, layer_decay {settings.layer_decay}",
+            "optimizer": f"adamw, layer_decay {settings.layer_decay}" + optimizer_words(settings),
         }
 
     def settings_to_keep(self) -> GlueSettings:
@@ -168,20 +177,33 @@ class GlueJob(Job[Ints, Batch, Totals]):
         return GluePlan(self.features, self.settings.seed, epoch)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        return glue_loss(self.data.task, self.model, batch, totals)
+        return glue_loss(self.data.task, self.model, batch, totals, self.settings.loss_reduction)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         """Progress is counted in updates where --max_steps ends the run, and in rows elsewhere: batches of another size
-        after a resume then lead to the same end."""
+        after a resume then lead to the same end. The original schedule counts updates alone."""
+        schedule_of_run = ENCODER_SCHEDULES[self.settings.lr_schedule]
+        warmup_share = self.settings.warmup_share
+        if self.settings.lr_schedule == "original_linear":
+            done, total = self._updates_done(update, progress)
+            return self.settings.learning_rate * max(0.0, schedule_of_run(done, total, warmup_share * total))
         if self.max_updates == UNLIMITED:
             done = update.epoch * update.n_rows + update.first_row
             total = self.epochs * update.n_rows
         else:
             done = progress.update
             total = int(self.max_updates)
-        # Warm-up and decay are two lines that meet, as in the published fine-tuning.
-        factor = ENCODER_SCHEDULES["separate_linear"](done, total, int(self.settings.warmup_share * total))
+        factor = schedule_of_run(done, total, int(warmup_share * total))
         return self.settings.learning_rate * max(0.0, factor)
+
+    def _updates_done(self, update: Update, progress: Progress) -> tuple[int, int]:
+        """(updates before this one, updates of the run)"""
+        if self.max_updates < UNLIMITED:
+            return progress.update, int(self.max_updates)
+        of_epoch = schedule(self.settings, self.ranks, self.data)
+        # Where batches had another size before a resume, these are the updates that the rows would have been.
+        done = update.epoch * of_epoch.n_updates + ceil_div(update.first_row, of_epoch.rows_per_update)
+        return done, self.epochs * of_epoch.n_updates
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return metrics(self.data.task, sums)
@@ -257,6 +279,18 @@ class GlueJob(Job[Ints, Batch, Totals]):
         if compiled_shape(self.model):
             self.assembler = full
         return said
+
+
+def model_words(settings: GlueSettings) -> str:
+    """What a resume must agree with beside the weights; nothing where all is as in earlier versions."""
+    words = "" if settings.head == "huggingface" else f", head {settings.head}"
+    return words if settings.score_divisor == 1 else f"{words}, scores divided by {settings.score_divisor:g}"
+
+
+def optimizer_words(settings: GlueSettings) -> str:
+    """As `model_words`, of the optimiser."""
+    words = "" if settings.top_layer_exponent == 1 else f" from exponent {settings.top_layer_exponent}"
+    return words if settings.adam_bias_correction else f"{words}, no bias correction"
 
 
 def schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule:

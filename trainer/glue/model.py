@@ -23,6 +23,8 @@ from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
 from model.electra.compiled_encoder import compile_layers, eager_if
 from model.electra.model_electra import init_position_embeddings
+from trainer.glue.head import PREFIX as HEAD_PREFIX
+from trainer.glue.head import set_plain_head, to_save
 from trainer.glue.padding import choose_way, computes_in, has_segments, is_known, notice, way_of
 from trainer.glue.settings import GlueSettings
 from trainer.optim.build import parameter_groups
@@ -63,18 +65,43 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         model, new = load_pretrained(settings, config, folder)
         check_positions(model, settings)
         check_new(settings, task, model, new)
+    if settings.head == "plain":
+        new = with_plain_head(settings, task, model, new)
     choose_way(model, what, settings.max_seq_len)
     return model, new
+
+
+def with_plain_head(settings: GlueSettings, task: Task, model: Any, new: set[str]) -> set[str]:
+    """Give a model the plain head. Returns the names of its weights that are new then. Errors: UserError."""
+    what = f"--model_path {settings.model_path}"
+    of_encoder = {name for name in new if not name.startswith(HEAD_PREFIX)}
+    was_plain = set_plain_head(model, what)
+    # A fresh head of Hugging Face's is nothing to keep.
+    if was_plain and len(of_encoder) == len(new):
+        return of_encoder
+    if not settings.do_train:
+        raise UserError(f"--do_train 0: {what} was not saved with --head plain for {task.folder}; drop that flag")
+    return of_encoder | {f"{HEAD_PREFIX}{name}" for name in model.classifier.state_dict()}
+
+
+def load_config(what: str, folder: Path) -> Any:
+    """The config of a folder. Errors: UserError."""
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # Each loader raises its own kinds.
+        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
+
+
+def score_divisor(model: Any) -> float:
+    """What the scores of a regression were divided by to train the model. Its config says it: a field of our own."""
+    return float(getattr(model.config, "score_divisor", 1.0))
 
 
 def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: int) -> Any:
     """The config of a folder with the classes of a task and --dropout. Errors: UserError where it does not fit."""
     what = f"--model_path {settings.model_path}"
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # Each loader raises its own kinds.
-        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
+    config = load_config(what, folder)
     refuse_foreign_attention(config, what)
     check_config(config, settings, vocab_size)
     # New embeddings fit any tokenizer.
@@ -95,6 +122,12 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
             raise UserError(f"--dropout {settings.dropout}: {what}'s config has no field {' or '.join(DROPOUTS)}")
         for name in names:
             setattr(config, name, settings.dropout)
+    # A model that is evaluated as it is keeps its own.
+    if settings.do_train:
+        config.score_divisor = 1.0 if task.labels else settings.score_divisor
+    if getattr(config, "score_divisor", None) == 1:
+        # The usual value is left out, so that such a config is as other people's code writes it.
+        del config.score_divisor
     config.problem_type = "single_label_classification" if task.labels else "regression"
     return config
 
@@ -189,9 +222,12 @@ def check_models(
     return Checked([line for line in lines if line], dtype)
 
 
-def layer_groups(model: Any, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-    """Optimiser groups with `lr_scale` = layer_decay ** exponent: 0 for the head, 1 for the top layer and so on down to
-    the embeddings; each with and without weight decay. Every trainable parameter is in exactly one."""
+def layer_groups(
+    model: Any, weight_decay: float, layer_decay: float, top_layer_exponent: int = 1
+) -> list[dict[str, Any]]:
+    """Optimiser groups with `lr_scale` = layer_decay ** exponent: 0 for the head, top_layer_exponent for the top layer, and
+    one more for each below it, down to the embeddings; each with and without weight decay. Every trainable parameter is
+    in exactly one."""
     # The number of its layer stands in a parameter's name: `layer.3.` of BERT and its kin, `layers.3.` of others.
     layer_of: dict[str, int] = {}
     for name, _ in model.named_parameters():
@@ -202,11 +238,10 @@ def layer_groups(model: Any, weight_decay: float, layer_decay: float) -> list[di
     parts: dict[int, list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if name in layer_of:
-            # The top layer has 1, the lowest one n_layers.
-            exponent = n_layers - layer_of[name]
+            exponent = top_layer_exponent + n_layers - 1 - layer_of[name]
         else:
             # Below all layers are the embeddings, above them the head.
-            exponent = n_layers + 1 if "embeddings" in name else 0
+            exponent = top_layer_exponent + n_layers if "embeddings" in name else 0
         parts.setdefault(exponent, []).append(parameter)
     groups = []
     for exponent, parameters in sorted(parts.items()):
@@ -266,24 +301,26 @@ def forward(model: Any, batch: Batch) -> torch.Tensor:
         return way_of(model)(model, batch).float()
 
 
-def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum over examples of cross-entropy, or of the squared error of a score."""
+def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+    """The sum over examples of cross-entropy, or of the squared error of a score that is divided by `divisor`."""
     if task.labels:
         return F.cross_entropy(logits, labels, reduction="sum")
-    return F.mse_loss(logits[:, 0], labels, reduction="sum")
+    return F.mse_loss(logits[:, 0], labels / divisor, reduction="sum")
 
 
-def glue_loss(task: Task, model: PreTrainedModel, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+def glue_loss(
+    task: Task, model: PreTrainedModel, batch: Batch, totals: Totals, reduction: str = "mean"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(a micro-batch's share of the update's loss, 0-d; float32 [4] to add up: loss, examples, those whose class is
-    right, tokens)."""
+    right, tokens). reduction: of the update's loss over its examples, mean or sum."""
     logits = forward(model, batch)
-    loss = loss_sum(task, logits, batch.labels)
+    loss = loss_sum(task, logits, batch.labels, score_divisor(model))
     with torch.no_grad():
         right = (logits.argmax(-1) == batch.labels).sum()
         # A fill: a copy from the host would wait for the device.
         examples = loss.new_full((), len(batch.labels))
         sums = torch.stack((loss.detach(), examples, right.float(), batch.mask.sum().float()))
-    return loss / totals.examples, sums
+    return loss if reduction == "sum" else loss / totals.examples, sums
 
 
 def metrics(task: Task, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
@@ -304,7 +341,7 @@ def metrics(task: Task, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
 def save_model(folder: Path, model: Any, tokenizer: Any, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write."""
     with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:
-        model.save_pretrained(temporary, state_dict=weights)
+        model.save_pretrained(temporary, state_dict=to_save(model, weights))
         save_tokenizer(tokenizer, temporary)
 
 

@@ -1,7 +1,9 @@
 """Lines on settings of train_glue.py that cannot do what they are there for."""
 
+from dataset.glue.glue_tasks import REGRESSIONS, UNORDERED
 from trainer.glue.settings import TRAINING_FLAGS, GlueSettings
 from trainer.machine.ranks import Ranks
+from trainer.recipes import FINE_TUNING, is_of_recipe, recipe_lines
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 
@@ -11,9 +13,14 @@ def notices(settings: GlueSettings, ranks: Ranks) -> list[str]:
     compiled = settings.use_compile == "1"
     cases = []
     for name in TRAINING_FLAGS:
-        cases.append((name, not settings.do_train and is_changed(settings, name), "--do_train is 0"))
+        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, FINE_TUNING)
+        cases.append((name, not settings.do_train and is_given, "--do_train is 0"))
     overridden = bool(settings.epochs and settings.max_steps)
     several_alike = settings.num_seeds > 1 and not settings.do_train
+    for name, tasks in (("double_unordered", UNORDERED), ("score_divisor", REGRESSIONS)):
+        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, FINE_TUNING)
+        has_effect = settings.task == "all" or settings.task in tasks
+        cases.append((name, settings.do_train and is_given and not has_effect, f"it is for {', '.join(sorted(tasks))}"))
     cases += [
         ("epochs", overridden, f"--max_steps {settings.max_steps} overrides it"),
         ("num_seeds", several_alike, "--do_train is 0, and one evaluation is like another"),
@@ -26,4 +33,4 @@ def notices(settings: GlueSettings, ranks: Ranks) -> list[str]:
             "--gradient_checkpointing 1 goes without compiling",
         ),
     ]
-    return warnings_of(settings, cases) + common_warnings(settings, ranks)
+    return recipe_lines(settings, FINE_TUNING) + warnings_of(settings, cases) + common_warnings(settings, ranks)

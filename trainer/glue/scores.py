@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 
 from common.files import atomic_file
 from common.packages import optional_package
 from dataset.glue.glue_dataset import Batch, GlueAssembler, Totals
 from dataset.glue.glue_tasks import TASKS, Task
 from trainer.engine import Engine
-from trainer.glue.model import forward, loss_sum
+from trainer.glue.head import load_saved
+from trainer.glue.model import forward, loss_sum, score_divisor
 from trainer.glue.settings import GlueSettings
 from trainer.machine.ranks import on_main
 from trainer.machine.signals import StopSignals
@@ -89,7 +89,8 @@ class Evaluation:
             if stop_signal:
                 return {}, stop_signal
             labels = assembler.features.labels
-            loss = float(loss_sum(self.task, logits, torch.from_numpy(labels))) / len(labels)
+            divisor = score_divisor(self.engine.model)
+            loss = float(loss_sum(self.task, logits, torch.from_numpy(labels), divisor)) / len(labels)
             # MNLI has two development files. The first one's loss is the one to follow.
             found.setdefault("val_loss", loss)
             for name, value in scores(self.task, logits, labels).items():
@@ -128,9 +129,9 @@ class Evaluation:
         return logits[:-1, :n], int(signums / max(stopping, 1))
 
 
-def answers(task: Task, logits: torch.Tensor) -> Array:
-    """Class numbers, or scores from 0 to 5, of logits [N, outputs]: a numpy array."""
-    chosen = logits.argmax(-1) if task.labels else logits[:, 0]
+def answers(task: Task, logits: torch.Tensor, divisor: float = 1.0) -> Array:
+    """Class numbers, or scores from 0 to 5, of logits [N, outputs]: a numpy array. divisor: see `score_divisor`."""
+    chosen = logits.argmax(-1) if task.labels else logits[:, 0] * divisor
     return chosen.numpy()
 
 
@@ -140,9 +141,9 @@ def scores(task: Task, logits: torch.Tensor, labels: Array) -> dict[str, float]:
     return {name: float(metric_of(name)(labels, found)) for name in task.metrics}
 
 
-def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:
+def write_predictions(path: Path, task: Task, logits: torch.Tensor, divisor: float) -> None:
     """A file as the leaderboard wants it: the words of two- and three-way entailment, numbers elsewhere."""
-    found = answers(task, logits)
+    found = answers(task, logits, divisor)
     if task.labels:
         words = [task.labels[i] for i in found]
     else:
@@ -220,7 +221,7 @@ def look_back(
         return stop_signal
     result["checkpoints"] = {}
     for update, path in saved_models(folder):
-        evaluation.engine.model.load_state_dict(load_file(path / "model.safetensors"))
+        load_saved(evaluation.engine.model, path / "model.safetensors")
         values, stop_signal = evaluation(update, anew=True)
         if stop_signal:
             return stop_signal
@@ -237,7 +238,8 @@ def predict(data: "Data", folder: Path, evaluation: Evaluation, say: Say) -> int
             return stop_signal
         target = folder / "predictions" / f"{name}.tsv"
         # All ranks have the same logits; one writes.
-        on_main(evaluation.engine.ranks, partial(write_predictions, target, data.task, logits))
+        divisor = score_divisor(evaluation.engine.model)
+        on_main(evaluation.engine.ranks, partial(write_predictions, target, data.task, logits, divisor))
         say(f"predictions: {target}")
     return 0
 

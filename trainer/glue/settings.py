@@ -7,17 +7,38 @@ from typing import ClassVar
 
 from common.flags import fraction, not_negative, positive
 from common.paths import ROOT
-from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
+from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.glue.glue_tasks import TASKS
 from trainer.machine.settings import MachineSettings
+from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import UpdateSettings
+from trainer.recipes import FINE_TUNING, RECIPES, parse_with_recipe
 from trainer.reporting.settings import OutputSettings, save_interval
 
 USUAL_SAVE_INTERVAL = 500
 PROG = "train_glue.py"
 DESCRIPTION = "Fine-tune an encoder on GLUE."
 # The flags that only training reads
-TRAINING_FLAGS = ("epochs", "max_steps", "learning_rate", "weight_decay", "warmup_share", "layer_decay", "save_steps")
+TRAINING_FLAGS = (
+    "epochs",
+    "max_steps",
+    "learning_rate",
+    "lr_schedule",
+    "weight_decay",
+    "warmup_share",
+    "layer_decay",
+    "top_layer_exponent",
+    "adam_bias_correction",
+    "adam_epsilon",
+    "loss_reduction",
+    "double_unordered",
+    "score_divisor",
+    "save_steps",
+)
+# What is on top of the encoder
+HEADS = ("huggingface", "plain")
+# Of the losses of a batch's examples
+REDUCTIONS = ("mean", "sum")
 
 
 def example_length(text: str) -> int:
@@ -54,6 +75,11 @@ class EncoderSettings(Settings):
     )
     from_scratch: bool = switch(False, help="random weights of that folder's config: what pretraining is worth")
     dropout: float | None = setting(None, check=fraction, help="of hidden states and attention (default: the model's)")
+    head: str = setting(
+        "huggingface",
+        choices=HEADS,
+        help="plain: dropout and one matrix, as in ELECTRA's original code; saved so that transformers loads it",
+    )
 
 
 @dataclass(kw_only=True)
@@ -67,12 +93,19 @@ class TaskSettings(Settings):
     max_seq_len: int = setting(128, check=example_length, help="positions of an example")
     cache_dir: str | None = setting(None, help="folder for features (default: .glue_cache beside the data)")
     overwrite_cache: bool = switch(False, help="make the features anew")
+    double_unordered: bool = switch(False, help="train MRPC and STS-B on both orders of their two sentences")
 
 
 @dataclass(kw_only=True)
 class FineTuningSettings(UpdateSettings):
     """training"""
 
+    recipe: str = setting(
+        "default",
+        choices=RECIPES,
+        help="original: all settings as in the published code; flags and --config win over them",
+        first=True,
+    )
     do_train: bool = switch(True, help="0: evaluate the model of --model_path as it is")
     epochs: int | None = setting(
         None, check=positive(int), help="passes over the data (default: 3, of RTE and STS-B 10)", first=True
@@ -83,11 +116,25 @@ class FineTuningSettings(UpdateSettings):
     num_seeds: int = setting(
         1, check=positive(int), help="runs of each task, of seeds --seed, --seed + 1 ...", first=True
     )
+    lr_schedule: str = setting("separate_linear", choices=tuple(ENCODER_SCHEDULES), help="of the rate")
     warmup_share: float = setting(0.1, check=fraction, help="of the run, for the warm-up")
     layer_decay: float = setting(
         0.8,
         check=positive(float),
         help="what the rate is multiplied with from layer to layer, head to embeddings",
+    )
+    top_layer_exponent: int = setting(
+        1, check=not_negative(int), help="of --layer_decay at the top layer; the head has 0; 2: as in the original code"
+    )
+    adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
+    adam_epsilon: float = setting(
+        1e-6, check=positive(float), help="AdamW's epsilon, beside the root of the second moment"
+    )
+    loss_reduction: str = setting(
+        "mean", choices=REDUCTIONS, help="over the examples of an update; sum, as in the original code: mostly clipped"
+    )
+    score_divisor: float = setting(
+        1.0, check=positive(float), help="what STS-B's scores are divided by to train; 5 as in the original code"
     )
 
 
@@ -139,4 +186,4 @@ def parser() -> SettingsParser:
 
 def parse_args(argv: Sequence[str] | None = None) -> GlueSettings:
     """The settings of a command line; None: of this process."""
-    return parse(GlueSettings, PROG, DESCRIPTION, argv)
+    return parse_with_recipe(GlueSettings, PROG, DESCRIPTION, FINE_TUNING, argv)

@@ -68,26 +68,26 @@ def learning_rate(
 # ------------------- factors by t updates done of T, the first w of them a warm-up, for ELECTRA and fine-tuning
 
 
-def original_linear(t: int, T: int, w: int) -> float:
+def original_linear(t: int, T: int, w: float) -> float:
     """A linear decay over the whole run, times a linear warm-up: ELECTRA's original code."""
     # The decay goes on during the warm-up, so the rate never reaches 1.
     warmup = min(1, t / w) if w else 1
     return (1 - t / T) * warmup
 
 
-def separate_linear(t: int, T: int, w: int) -> float:
+def separate_linear(t: int, T: int, w: float) -> float:
     """A linear warm-up, then a linear decay from its end: BERT fine-tuning."""
     if t < w:
         return t / w
     return (T - t) / max(T - w, 1)
 
 
-def one_cycle(t: int, T: int, w: int) -> float:
+def one_cycle(t: int, T: int, w: float) -> float:
     """From 1/25 up to 1 over a quarter of the run, then down to 1e-5; w has no effect."""
     return _two_cosines(t, T, 0.25 * T, 1 / 25)
 
 
-def adjusted_one_cycle(t: int, T: int, w: int) -> float:
+def adjusted_one_cycle(t: int, T: int, w: float) -> float:
     """From 1e-5 up to 1 over the warm-up, then down to 1e-5."""
     return _two_cosines(t, T, w, 1e-5)
 

@@ -2,9 +2,9 @@
 
 import errno
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -257,9 +257,11 @@ def restore_rank(trainer: "Trainer", before: list[dict[str, Any]]) -> None:
 
 def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
     """Name the settings that may differ from the checkpoint's and do."""
-    # An earlier version of the trainer had no such flag.
-    before = {"rows_per_update": 0, **state["settings"]}
+    before = state["settings"]
     now = vars(trainer.settings)
+    # An earlier version of the trainer did not have every setting. What it did then is the default.
+    defaults = {field.name: field.default for field in fields(cast(Any, trainer.settings))}
+    before = {name: before.get(name, defaults.get(name)) for name in {*before, *now}}
     # With --rows_per_update the micro-batches of an update follow from the ranks.
     derived = ("accumulation_steps",) if before["rows_per_update"] and now["rows_per_update"] else ()
     for name in trainer.job.may_change:

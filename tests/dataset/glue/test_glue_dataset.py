@@ -201,6 +201,30 @@ def test_cache_depends_on_content_and_length_and_is_made_again_if_damaged(tmp_pa
     assert tmp_path / "home" in cached().parents and len(said) == 1 and "cannot be written" in said[0]
 
 
+def test_both_orders_are_cut_as_the_examples_that_they_are(tmp_path):
+    """`double_unordered`: the swapped examples behind the others. Reference: the loop of pops, which takes from the second
+    sentence at a tie, so that a pair and its swapped twin may be cut differently."""
+    lines = ("0\ta b c d\te f g h\tentailment", "1\ta b c d e f\tg\tnot_entailment")
+    path = tsv(tmp_path / "train.tsv", RTE, *lines)
+    e = encoder()
+    options = {"cache_dir": str(tmp_path / "cache"), "labelled": True}
+    once = cached_features(path, TASKS["rte"], e, 8, **options)
+    twice = cached_features(path, TASKS["rte"], e, 8, both_orders=True, **options)
+    assert once != twice
+    features = read_features(twice)
+    sentences = [("a b c d", "e f g h"), ("a b c d e f", "g"), ("e f g h", "a b c d"), ("g", "a b c d e f")]
+    assert features.labels.tolist() == [0, 1, 0, 1]
+    for i, (first, second) in enumerate(sentences):
+        pair = [first.split(), second.split()]
+        while len(pair[0]) + len(pair[1]) > 8 - 3:
+            pair[0 if len(pair[0]) > len(pair[1]) else 1].pop()
+        begin = features.begin[i]
+        middle = begin + features.first[i]
+        end = middle + features.second[i]
+        found = [features.tokens[begin:middle].tolist(), features.tokens[middle:end].tolist()]
+        assert found == [[WORDS.index(word) for word in sentence] for sentence in pair]
+
+
 def test_a_tokenizer_with_cls_elsewhere_than_first_is_refused():
     """XLNet's examples end with CLS, and its head reads the last position."""
     from transformers import XLNetTokenizer

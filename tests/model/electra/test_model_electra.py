@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from transformers import ElectraConfig
 
 from common.errors import UserError
 from model.electra.compiled_encoder import keep_mask
-from model.electra.masking import IGNORE, mask_count, mask_tokens
+from model.electra.masking import IGNORE, mask_count, mask_tokens, original_cap
 from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token, sample
 from model.electra.sizes import SIZES
 from tests.helpers import SHARED, needs_shared
@@ -283,6 +284,102 @@ def test_every_candidate_is_chosen_equally_often():
     assert masked.positions.shape == (R, 3)
     expected = R * 3 / 20
     assert ((counts - expected) ** 2 / expected).sum() < 45  # chi-squared with 19 degrees of freedom, p = 0.0007
+
+
+@pytest.mark.parametrize("T, share", [(128, 0.15), (24, 0.15), (512, 0.15), (512, 0.25), (100, 0.35), (10, 0.01)])
+def test_the_original_counts(T, share):
+    """Reference: configure_pretraining.py and pretrain/pretrain_helpers.py of google-research/electra in torch's float32:
+    max_predictions_per_seq, and the product of two float32 numbers, whose halves are rounded to even."""
+    cap = int((share + 0.005) * T)
+    for length in range(3, T + 1):
+        product = torch.tensor(float(length)) * torch.tensor(share)
+        wanted = max(1, min(max(cap, 1), int(torch.round(product))))
+        assert mask_count(length, share, original_cap(T, share)) == wanted, length
+
+
+def test_the_original_counts_are_not_ours():
+    """The cap, and a product that is just above a half in float64 and a half in float32: 30 · 0.35 = 10.5."""
+    assert (mask_count(24, 0.15), mask_count(24, 0.15, original_cap(24, 0.15))) == (4, 3)
+    differing = [n for n in range(3, 513) if mask_count(n, 0.35) != mask_count(n, 0.35, 10**6)]
+    for length in differing:
+        exact = Fraction(length) * Fraction(0.35)
+        assert abs(exact - int(exact) - Fraction(1, 2)) < Fraction(1, 10**6)
+    assert differing
+
+
+def test_original_draws_may_repeat():
+    """Reference: row by row, a die for each draw that chooses among all candidates; a position is [MASK] if one of its
+    draws says so."""
+    R = 300
+    T = 24
+    K = 6
+    generator = np.random.default_rng(5)
+    ids = generator.integers(0, 60, (R, T))
+    lengths = generator.integers(3, T + 1, R)
+    candidates = (ids >= 5) & (np.arange(T) < lengths[:, None])
+    random = np.random.Philox(5).random_raw(R * (T + 2 * K)).reshape(R, -1)
+    masked = mask_tokens(ids, lengths, candidates, 0.25, "electra", 4, np.arange(5, 60), random, K, cap=K)
+    repeated = 0
+    for row in range(R):
+        allowed = np.flatnonzero(candidates[row])
+        n_masked = min(K, max(1, round(0.25 * int(lengths[row])))) if len(allowed) else 0
+        drawn = sorted(int(allowed[int((int(random[row, k]) >> 11) / 2**53 * len(allowed))]) for k in range(n_masked))
+        wanted = ids[row].tolist()
+        for number, place in enumerate(drawn):
+            if (int(random[row, T + number]) >> 11) / 2**53 < 0.85:
+                wanted[place] = 4
+        assert masked.ids[row].tolist() == wanted
+        assert masked.positions[row].tolist() == drawn + [0] * (K - n_masked)
+        assert masked.labels[row].tolist() == ids[row, drawn].tolist() + [IGNORE] * (K - n_masked)
+        repeated += len(set(drawn)) < len(drawn)
+    assert repeated > 50
+
+
+def test_a_position_that_was_drawn_twice_gets_the_mean_of_both_ids():
+    """Reference: scatter_update in pretrain/pretrain_helpers.py: the sum of the ids, divided by their number and rounded
+    down. The generator learns from both draws."""
+    model = tiny().eval()
+    ids = torch.arange(5, 15)[None]
+    positions = torch.tensor([[3, 3, 7, 0]])
+    labels = torch.tensor([[8, 8, 12, IGNORE]])
+    masked_ids = ids.clone()
+    masked_ids[0, 3] = 4
+    drawn = torch.tensor([[20, 31, 40, 50]])
+    types = torch.zeros_like(ids)
+    found = model(ids, masked_ids, positions, labels, types, torch.tensor([10]), sampled=drawn)
+    corrupted = ids.clone()
+    corrupted[0, 3] = (20 + 31) // 2
+    corrupted[0, 7] = 40
+    wanted = model.discriminator(corrupted, token_type_ids=types).logits
+    assert torch.allclose(found.disc_logits, wanted, atol=1e-5)
+    assert found.replaced.nonzero().tolist() == [[0, 3], [0, 7]]
+    logits = model.generator(masked_ids, token_type_ids=types).logits[0]
+    by_hand = -(2 * logits[3].log_softmax(-1)[8] + logits[7].log_softmax(-1)[12])
+    assert found.mlm.item() == pytest.approx(by_hand.item(), rel=1e-4)
+
+
+def test_original_weights_are_drawn_as_tensorflow_does():
+    """Reference: a normal distribution cut off at two deviations, whose own deviation is 0.87963 of theirs, and Glorot's
+    bound sqrt(6 / (in + out)) for what names no distribution."""
+    generator, discriminator = configs(SIZES["small"], 2000, width=128, layers=1, heads=4, ffn=512, embedding=64)
+    torch.manual_seed(0)
+    model = ElectraPretrainer.from_configs(generator, discriminator, "original")
+    uniform = 0
+    for name, weight in model.named_parameters():
+        if name.endswith(("embeddings_project.weight", "dense_prediction.weight")):
+            bound = math.sqrt(6 / sum(weight.shape))
+            assert 0.9 * bound < weight.abs().max() <= bound, name
+            uniform += 1
+        elif weight.dim() == 2:
+            assert weight.abs().max() <= 0.04, name
+            if weight.numel() > 5000:
+                assert weight.std().item() == pytest.approx(0.87963 * 0.02, rel=0.03), name
+        else:
+            assert (weight == (1 if "LayerNorm.weight" in name else 0)).all(), name
+    # The embeddings' projection of both networks and the discriminator's last layer.
+    assert uniform == 3
+    plain = ElectraPretrainer.from_configs(generator, discriminator)
+    assert plain.discriminator.electra.embeddings.word_embeddings.weight.abs().max() > 0.06
 
 
 # ------------------------------------------------------------------------------------------------ sampling

@@ -1,0 +1,126 @@
+"""`--recipe original`: train as the published code does, https://github.com/google-research/electra.
+
+A recipe is a table: for each setting the value that the published code has, and the file there that says it. A flag that
+the user gives, or a key of the --config file, wins over it. Nothing else in the trainers knows of recipes: each point is
+a setting with a switch of its own. docs/electra.md tells why our defaults differ.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from common.settings import SettingsParser, SettingsT
+
+RECIPES = ("default", "original")
+
+
+class Choice(NamedTuple):
+    """What the published code has for a setting. source: its file there, and the place in it."""
+
+    value: Any
+    source: str
+
+
+Recipe = Mapping[str, Choice]
+
+# What both of its programs have: they share the optimiser.
+OPTIMISER: Recipe = {
+    "adam_bias_correction": Choice(False, "model/optimization.py, AdamWeightDecayOptimizer"),
+    "lr_schedule": Choice("original_linear", "model/optimization.py, create_optimizer"),
+    "adam_epsilon": Choice(1e-6, "model/optimization.py, create_optimizer: epsilon"),
+    "weight_decay": Choice(0.01, "configure_pretraining.py, configure_finetuning.py: weight_decay_rate"),
+    "grad_clip": Choice(1.0, "model/optimization.py, create_optimizer: clip_by_global_norm"),
+    "dropout": Choice(0.1, "model/modeling.py, BertConfig"),
+}
+
+# Network, batch, length, rate and number of updates are those of --size, with this recipe and without.
+PRETRAINING: Recipe = {
+    **OPTIMISER,
+    "optimizer": Choice("adamw", "model/optimization.py, AdamWeightDecayOptimizer"),
+    "warmup_steps": Choice(10_000, "configure_pretraining.py: num_warmup_steps"),
+    "mask_choice": Choice("original", "pretrain/pretrain_helpers.py, mask; configure_pretraining.py"),
+    "mask_style": Choice("electra", "pretrain/pretrain_helpers.py, mask"),
+    "sampling": Choice("fp32_gumbel", "pretrain/pretrain_helpers.py, sample_from_softmax"),
+    "gen_smooth": Choice(0.0, "run_pretraining.py, get_softmax_output"),
+    "disc_smooth": Choice(0.0, "run_pretraining.py, _get_discriminator_output"),
+    "weight_init": Choice("original", "model/modeling.py, create_initializer; tf.layers.dense"),
+    "init_std": Choice(0.02, "model/modeling.py, BertConfig: initializer_range"),
+    "position_init": Choice("normal", "model/modeling.py, embedding_postprocessor"),
+}
+
+# None: what the size says, see FINE_TUNING_RATES.
+FINE_TUNING: Recipe = {
+    **OPTIMISER,
+    "learning_rate": Choice(None, "configure_finetuning.py: learning_rate"),
+    "layer_decay": Choice(None, "configure_finetuning.py: layerwise_lr_decay"),
+    "top_layer_exponent": Choice(2, "model/optimization.py, _get_layer_lrs"),
+    "warmup_share": Choice(0.1, "configure_finetuning.py: warmup_proportion"),
+    "loss_reduction": Choice("sum", "run_finetuning.py, FinetuningModel: reduce_sum over the batch"),
+    "head": Choice("plain", "finetune/classification/classification_tasks.py, get_prediction_module"),
+    "double_unordered": Choice(True, "configure_finetuning.py; classification_tasks.py, MRPC and STS"),
+    "score_divisor": Choice(5.0, "finetune/classification/classification_tasks.py, RegressionTask._add_features"),
+    "batch_size": Choice(32, "configure_finetuning.py: train_batch_size"),
+    "accumulation_steps": Choice(1, "run_finetuning.py"),
+    "max_seq_len": Choice(128, "configure_finetuning.py: max_seq_length"),
+}
+
+
+class Rates(NamedTuple):
+    """Of fine-tuning: the rate of the head, and what it is multiplied with from layer to layer."""
+
+    learning_rate: float
+    layer_decay: float
+
+
+# By size: "default hyperparameters for different model sizes" of configure_finetuning.py.
+FINE_TUNING_RATES = {"small": Rates(1e-4, 0.8), "base": Rates(1e-4, 0.8), "large": Rates(5e-5, 0.9)}
+# Widths of the discriminators: get_bert_config in util/training_utils.py.
+WIDTHS = {"small": 256, "base": 768, "large": 1024}
+
+
+def parse_with_recipe(
+    kind: type[SettingsT], prog: str, description: str, recipe: Recipe, argv: Sequence[str] | None = None
+) -> SettingsT:
+    """The settings of a command line, those of `recipe` with --recipe original; argv None: of this process."""
+    parser = SettingsParser(kind, prog, description)
+    settings = parser.get_settings(argv)
+    assert isinstance(settings, kind)
+    if vars(settings)["recipe"] == "original":
+        take(settings, recipe, parser.given(argv))
+    return settings
+
+
+def take(settings: Any, recipe: Recipe, given: Iterable[str]) -> None:
+    """Give the settings the values of a recipe, but those that are `given`."""
+    for name in recipe.keys() - set(given):
+        setattr(settings, name, recipe[name].value)
+
+
+def take_rates(settings: Any, width: int) -> None:
+    """Give a recipe's fine-tuning the rates of the size that an encoder of this width has."""
+    size = "small"
+    for name, least in WIDTHS.items():
+        if width >= least:
+            size = name
+    for name, value in FINE_TUNING_RATES[size]._asdict().items():
+        if getattr(settings, name) is None:
+            setattr(settings, name, value)
+
+
+def is_of_recipe(settings: Any, name: str, recipe: Recipe) -> bool:
+    """Whether a setting is what the recipe of a run says. A value that the size decides counts as such."""
+    if settings.recipe == "default" or name not in recipe:
+        return False
+    wanted = recipe[name].value
+    return wanted is None or getattr(settings, name) == wanted
+
+
+def recipe_lines(settings: Any, recipe: Recipe) -> list[str]:
+    """What is said of a run with --recipe original: which settings are not those of the published code."""
+    if settings.recipe == "default":
+        return []
+    line = "recipe original: all settings as in the published code"
+    others = []
+    for name, choice in recipe.items():
+        if not is_of_recipe(settings, name, recipe):
+            others.append(f"--{name} {getattr(settings, name)} (published: {choice.value})")
+    return [f"{line}, but {', '.join(others)}" if others else line]
