@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import statistics
-from argparse import Namespace
 from unittest import mock
 
 import numpy as np
@@ -19,7 +18,7 @@ from dataset.glue.glue_dataset import Batch
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import new_port, run_ranks
-from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
+from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue.model import forward, init_model, layer_groups, rates
@@ -54,9 +53,7 @@ def test_metrics_are_their_formulas():
 
 
 def test_layers_have_their_exponents_and_every_parameter_one_group(place, capsys):
-    args = Namespace(
-        model_path=place / "tiny", max_seq_len=16, from_scratch=False, dropout=None, do_train=True, learning_rate=1e-4
-    )
+    args = flags(place, learning_rate=1e-4)
     model, new = init_model(args, TASKS["rte"], place / "tiny", len(WORDS))
     assert new == {f"classifier.{part}.{kind}" for part in ("dense", "out_proj") for kind in ("weight", "bias")}
     groups = layer_groups(model, 0.01, 0.5)
@@ -75,7 +72,7 @@ def test_layers_have_their_exponents_and_every_parameter_one_group(place, capsys
 
 def test_padding_changes_no_logit(place):
     """Reference: Hugging Face's own forward of each row alone, without padding and mask."""
-    args = Namespace(model_path=place / "tiny", max_seq_len=16, from_scratch=False, dropout=None, do_train=True)
+    args = flags(place)
     model = init_model(args, TASKS["rte"], place / "tiny", len(WORDS))[0].eval()
     lengths, T = (3, 8, 5), 8
     ids = torch.randint(5, len(WORDS), (3, T))
@@ -221,7 +218,7 @@ def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(place / "tiny")
     model.config.position_init = "sinusoidal"
     model.save_pretrained(tmp_path)
-    args = Namespace(model_path=tmp_path, max_seq_len=16, from_scratch=True, dropout=None, do_train=True)
+    args = flags(place, model_path=tmp_path, from_scratch=True)
     first, second = (init_model(args, TASKS["rte"], tmp_path, len(WORDS))[0].electra.embeddings for _ in range(2))
     assert torch.equal(first.position_embeddings.weight, second.position_embeddings.weight)
     assert first.position_embeddings.weight[0, :4].tolist() == pytest.approx([0, 0.2 * 2**0.5, 0, 0.2 * 2**0.5])

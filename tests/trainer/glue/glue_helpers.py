@@ -2,6 +2,7 @@
 
 import json
 import random
+from argparse import Namespace
 
 import pytest
 import torch
@@ -52,6 +53,20 @@ def make_place(top):
     dev = {"dev_matched.tsv": 9, "dev_mismatched.tsv": 7}
     write_task(top / "glue", "MNLI", {"train.tsv": 21, **dev, "test_matched.tsv": 4, "test_mismatched.tsv": 3})
     return top
+
+
+def flags(place, **changes):
+    """The settings that a model is made by."""
+    settings = {
+        "model_path": place / "tiny",
+        "max_seq_len": 16,
+        "from_scratch": False,
+        "head": "huggingface",
+        "score_divisor": 1.0,
+        "dropout": None,
+        "do_train": True,
+    }
+    return Namespace(**{**settings, **changes})
 
 
 def arguments(place, out, **changes):

@@ -60,6 +60,7 @@ LENGTHS = torch.tensor([20, 11, 6, 11])
 def flags(folder, **changes):
     settings = {
         "model_path": folder, "max_seq_len": 64, "from_scratch": True, "dropout": None, "do_train": True,
+        "head": "huggingface", "score_divisor": 1.0,
         "use_compile": "1",
     }  # fmt: skip
     return Namespace(**{**settings, **changes})

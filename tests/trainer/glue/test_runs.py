@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-from argparse import Namespace
 from functools import partial
 from unittest import mock
 
@@ -24,7 +23,7 @@ from dataset.glue.glue_dataset import Batch, Features, GlueAssembler, GluePlan, 
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS, encoder
 from tests.operators import Operators
-from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
+from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue.job import GlueJob
@@ -35,17 +34,6 @@ from trainer.machine.compiling import compiler_missing
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     return make_place(tmp_path_factory.mktemp("glue"))
-
-
-def flags(place, **changes):
-    settings = {
-        "model_path": place / "tiny",
-        "max_seq_len": 16,
-        "from_scratch": False,
-        "dropout": None,
-        "do_train": True,
-    }
-    return Namespace(**{**settings, **changes})
 
 
 def stop_at(update):
