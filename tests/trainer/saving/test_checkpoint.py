@@ -224,24 +224,32 @@ def test_none_none_good_and_good(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("job", "data_flags", "tokenizer_flags"),
+    ("job", "data_flags", "tokenizer_flags", "optimizer_flags"),
     [
-        (PretrainJob, " (--data_path, --text_field, --skip_bad_lines, --deduplicate)", " (--tokenizer_path)"),
+        (PretrainJob, " (--data_path, --text_field, --skip_bad_lines, --deduplicate)", " (--tokenizer_path)", ""),
         (
             ElectraJob,
             " (--data_path, --text_field, --skip_bad_lines, --deduplicate)",
             " (--vocab_path or --model_path)",
+            "",
         ),
-        (GlueJob, " (--data_dir, --max_seq_len)", " (--model_path)"),
+        (
+            GlueJob,
+            " (--data_dir, --max_seq_len, --double_unordered)",
+            " (--model_path)",
+            " (--layer_decay, --top_layer_exponent, --adam_bias_correction)",
+        ),
     ],
 )
-def test_a_resume_names_the_flags_of_its_job_that_may_mend_a_difference(job, data_flags, tokenizer_flags):
+def test_a_resume_names_the_flags_of_its_job_that_may_mend_a_difference(
+    job, data_flags, tokenizer_flags, optimizer_flags
+):
     told = [difference(what, "a", "b", job.mended_by.get(what, "")) for what in ("data", "tokenizer", "optimizer")]
     end = ": a there, b in this run; use the same one, or start without --from_resume"
     assert told == [
         f"made with another data{data_flags}{end}",
         f"made with another tokenizer{tokenizer_flags}{end}",
-        f"made with another optimizer{end}",
+        f"made with another optimizer{optimizer_flags}{end}",
     ]
 
 
