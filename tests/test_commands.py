@@ -219,9 +219,10 @@ TRAINERS = [f"trainer/train_{job}.py" for job in ("pretrain", "sft", "electra", 
 
 @pytest.mark.parametrize("script", TRAINERS)
 def test_help_gives_the_unit_of_every_interval(script):
+    unit = "updates" if script.endswith(("electra.py", "glue.py")) else "micro-batches"
     for action in PARSERS[script]()._actions:
         name = action.dest
         if name.endswith("interval"):
-            assert action.help.startswith("micro-batches between"), name
+            assert action.help.startswith(f"{unit} between"), name
         if name.endswith("_steps") and name != "accumulation_steps":
             assert action.help.startswith("updates"), name

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,6 +69,18 @@ def evaluate(
     if batches.n_bytes is not None:
         values["bits_per_byte"] = total / math.log(2) / max(batches.n_bytes, 1)
     return values, int(signums / max(n_stopping, 1))
+
+
+@contextlib.contextmanager
+def undisturbed(engine: Engine[Any, Any]) -> Iterator[None]:
+    """The engine's model without dropout; what is drawn within does not change what the training draws next."""
+    before = rng_state(engine.device)
+    engine.model.eval()
+    try:
+        yield
+    finally:
+        engine.model.train()
+        set_rng_state(before, engine.device)
 
 
 # How a sample is drawn. The snippet in an export's README.md draws the same way.
@@ -180,10 +192,8 @@ def sample(
         device = engine.device
         precision = engine.autocast()
     ids = fitting_prompt(encoder, prompt, model.config.max_position_embeddings, max_new_tokens)
-    # A sample must not change what the training draws next.
-    before = rng_state(engine.device)
-    model.eval()
-    try:
+    with undisturbed(engine):
+        model.eval()
         torch.manual_seed(seed)
         with precision:
             output = model.generate(
@@ -198,9 +208,6 @@ def sample(
                 # A rank whose text has ended goes on computing with those whose texts have not.
                 synced_gpus=engine.shards is not None and as_saved is None,
             )
-    finally:
-        model.train()
-        set_rng_state(before, engine.device)
     shown = output[0] if with_prompt else output[0, len(ids) :]
     return str(tokenizer.decode(shown, skip_special_tokens=True))
 

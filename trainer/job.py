@@ -222,11 +222,16 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     # Compares the SHA-256 of the token files with what was written, in a thread on one rank of each machine.
     digest_check: DigestCheck | None = None
 
-    # Whether `evaluate` gives figures, and the micro-batches from one evaluation to the next; 0: only one, at the end.
+    # Whether `evaluate` gives figures, and how much is trained from one evaluation to the next, counted as `counts_updates`
+    # says; 0: only one, at the end.
     evaluates: bool = False
     eval_interval: int = 0
-    # Whether `samples` gives texts.
+    # Whether `samples` gives texts with each evaluation.
     has_samples: bool = False
+    # Where it gives some at times of their own: the updates from one to the next; 0: nowhere.
+    sample_interval: int = 0
+    # What the intervals of the settings and `eval_interval` count: updates, or micro-batches as in MiniMind.
+    counts_updates: bool = False
 
     @abstractmethod
     def plan(self, epoch: int) -> Plan[RecipeT, TotalsT]:

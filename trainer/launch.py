@@ -15,6 +15,7 @@ from trainer.job import Surroundings
 from trainer.machine.children import side_by_side
 from trainer.machine.command_line import launch_line
 from trainer.machine.processes import ALONE, Division
+from trainer.machine.random_state import deterministic
 from trainer.machine.ranks import Ranks, init_distributed_mode, join_copies, on_main
 from trainer.machine.signals import StopSignals
 from trainer.saving.places import check_writable
@@ -26,6 +27,7 @@ class LaunchSettings(Protocol):
 
     device: str | None
     dist_timeout: int
+    deterministic: bool
 
 
 SettingsT = TypeVar("SettingsT", bound=LaunchSettings)
@@ -84,6 +86,8 @@ def run_rank(
     is_own_group = not dist.is_initialized()
     with StopSignals() as signals, contextlib.ExitStack() as at_end:
         at_end.callback(release_all)
+        # Before a GPU is first used.
+        at_end.enter_context(deterministic(settings.deterministic))
         ranks, device = join()
         exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))
         # After an error this is not reached, and the other ranks would not reach it either.

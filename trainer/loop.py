@@ -411,6 +411,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             assert self.watch is not None
             with self.watch.paused(), self.pace.paused() if self.pace else contextlib.nullcontext():
                 stop_signal = self.evaluate()
+        if self.samples_are_due() and not stop_signal:
+            assert self.watch is not None
+            with self.watch.paused():
+                stop_signal = self.take_samples()
         if saving or stop_signal:
             # By now it has long ended, unless this is the beginning or the data is huge.
             if self.job.digest_check:
@@ -437,7 +441,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """Whether the update, before which `steps_before` micro-batches were done, is to be saved by itself."""
         if self.finished or self.progress.update in self.job.save_at:
             return True
-        return crosses(self.save_clock.interval, steps_before, self.progress.step)
+        return self.crosses(self.save_clock.interval, steps_before)
 
     def evaluation_is_due(self, steps_before: int) -> bool:
         """Whether the update, before which `steps_before` micro-batches were done, is to be evaluated or sampled."""
@@ -445,11 +449,30 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             return True
         if not self.job.evaluates:
             return False
-        return self.finished or crosses(self.job.eval_interval, steps_before, self.progress.step)
+        return self.finished or self.crosses(self.job.eval_interval, steps_before)
+
+    def samples_are_due(self) -> bool:
+        """Whether the update is one of the job's `sample_interval`."""
+        every = self.job.sample_interval
+        return every > 0 and (self.finished or self.progress.update % every == 0)
+
+    def crosses(self, interval: int, steps_before: int) -> bool:
+        """Whether an interval of the settings ends with the update, before which `steps_before` micro-batches were done."""
+        if self.job.counts_updates:
+            return crosses(interval, self.progress.update - 1, self.progress.update - 1)
+        return crosses(interval, steps_before, self.progress.step)
 
     def log_is_due(self, epoch: Epoch[RecipeT, TotalsT], step: int) -> bool:
         """step: of the epoch's micro-batches, counted from 0."""
-        return step % self.settings.log_interval == 0 or step == epoch.schedule.n_steps - 1
+        if step == epoch.schedule.n_steps - 1:
+            return True
+        number = step
+        if self.job.counts_updates:
+            number, rest = divmod(step, self.settings.accumulation_steps)
+            # A line is of whole updates.
+            if rest != self.settings.accumulation_steps - 1:
+                return False
+        return number % self.settings.log_interval == 0
 
     def steps_to_train(self, epoch: Epoch[RecipeT, TotalsT]) -> int:
         """The micro-batches of an epoch that are trained: where updates limit the run, it may end before the epoch."""
@@ -526,10 +549,20 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             progress.best_val_loss = min(progress.best_val_loss, values["val_loss"])
             text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
             self.reporter.log({**position(progress), **values}, f"Validation after update {progress.update}: {text}")
-        for prompt, continuation in samples:
-            self.reporter.say(f"--- sample from {prompt!r}\n{continuation}\n---")
-            self.reporter.record({**position(progress), "prompt": prompt, "text": continuation})
+        self.tell_samples(samples)
         return 0
+
+    def take_samples(self) -> int:
+        """Sample and record. Returns the number of a stop signal that came; nothing is recorded then."""
+        samples, stop_signal = self.job.samples(self.engine, self.signals, self.finished)
+        self.tell_samples(samples)
+        return stop_signal
+
+    def tell_samples(self, samples: Sequence[tuple[str, str]]) -> None:
+        """Print and record [(prompt, text)]."""
+        for prompt, text in samples:
+            self.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
+            self.reporter.record({**position(self.progress), "prompt": prompt, "text": text})
 
     def save(self) -> None:
         """Begin to write a checkpoint and the weights, in a thread."""

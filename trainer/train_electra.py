@@ -5,7 +5,7 @@
     torchrun --nproc_per_node 2 trainer/train_electra.py --size base                          # data parallel
 
 Without `--data_path` it trains on the documentation inside the installed Python, without `--vocab_path` on a WordPiece
-vocabulary of its own data. A step is an update here, as in the paper. `--help` lists the flags; docs/electra.md explains
+vocabulary of its own data. All flags count updates, as the paper does. `--help` lists the flags; docs/electra.md explains
 data, masking and what comes out.
 
 Read on in trainer/loop.py (the loop) and trainer/electra/job.py (what is trained).

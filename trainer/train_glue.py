@@ -5,7 +5,7 @@
     python trainer/train_glue.py --task cola --data_dir glue_data --from_scratch  # what is it without pretraining?
     torchrun --nproc_per_node 2 trainer/train_glue.py --task mnli --data_dir glue_data
 
-A step is an update here. Results go to {out_dir}/{task}/seed_{seed}/, their summary to {out_dir}/eval_results.json.
+All flags count updates. Results go to {out_dir}/{task}/seed_{seed}/, their summary to {out_dir}/eval_results.json.
 `--help` lists the flags. Read on in trainer/loop.py (the loop), trainer/glue/job.py (a task with one seed) and
 trainer/glue/command.py (what is around such a run).
 """

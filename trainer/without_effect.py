@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from common.settings import Settings, default_of
+from trainer.machine.devices import pick_device
 from trainer.machine.ranks import Ranks
 from trainer.machine.settings import NONE
 
@@ -33,7 +34,9 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     has_no_project = settings.tracker in ("none", "tensorboard")
     # train_glue.py has no such flag.
     of_one = getattr(settings, "shard", NONE) != NONE and ranks.world_size == 1
+    on_cpu = settings.deterministic and pick_device(settings.device).type == "cpu"
     cases = [
+        ("deterministic", on_cpu, "on a CPU every run gives the same bits anyway"),
         ("shard", of_one, "there is one process"),
         ("muon_lr", muon_lr, f"--optimizer is {settings.optimizer if muon_lr else None}"),
         ("device", on_one_of_several, "each rank takes the device of its local rank"),

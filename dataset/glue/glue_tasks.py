@@ -68,3 +68,17 @@ TASKS = {
 UNORDERED = frozenset({"mrpc", "stsb"})
 # Those with a score in the place of classes.
 REGRESSIONS = frozenset(name for name, task in TASKS.items() if not task.labels)
+# What other trainers call them, beside the benchmark's own spellings.
+OTHER_NAMES = {"sts": "stsb", "sst": "sst2"}
+
+
+def task_name(text: str) -> str:
+    """The key in TASKS of a task as the benchmark, or another trainer, spells it: `sst2` of SST-2. Another text as it is."""
+    name = text.strip().lower().replace("-", "").replace("_", "")
+    name = OTHER_NAMES.get(name, name)
+    return name if name in TASKS else text.strip()
+
+
+def task_list(text: str) -> str:
+    """A list of tasks between commas, each once and by its key in TASKS: `sst2,mrpc` of `SST-2, MRPC`."""
+    return ",".join(dict.fromkeys(task_name(part) for part in text.split(",")))

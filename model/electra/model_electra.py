@@ -22,6 +22,8 @@ from model.electra.sizes import POSITION_INITS, WEIGHT_INITS, Size
 
 # Of the discriminator's probability: the metrics' AUC is exact to half a bin.
 AUC_BINS = 200
+# A field of our own in a generator's config: it has embeddings of its own. Tied ones have no such field.
+UNTIED = "untied_embeddings"
 
 
 def configs(
@@ -31,12 +33,15 @@ def configs(
     max_seq_len: int | None = None,
     init_std: float = 0.02,
     position_init: str = "normal",
+    generator_layers: int | None = None,
+    untied_embeddings: bool = False,
     **changes: int | None,
 ) -> tuple[ElectraConfig, ElectraConfig]:
     """(generator's, discriminator's) ElectraConfig of a Size; `changes` (layers, width, heads ...) override its fields.
 
     init_std: of the random weights; the published 0.02 fits a width of 768. position_init: see
-    init_position_embeddings.
+    init_position_embeddings. generator_layers: default, as many as the discriminator has. untied_embeddings: the generator
+    has embeddings of its own, as wide as its layers (https://github.com/google-research/electra has them so).
     Errors: ValueError where the heads do not divide the width, or the divisor not width, heads and FFN.
     """
     assert position_init in POSITION_INITS
@@ -47,18 +52,20 @@ def configs(
                 f"{name} {values[name]}: the generator's is that divided by {values['divisor']}, which leaves a rest"
             )
 
-    def config(divisor: int) -> ElectraConfig:
+    def config(divisor: int, layers: int, embedding: int, **own: Any) -> ElectraConfig:
+        """own: fields of our own."""
         width = values["width"] // divisor
         heads = values["heads"] // divisor
         if width % heads:
             raise ValueError(f"width {width} is no multiple of {heads} heads")
-        # A field of our own: the usual value is left out, so that such a config is as other people's code writes it.
-        own: dict[str, Any] = {} if position_init == "normal" else {"position_init": position_init}
+        # The usual value is left out, so that such a config is as other people's code writes it.
+        if position_init != "normal":
+            own["position_init"] = position_init
         return ElectraConfig(
             vocab_size=vocab_size,
-            embedding_size=values["embedding"],
+            embedding_size=embedding,
             hidden_size=width,
-            num_hidden_layers=values["layers"],
+            num_hidden_layers=layers,
             num_attention_heads=heads,
             intermediate_size=values["ffn"] // divisor,
             max_position_embeddings=max(512, max_seq_len or 0),
@@ -67,7 +74,21 @@ def configs(
             **own,
         )
 
-    return config(values["divisor"]), config(1)
+    divisor = values["divisor"]
+    layers = values["layers"]
+    embedding = values["embedding"]
+    discriminator = config(1, layers, embedding)
+    if untied_embeddings:
+        own = {UNTIED: True}
+        generator = config(divisor, generator_layers or layers, values["width"] // divisor, **own)
+    else:
+        generator = config(divisor, generator_layers or layers, embedding)
+    return generator, discriminator
+
+
+def is_untied(generator: ElectraConfig) -> bool:
+    """Whether a generator has embeddings of its own."""
+    return bool(getattr(generator, UNTIED, False))
 
 
 def init_position_embeddings(network: Any) -> None:
@@ -134,6 +155,7 @@ class Losses(NamedTuple):
     mlm: torch.Tensor
     disc: torch.Tensor
     sampled: torch.Tensor  # [R, K] what the generator put there
+    corrupted: torch.Tensor  # [R, T] the text with it
     # bool [R, T]: the discriminator's labels.
     replaced: torch.Tensor
     disc_logits: torch.Tensor  # [R, T]
@@ -148,8 +170,20 @@ def checked_config(folder: Path) -> ElectraConfig:
     return config
 
 
+def check_embeddings(generator: ElectraConfig, discriminator: ElectraConfig) -> None:
+    """Errors: ValueError where two networks cannot share their embeddings."""
+    for name in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
+        own = getattr(generator, name)
+        other = getattr(discriminator, name)
+        if own != other:
+            raise ValueError(
+                f"{name} is {own} in the generator and {other} in the discriminator, so they cannot share embeddings: "
+                "make them equal, or give --untied_embeddings 1"
+            )
+
+
 class ElectraPretrainer(torch.nn.Module):
-    """Generator and discriminator with one set of embeddings."""
+    """Generator and discriminator, with one set of embeddings unless the generator's config says that it has its own."""
 
     def __init__(
         self,
@@ -158,9 +192,15 @@ class ElectraPretrainer(torch.nn.Module):
         sampling: str = "fp32_gumbel",
         gen_smooth: float = 0.0,
         disc_smooth: float = 0.0,
+        temperature: float = 1.0,
+        disallow_correct: bool = False,
     ) -> None:
-        """Both networks will use the discriminator's embeddings. sampling: see `sample`. gen_smooth, disc_smooth: label
-        smoothing of the two losses."""
+        """Both networks will use the discriminator's embeddings, unless the generator's are its own. sampling: see `sample`.
+        gen_smooth, disc_smooth: label smoothing of the two losses. temperature: what the generator's logits are divided by
+        before a token is drawn. disallow_correct: the original token is never drawn.
+
+        Errors: ValueError where the embeddings do not fit each other.
+        """
         super().__init__()
         self.generator = generator
         self.discriminator = discriminator
@@ -168,10 +208,14 @@ class ElectraPretrainer(torch.nn.Module):
         self.sampling = sampling
         self.gen_smooth = gen_smooth
         self.disc_smooth = disc_smooth
-        # The modules, not their weights: a weight assigned anew would leave the generator's head with the old one.
-        generator.electra.embeddings = discriminator.electra.embeddings
+        self.temperature = temperature
+        self.disallow_correct = disallow_correct
+        if not is_untied(generator.config):
+            check_embeddings(generator.config, discriminator.config)
+            # The modules, not their weights: a weight assigned anew would leave the generator's head with the old one.
+            generator.electra.embeddings = discriminator.electra.embeddings
         generator.tie_weights()
-        assert generator.generator_lm_head.weight is discriminator.electra.embeddings.word_embeddings.weight
+        assert generator.generator_lm_head.weight is generator.electra.embeddings.word_embeddings.weight
 
     @classmethod
     def from_configs(
@@ -185,17 +229,24 @@ class ElectraPretrainer(torch.nn.Module):
                 init_original(network)
         model = cls(*networks, **options)
         init_position_embeddings(model.discriminator)
+        if is_untied(generator):
+            init_position_embeddings(model.generator)
         return model
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, **options: Any) -> "ElectraPretrainer":
-        """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again.
+    def from_pretrained(
+        cls, folder: str | Path, untied_embeddings: bool = False, **options: Any
+    ) -> "ElectraPretrainer":
+        """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again, unless they were untied or shall be.
 
         Errors: UserError where a config asks for a program on a hub; those of transformers for what does not load.
         """
         generator_folder = Path(folder, "generator")
+        generator_config = checked_config(generator_folder)
+        if untied_embeddings:
+            setattr(generator_config, UNTIED, True)
         generator = ElectraForMaskedLM.from_pretrained(
-            generator_folder, config=checked_config(generator_folder), local_files_only=True, trust_remote_code=False
+            generator_folder, config=generator_config, local_files_only=True, trust_remote_code=False
         )
         discriminator_folder = Path(folder, "discriminator")
         discriminator = ElectraForPreTraining.from_pretrained(
@@ -237,7 +288,7 @@ class ElectraPretrainer(torch.nn.Module):
                 used = labels != IGNORE
                 correct = (logits.argmax(-1) == flat).sum()
                 if sampled is None:
-                    sampled = sample(logits, self.sampling).view_as(labels)
+                    sampled = sample(self.to_draw_from(logits, flat), self.sampling).view_as(labels)
                 # A place that is not used points at position 0: what it adds there is 0.
                 nothing = torch.zeros_like(ids)
                 draws = nothing.scatter_add(1, positions, used.long())
@@ -251,7 +302,17 @@ class ElectraPretrainer(torch.nn.Module):
             target = torch.where(replaced, 1.0, self.disc_smooth)
             disc = F.binary_cross_entropy_with_logits(disc_logits, target, reduction="none")
             disc = torch.where(real, disc, 0.0).sum()
-            return Losses(mlm, disc, sampled, replaced, disc_logits, correct)
+            return Losses(mlm, disc, sampled, corrupted, replaced, disc_logits, correct)
+
+    def to_draw_from(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE."""
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        if self.disallow_correct:
+            # A place that is not used has no label; what is drawn there is not looked at.
+            original = labels.clamp(min=0)[:, None]
+            logits = logits.scatter(1, original, -torch.inf)
+        return logits
 
     def gradient_checkpointing_enable(self) -> None:
         """Keep only what enters each layer, and compute the rest again in the backward pass."""

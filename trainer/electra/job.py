@@ -23,16 +23,19 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.masking import original_cap
 from model.electra.model_electra import ElectraPretrainer, flops_per_token
 from model.electra.sizes import SIZES
-from trainer.electra.loss import N_SUMS, electra_loss, metrics
+from trainer.electra.example import look_at
+from trainer.electra.loss import N_SUMS, LossWeights, electra_loss, metrics
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import NETWORKS, OWN, architecture, init_model, open_vocabulary
 from trainer.electra.settings import WARM_UP, ElectraSettings
+from trainer.engine import Engine
 from trainer.job import Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.parallel import Shards, ranks_of_group
@@ -50,6 +53,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     settings: ElectraSettings
     model: ElectraPretrainer
 
+    counts_updates = True
     n_sums = N_SUMS
     shown = ("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second")
     may_change = (
@@ -62,7 +66,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         "grad_clip",
         "weight_decay",
         "max_steps",
+        "gen_weight",
+        "disc_weight",
         "sampling",
+        "temperature",
+        "disallow_correct",
         "gen_smooth",
         "disc_smooth",
         "dropout",
@@ -139,7 +147,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.digest_check = DigestCheck([self.store]) if self.ranks.local_rank == 0 else None
         # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
-        self.save_at = frozenset(save_points(settings))
+        self.save_at = frozenset({*save_points(settings), *kept_updates(settings)})
+        self.loss_weights = LossWeights(settings.gen_weight, settings.disc_weight)
+        self.sample_interval = settings.example_interval
         row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
         # Runs of earlier versions know no other choice, and can be gone on with.
         if settings.mask_choice != "exact":
@@ -160,7 +170,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         claim(self.ranks, self.stem)
         on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
         # Networks that an earlier run has saved on its way.
-        self.replaced = sorted(self.folder.glob("percent_*"))
+        self.replaced = [*sorted(self.folder.glob("percent_*")), *sorted(self.folder.glob("checkpoint-*[0-9]"))]
         # A vocabulary of its own is written before the first update.
         self.begun = [self.folder / OWN]
 
@@ -193,27 +203,38 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return ElectraPlan(self.examples, self.settings.mask_share, self.settings.seed, epoch, self.mask_cap)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        return electra_loss(self.model, batch, totals)
+        return electra_loss(self.model, batch, totals, self.loss_weights)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         return rate(self.settings, progress.update)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-        return metrics(sums)
+        return metrics(sums, self.loss_weights)
+
+    def samples(
+        self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
+    ) -> tuple[list[tuple[str, str]], int]:
+        """The first example of the first epoch, masked as it is there, at every look."""
+        batch = self.assembler[self.plan(0).recipe(range(1))]
+        return look_at(engine, self.model, self.tokenizer, batch, signals)
 
     def begin(self) -> None:
         if not self.settings.vocab_path:
             on_main(self.ranks, lambda: save_wordpiece(self.tokenizer, self.folder / OWN))
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
-        """Write both networks if `update` is one of --save_percents: the last ones to the run's folder, earlier ones
-        below it."""
+        """Write both networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
+        earlier ones below it."""
         settings = self.settings
         percent = 100.0 if update >= settings.max_steps else save_points(settings).get(update)
-        if percent is None:
-            return
         # What is published has the names that users expect; what was saved on the way lies below it.
-        target = self.folder if percent == 100 else self.folder / f"percent_{percent:g}"
+        if percent is not None:
+            self._save_networks(self.folder if percent == 100 else self.folder / f"percent_{percent:g}", weights)
+        if update in kept_updates(settings):
+            self._save_networks(self.folder / f"checkpoint-{update}", weights)
+
+    def _save_networks(self, target: Path, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write both networks and the tokenizer to a folder."""
         target.mkdir(exist_ok=True)
         # It would be drawn over our own.
         disable_progress_bar()
@@ -306,6 +327,12 @@ def save_points(settings: ElectraSettings) -> dict[int, float]:
     return points
 
 
+def kept_updates(settings: ElectraSettings) -> range:
+    """The updates whose networks --save_steps keeps."""
+    every = settings.save_steps
+    return range(every, settings.max_steps + 1, every) if every else range(0)
+
+
 def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     """Lines on settings that do not do what they seem to."""
     unused = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
@@ -320,6 +347,10 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     for name in ("init_std", "position_init", "weight_init"):
         is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
         cases.append((name, bool(settings.model_path) and is_given, "the weights come from --model_path"))
+    if settings.generator_config is not None:
+        for name in ("init_std", "position_init", "dropout"):
+            is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
+            cases.append((name, is_given, "the files of the networks say it"))
     lines = recipe_lines(settings, PRETRAINING) + warnings_of(settings, cases)
     highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate
     if highest < 0.5:

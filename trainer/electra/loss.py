@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,19 +10,33 @@ from dataset.electra.electra_dataset import Batch, Totals
 from model.electra.masking import IGNORE
 from model.electra.model_electra import AUC_BINS, ElectraPretrainer
 
-# Of the discriminator's loss beside the generator's.
+# Of the discriminator's loss beside the generator's, as published.
 DISC_WEIGHT = 50.0
 N_SUMS = 4 + 2 * AUC_BINS
 
 
-def electra_loss(model: ElectraPretrainer, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+class LossWeights(NamedTuple):
+    """What the two losses are multiplied with."""
+
+    generator: float = 1.0
+    discriminator: float = DISC_WEIGHT
+
+
+PUBLISHED = LossWeights()
+
+
+def electra_loss(
+    model: ElectraPretrainer, batch: Batch, totals: Totals, weights: LossWeights = PUBLISHED
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(a micro-batch's share of the update's loss, 0-d; what to add up, float32 [N_SUMS]).
 
     The sums: generator's and discriminator's loss, masked positions and those that the generator has right, and how
     many original and replaced tokens got which probability, in AUC_BINS bins each.
     """
     found = model(*batch)
-    loss = found.mlm / max(totals.masked, 1) + DISC_WEIGHT * found.disc / max(totals.targets, 1)
+    of_generator = weights.generator * found.mlm / max(totals.masked, 1)
+    of_discriminator = weights.discriminator * found.disc / max(totals.targets, 1)
+    loss = of_generator + of_discriminator
     with torch.no_grad():
         positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
         real = positions < batch.lengths[:, None]
@@ -36,7 +50,7 @@ def electra_loss(model: ElectraPretrainer, batch: Batch, totals: Totals) -> tupl
     return loss, torch.cat((sums, counts))
 
 
-def metrics(sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+def metrics(sums: Sequence[float], weights: LossWeights = PUBLISHED) -> tuple[dict[str, Any], float]:
     """(what to log, positions) of the sums of `electra_loss`.
 
     Precision and recall are those of finding replaced tokens.
@@ -63,7 +77,7 @@ def metrics(sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         below = original.cumsum(0) - original / 2
         auc = float((replaced * below).sum()) / (n_original * n_replaced)
     values = {
-        "loss": mlm_loss + DISC_WEIGHT * disc_loss,
+        "loss": weights.generator * mlm_loss + weights.discriminator * disc_loss,
         "mlm_loss": mlm_loss,
         "disc_loss": disc_loss,
         "gen_acc": correct / max(masked, 1),

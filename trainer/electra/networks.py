@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import ElectraConfig, PreTrainedTokenizerBase
 
 from common.errors import UserError
 from common.notices import announce
@@ -12,8 +12,9 @@ from common.packages import loader_reason
 from dataset.tokenizing.sample import Source, draw_sample
 from dataset.tokenizing.vocabulary import check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiece, wordpiece
-from model.electra.model_electra import ElectraPretrainer, configs
+from model.electra.model_electra import UNTIED, ElectraPretrainer, configs
 from model.electra.sizes import SIZES
+from trainer.electra.network_files import configs_of_files
 from trainer.electra.settings import ElectraSettings
 from trainer.machine.measure import total_memory
 from trainer.machine.out_of_memory import gigabytes
@@ -38,6 +39,7 @@ ARCHITECTURE = (
     "max_position_embeddings",
     "hidden_dropout_prob",
     "position_init",
+    UNTIED,
 )
 
 
@@ -45,9 +47,9 @@ def architecture(model: ElectraPretrainer) -> dict[str, list[Any]]:
     """{field: [generator's value, discriminator's]} of those fields of ARCHITECTURE that the configs have."""
     found = {}
     for name in ARCHITECTURE:
-        if hasattr(model.discriminator.config, name):
-            of_generator = getattr(model.generator.config, name, None)
-            found[name] = [of_generator, getattr(model.discriminator.config, name)]
+        values = [getattr(network.config, name, None) for network in (model.generator, model.discriminator)]
+        if values != [None, None]:
+            found[name] = values
     return found
 
 
@@ -100,6 +102,8 @@ def init_model(
         "sampling": settings.sampling,
         "gen_smooth": settings.gen_smooth,
         "disc_smooth": settings.disc_smooth,
+        "temperature": settings.temperature,
+        "disallow_correct": settings.disallow_correct,
     }
     if settings.model_path:
         model = load_networks(settings, tokenizer, options)
@@ -107,6 +111,18 @@ def init_model(
             if isinstance(module, torch.nn.Dropout):
                 module.p = settings.dropout
         return model
+    if settings.generator_config is not None:
+        generator, discriminator = configs_of_files(settings, tokenizer)
+    else:
+        generator, discriminator = configs_of_flags(settings, tokenizer)
+    check_memory(generator, discriminator, device)
+    return ElectraPretrainer.from_configs(generator, discriminator, settings.weight_init, **options)
+
+
+def configs_of_flags(
+    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase
+) -> tuple[ElectraConfig, ElectraConfig]:
+    """(generator's, discriminator's) ElectraConfig. Errors: ValueError where the sizes do not go together."""
     changes = {
         "width": settings.hidden_size,
         "layers": settings.num_hidden_layers,
@@ -122,12 +138,13 @@ def init_model(
         settings.max_seq_len,
         settings.init_std,
         settings.position_init,
+        settings.generator_layers,
+        settings.untied_embeddings,
         **changes,
     )
     for config in (generator, discriminator):
         set_dropout(config, settings.dropout)
-    check_memory(generator, discriminator, device)
-    return ElectraPretrainer.from_configs(generator, discriminator, settings.weight_init, **options)
+    return generator, discriminator
 
 
 def check_memory(generator: Any, discriminator: Any, device: torch.device) -> None:
@@ -170,7 +187,8 @@ def load_networks(
     what = f"--model_path {settings.model_path}"
     check_networks(settings)
     try:
-        model = ElectraPretrainer.from_pretrained(Path(settings.model_path or ""), **options)
+        folder = Path(settings.model_path or "")
+        model = ElectraPretrainer.from_pretrained(folder, settings.untied_embeddings, **options)
     except UserError:
         raise
     except Exception as error:

@@ -22,7 +22,7 @@ from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import layers
 from trainer.recipes import PRETRAINING, RECIPES, parse_with_recipe
-from trainer.reporting.settings import OutputSettings, save_interval
+from trainer.reporting.settings import OutputSettings, log_interval, save_interval
 
 # Updates.
 WARM_UP = 10_000
@@ -53,12 +53,22 @@ class ElectraOutput(OutputSettings):
 
     usual_save_interval: ClassVar[int] = USUAL_SAVE_INTERVAL
 
-    save_interval: int = save_interval(USUAL_SAVE_INTERVAL)
+    save_interval: int = save_interval(USUAL_SAVE_INTERVAL, "updates")
+    log_interval: int = log_interval("updates")
     wandb_project: str = with_default(OutputSettings, "wandb_project", "MiniMind-ELECTRA")
     save_percents: list[float] = setting(
         [6.25, 12.5, 25.0, 50.0, 100.0],
         check=percents,
         help="of the run, at which both networks are written, as 25,50,100",
+    )
+    save_steps: int = setting(
+        0, check=not_negative(int), help="updates between networks kept in checkpoint-{update}; 0: none"
+    )
+    example_interval: int = setting(
+        0,
+        check=not_negative(int),
+        help="updates between looks at an example: what was masked, what the generator wrote, and what the discriminator "
+        "makes of it; 0: none",
     )
 
 
@@ -75,6 +85,14 @@ class NetworkSettings(Settings):
     generator_divisor: int | None = setting(
         None, check=positive(int), help="what width, heads and FFN of the generator are divided by"
     )
+    generator_layers: int | None = setting(None, check=layers, help="of the generator (default: the discriminator's)")
+    untied_embeddings: bool = switch(
+        False, help="the generator has embeddings of its own, as wide as its layers, as in the original code"
+    )
+    generator_config: str | None = setting(
+        None, metavar="FILE", help="a JSON file of the generator's ElectraConfig, in place of the flags above"
+    )
+    discriminator_config: str | None = setting(None, metavar="FILE", help="the same of the discriminator")
     model_path: str | None = setting(
         None, help="start from generator/ and discriminator/ in this folder, whose sizes count"
     )
@@ -148,7 +166,13 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
     adam_epsilon: float = setting(
         1e-6, check=positive(float), help="AdamW's epsilon, beside the root of the second moment"
     )
+    gen_weight: float = setting(1.0, check=not_negative(float), help="of the generator's loss")
+    disc_weight: float = setting(50.0, check=not_negative(float), help="of the discriminator's loss")
     sampling: str = setting("fp32_gumbel", choices=tuple(SAMPLING), help="how the generator's tokens are drawn")
+    temperature: float = setting(
+        1.0, check=positive(float), help="what the generator's logits are divided by before a token is drawn"
+    )
+    disallow_correct: bool = switch(False, help="never draw the original token, so that each masked one is replaced")
     gen_smooth: float = setting(0.0, check=fraction, help="label smoothing of the generator")
     disc_smooth: float = setting(
         0.0,
@@ -173,10 +197,18 @@ class ElectraSettings(DividedMachineSettings, ElectraTraining, ElectraData, Netw
             "intermediate_size",
             "embedding_size",
             "generator_divisor",
+            "generator_layers",
         )
         given = [name for name in sizes if getattr(self, name) is not None]
-        if self.model_path and given:
-            raise ValueError(f"--model_path decides the networks: drop --{given[0]}")
+        files = [name for name in ("generator_config", "discriminator_config") if getattr(self, name) is not None]
+        if self.model_path and (given or files):
+            raise ValueError(f"--model_path decides the networks: drop --{[*given, *files][0]}")
+        if len(files) == 1:
+            raise ValueError(f"--{files[0]} needs the other one too: --generator_config and --discriminator_config")
+        if files and given:
+            raise ValueError(f"--{files[0]} decides the networks: drop --{given[0]}")
+        if not (self.gen_weight or self.disc_weight):
+            raise ValueError("--gen_weight 0 and --disc_weight 0 leave nothing to learn")
 
 
 def parser() -> SettingsParser:

@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.errors import user_errors
 from common.settings import default_of
+from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
+from dataset.tokenizing.wordpiece import load_wordpiece
 from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
 from trainer.glue.job import Command, GlueJob, schedule
 from trainer.glue.model import check_models, find_model, load_config
@@ -44,6 +47,7 @@ COMPARED = (
     "learning_rate",
     "layer_decay",
     "warmup_share",
+    "warmup_steps",
     "weight_decay",
     "head",
     "lr_schedule",
@@ -78,7 +82,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
         if settings.recipe == "original":
             config = load_config(f"--model_path {settings.model_path}", folder)
             take_rates(settings, getattr(config, "hidden_size", 0))
-        tokenizer = load_tokenizer(folder)
+        tokenizer = open_tokenizer(settings, folder)
         command = Command(settings, surroundings, dtype, say, folder, tokenizer, SentenceEncoder(tokenizer))
         on_main(ranks, lambda: check_place(settings, out, folders, folder))
         tasks = [read_task(command, name, Path(place)) for name, place in folders.items()]
@@ -95,6 +99,14 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     for line in (*precision, *checked.lines, *notices(settings, ranks)):
         say(line)
     return command, tasks
+
+
+def open_tokenizer(settings: GlueSettings, folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of --vocab_path, or that in the model's folder. Errors: ValueError."""
+    if settings.vocab_path is None:
+        return load_tokenizer(folder)
+    path = expanded(settings.vocab_path)
+    return load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
 
 
 def write_for_task(command: Command, data: Data, results: dict[str, Any]) -> None:
@@ -152,8 +164,8 @@ def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
         # At the end alone.
         settings.eval_interval = 0
     elif settings.do_train:
-        steps_of_an_epoch = schedule(settings, command.ranks, data).n_steps
-        settings.eval_interval = settings.eval_interval or steps_of_an_epoch
+        updates_of_an_epoch = schedule(settings, command.ranks, data).n_updates
+        settings.eval_interval = settings.eval_interval or updates_of_an_epoch
     return settings
 
 

@@ -43,12 +43,8 @@ def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
     """{task: folder} of --task below --data_dir. Errors: UserError where there is none."""
     top = expanded(settings.data_dir)
     if settings.task != "all":
-        task = TASKS[settings.task]
-        below = top / task.folder
-        files = ["train.tsv", *(file for _, file in task.dev)]
-        if not below.is_dir() and not any((top / file).exists() for file in files):
-            raise UserError(f"--data_dir {top}: neither a folder {task.folder} nor its train.tsv is in there")
-        return {settings.task: below if below.is_dir() else top}
+        names = settings.task.split(",")
+        return {name: folder_of_task(top, name, is_alone=len(names) == 1) for name in names}
     found = {name: top / task.folder for name, task in TASKS.items() if (top / task.folder).is_dir()}
     if not found:
         wanted = ", ".join(task.folder for task in TASKS.values())
@@ -56,6 +52,18 @@ def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
     if absent := [TASKS[name].folder for name in TASKS if name not in found]:
         say(f"not in {top}, so left out: {', '.join(absent)}")
     return found
+
+
+def folder_of_task(top: Path, name: str, is_alone: bool) -> Path:
+    """The folder of a task below --data_dir; --data_dir itself may be that of the only one. Errors: UserError."""
+    task = TASKS[name]
+    below = top / task.folder
+    if below.is_dir():
+        return below
+    files = ["train.tsv", *(file for _, file in task.dev)]
+    if is_alone and any((top / file).exists() for file in files):
+        return top
+    raise UserError(f"--data_dir {top}: neither a folder {task.folder} nor its train.tsv is in there")
 
 
 def read_task(command: "Command", name: str, folder: Path) -> Data:

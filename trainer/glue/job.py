@@ -47,7 +47,7 @@ from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
-from trainer.updates import schedule_of
+from trainer.updates import rows_of_update, schedule_of
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
     # A classifier of Hugging Face. What its config is like depends on the family.
     model: Any
 
+    counts_updates = True
     n_sums = 4
     shown = ("train_acc", "grad_norm", "updates_per_second")
     charts = COMMON
@@ -88,6 +89,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         "max_steps",
         "dropout",
         "warmup_share",
+        "warmup_steps",
         "lr_schedule",
         "loss_reduction",
         "adam_epsilon",
@@ -138,8 +140,12 @@ class GlueJob(Job[Ints, Batch, Totals]):
         )
         if data.train is not None:
             self.assembler = data.train
-        self.epochs = settings.epochs or data.task.epochs
+        epochs = settings.epochs or data.task.epochs
+        self.epochs = math.ceil(epochs)
         self.max_updates = settings.max_steps or UNLIMITED
+        # A part of an epoch ends with the update in which its last row is.
+        if settings.do_train and not settings.max_steps and self.epochs != epochs:
+            self.max_updates = math.ceil(epochs * schedule(settings, self.ranks, data).n_updates)
         # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
             self.save_at = range(settings.save_steps, sys.maxsize, settings.save_steps)
@@ -183,18 +189,26 @@ class GlueJob(Job[Ints, Batch, Totals]):
         """Progress is counted in updates where --max_steps ends the run, and in rows elsewhere: batches of another size
         after a resume then lead to the same end. The original schedule counts updates alone."""
         schedule_of_run = ENCODER_SCHEDULES[self.settings.lr_schedule]
-        warmup_share = self.settings.warmup_share
-        if self.settings.lr_schedule == "original_linear":
+        is_original = self.settings.lr_schedule == "original_linear"
+        # How much of what is counted an update is.
+        of_update = 1
+        if is_original:
             done, total = self._updates_done(update, progress)
-            return self.settings.learning_rate * max(0.0, schedule_of_run(done, total, warmup_share * total))
-        if self.max_updates == UNLIMITED:
+        elif self.max_updates == UNLIMITED:
+            of_update = rows_of_update(self.settings, self.ranks)
             done = update.epoch * update.n_rows + update.first_row
             total = self.epochs * update.n_rows
         else:
             done = progress.update
             total = int(self.max_updates)
-        factor = schedule_of_run(done, total, int(warmup_share * total))
-        return self.settings.learning_rate * max(0.0, factor)
+        warmup: float
+        if self.settings.warmup_steps is not None:
+            warmup = self.settings.warmup_steps * of_update
+        elif is_original:
+            warmup = self.settings.warmup_share * total
+        else:
+            warmup = int(self.settings.warmup_share * total)
+        return self.settings.learning_rate * max(0.0, schedule_of_run(done, total, warmup))
 
     def _updates_done(self, update: Update, progress: Progress) -> tuple[int, int]:
         """(updates before this one, updates of the run)"""
@@ -211,7 +225,8 @@ class GlueJob(Job[Ints, Batch, Totals]):
     def evaluation(self, engine: Engine, signals: StopSignals) -> Evaluation:
         """The Evaluation of this run, which remembers what it has computed last."""
         if self._evaluation is None:
-            self._evaluation = Evaluation(engine, self.data.task, self.data.dev, self.settings.batch_size, signals)
+            at_once = self.settings.eval_batch_size or self.settings.batch_size
+            self._evaluation = Evaluation(engine, self.data.task, self.data.dev, at_once, signals)
         return self._evaluation
 
     def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:

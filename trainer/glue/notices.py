@@ -1,6 +1,7 @@
 """Lines on settings of train_glue.py that cannot do what they are there for."""
 
 from dataset.glue.glue_tasks import REGRESSIONS, UNORDERED
+from dataset.reading.file_kinds import expanded
 from trainer.glue.settings import TRAINING_FLAGS, GlueSettings
 from trainer.machine.ranks import Ranks
 from trainer.recipes import FINE_TUNING, is_of_recipe, recipe_lines
@@ -15,14 +16,21 @@ def notices(settings: GlueSettings, ranks: Ranks) -> list[str]:
     for name in TRAINING_FLAGS:
         is_given = is_changed(settings, name) and not is_of_recipe(settings, name, FINE_TUNING)
         cases.append((name, not settings.do_train and is_given, "--do_train is 0"))
+    steps_of_warmup = settings.warmup_steps is not None
     overridden = bool(settings.epochs and settings.max_steps)
     several_alike = settings.num_seeds > 1 and not settings.do_train
     for name, tasks in (("double_unordered", UNORDERED), ("score_divisor", REGRESSIONS)):
         is_given = is_changed(settings, name) and not is_of_recipe(settings, name, FINE_TUNING)
-        has_effect = settings.task == "all" or settings.task in tasks
+        has_effect = settings.task == "all" or not tasks.isdisjoint(settings.task.split(","))
         cases.append((name, settings.do_train and is_given and not has_effect, f"it is for {', '.join(sorted(tasks))}"))
     cases += [
         ("epochs", overridden, f"--max_steps {settings.max_steps} overrides it"),
+        ("warmup_share", steps_of_warmup and is_changed(settings, "warmup_share"), "--warmup_steps says it"),
+        (
+            "lower_case",
+            is_changed(settings, "lower_case") and not reads_vocab_txt(settings),
+            "the tokenizer folder says it",
+        ),
         ("num_seeds", several_alike, "--do_train is 0, and one evaluation is like another"),
         ("eval_interval", bool(settings.eval_interval) and not evaluated, "no evaluation while training"),
         ("evaluate_during_training", evaluated and not settings.do_eval, "--do_eval is 0"),
@@ -34,3 +42,8 @@ def notices(settings: GlueSettings, ranks: Ranks) -> list[str]:
         ),
     ]
     return recipe_lines(settings, FINE_TUNING) + warnings_of(settings, cases) + common_warnings(settings, ranks)
+
+
+def reads_vocab_txt(settings: GlueSettings) -> bool:
+    """Whether the tokenizer is made of a vocab.txt."""
+    return settings.vocab_path is not None and not expanded(settings.vocab_path).is_dir()

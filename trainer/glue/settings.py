@@ -8,12 +8,12 @@ from typing import ClassVar
 from common.flags import fraction, not_negative, positive
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, setting, switch, with_default
-from dataset.glue.glue_tasks import TASKS
+from dataset.glue.glue_tasks import TASKS, task_list
 from trainer.machine.settings import MachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import UpdateSettings
 from trainer.recipes import FINE_TUNING, RECIPES, parse_with_recipe
-from trainer.reporting.settings import OutputSettings, save_interval
+from trainer.reporting.settings import OutputSettings, log_interval, save_interval
 
 USUAL_SAVE_INTERVAL = 500
 PROG = "train_glue.py"
@@ -26,6 +26,7 @@ TRAINING_FLAGS = (
     "lr_schedule",
     "weight_decay",
     "warmup_share",
+    "warmup_steps",
     "layer_decay",
     "top_layer_exponent",
     "adam_bias_correction",
@@ -56,7 +57,8 @@ class GlueOutput(OutputSettings):
     usual_save_interval: ClassVar[int] = USUAL_SAVE_INTERVAL
 
     out_dir: str = with_default(OutputSettings, "out_dir", str(ROOT / "out" / "glue"))
-    save_interval: int = save_interval(USUAL_SAVE_INTERVAL)
+    save_interval: int = save_interval(USUAL_SAVE_INTERVAL, "updates")
+    log_interval: int = log_interval("updates")
     wandb_project: str = with_default(OutputSettings, "wandb_project", "MiniMind-GLUE")
     save_steps: int = setting(
         0, check=not_negative(int), help="updates between models kept in checkpoint-{update}; 0: none"
@@ -86,13 +88,21 @@ class EncoderSettings(Settings):
 class TaskSettings(Settings):
     """data"""
 
-    task: str = setting(MISSING, choices=(*TASKS, "all"), help="all: every one whose folder is there", first=True)
+    task: str = setting(
+        MISSING,
+        check=task_list,
+        help=f"{', '.join(TASKS)}, or as the benchmark spells them; several as sst2,mrpc; all: every one whose folder is "
+        "there",
+        first=True,
+    )
     data_dir: str = setting(
         MISSING, help="the benchmark's folder (with CoLA, SST-2 ...), or the task's own", first=True
     )
     max_seq_len: int = setting(128, check=example_length, help="positions of an example")
     cache_dir: str | None = setting(None, help="folder for features (default: .glue_cache beside the data)")
     overwrite_cache: bool = switch(False, help="make the features anew")
+    vocab_path: str | None = setting(None, help="vocab.txt or a tokenizer folder (default: that of --model_path)")
+    lower_case: bool = switch(True, help="lower-case the text (for a vocab.txt; a folder knows by itself)")
     double_unordered: bool = switch(False, help="train MRPC and STS-B on both orders of their two sentences")
 
 
@@ -107,8 +117,11 @@ class FineTuningSettings(UpdateSettings):
         first=True,
     )
     do_train: bool = switch(True, help="0: evaluate the model of --model_path as it is")
-    epochs: int | None = setting(
-        None, check=positive(int), help="passes over the data (default: 3, of RTE and STS-B 10)", first=True
+    epochs: float | None = setting(
+        None,
+        check=positive(float),
+        help="passes over the data, as 3 or 0.5 (default: 3, of RTE and STS-B 10)",
+        first=True,
     )
     max_steps: int | None = setting(None, check=positive(int), help="updates of a run; they override --epochs")
     accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1)
@@ -118,6 +131,9 @@ class FineTuningSettings(UpdateSettings):
     )
     lr_schedule: str = setting("separate_linear", choices=tuple(ENCODER_SCHEDULES), help="of the rate")
     warmup_share: float = setting(0.1, check=fraction, help="of the run, for the warm-up")
+    warmup_steps: int | None = setting(
+        None, check=not_negative(int), help="updates of warm-up, in place of --warmup_share"
+    )
     layer_decay: float = setting(
         0.8,
         check=positive(float),
@@ -147,7 +163,10 @@ class EvaluationSettings(Settings):
     evaluate_during_training: bool = switch(False, help="evaluate while training, too")
     # The settings of a run hold the epoch's micro-batches where the user gives none.
     eval_interval: int = setting(
-        None, check=positive(int), help="micro-batches between evaluations (default: those of an epoch)"
+        None, check=positive(int), help="updates between evaluations (default: those of an epoch)"
+    )
+    eval_batch_size: int | None = setting(
+        None, check=positive(int), help="examples that a rank evaluates at once (default: --batch_size)"
     )
     eval_all_checkpoints: bool = switch(False, help="evaluate the models of --save_steps too, at the end")
 
@@ -171,6 +190,12 @@ class GlueSettings(
     """All settings of train_glue.py; --help shows the groups from the last to the first."""
 
     def check(self) -> None:
+        names = self.task.split(",")
+        for name in names:
+            if name not in (*TASKS, "all"):
+                raise ValueError(f"--task {name[:80]}: not one of {', '.join(TASKS)}, all")
+        if "all" in names and len(names) > 1:
+            raise ValueError(f"--task {self.task}: all is every task; give it alone")
         if self.eval_all_checkpoints and not self.save_steps:
             raise ValueError("--eval_all_checkpoints 1 needs --save_steps N, which keeps the models to evaluate")
         if self.seed + self.num_seeds > 2**32:

@@ -1,10 +1,17 @@
 """Every generator of random numbers of this process: seeding, saving and restoring them."""
 
+import contextlib
+import os
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+
+from common.errors import UserError
+
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:
@@ -12,6 +19,41 @@ def seed_everything(seed: int, rank: int = 0) -> None:
     random.seed(seed + rank)
     np.random.seed((seed + rank) % 2**32)
     torch.manual_seed(seed + rank)
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Take only operations that give the same bits in every run, if that is wanted. On a CPU all of ours do so anyway.
+
+    https://docs.pytorch.org/docs/stable/notes/randomness.html tells what PyTorch does then, and which operations have no
+    such form. Errors: UserError that names the operation.
+    """
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    # A module that is made when it is asked for, which the types of PyTorch do not know.
+    options: Any = torch.utils.deterministic
+    fills = options.fill_uninitialized_memory
+    # cuBLAS reads it when it is first used; without it, it may take another order of additions in each run.
+    os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    # It is there to find what reads memory that nothing was written to, and takes time.
+    options.fill_uninitialized_memory = False
+    try:
+        yield
+    except RuntimeError as error:
+        operation, found, _ = str(error).partition(" does not have a deterministic implementation")
+        if not found:
+            raise
+        raise UserError(
+            f"--deterministic 1: {operation} has no form that gives the same bits; drop the flag"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+        options.fill_uninitialized_memory = fills
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

@@ -50,6 +50,10 @@ class MachineSettings(Settings):
     gradient_checkpointing: bool = switch(
         False, help="recompute activations in the backward pass: less memory, more time"
     )
+    deterministic: bool = switch(
+        False,
+        help="the same bits in every run on a GPU too: slower, and an operation that has no such form ends the run",
+    )
     dist_timeout: int = setting(600, check=positive(int), help="seconds after which a silent rank ends the job")
 
 

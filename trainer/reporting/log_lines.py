@@ -115,6 +115,8 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
             **position(trainer.progress),
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "command": trainer.command,
+            # What the intervals of the settings count; else micro-batches.
+            "counts_updates": trainer.job.counts_updates,
             "settings": {name: value for name, value in vars(settings).items() if value is not None},
             "model": outlook.model_fields,
             "data": {"documents": outlook.n_documents, "rows": rows.n_rows, "fill": rows.fill, **outlook.data_fields},

@@ -71,18 +71,21 @@ def is_past(trainer: "Trainer") -> Callable[[dict[str, Any]], bool]:
 def never_saved(metrics: Path) -> bool:
     """Whether a metrics file is of a run that ended before its first save, or of none: nobody can go on from that."""
     save_intervals = []
-    last_step = -1
+    # Micro-batches or updates, as the intervals count.
+    done = 0
+    counts_updates = False
     updates_left = True
     try:
         for line in metrics.read_bytes().splitlines():
             record = json.loads(line)
             if "settings" in record:
                 save_intervals.append(save_interval_of(record))
+                counts_updates = record.get("counts_updates", False)
             elif "eta" in record:
-                last_step = record["step"]
+                done = record["update"] if counts_updates else record["step"] + 1
                 updates_left = record["eta"] > 0
         # More than one start means a resume, which needs a checkpoint; the end of a run is saved too.
-        return len(save_intervals) <= 1 and updates_left and last_step + 1 < min(save_intervals, default=1)
+        return len(save_intervals) <= 1 and updates_left and done < min(save_intervals, default=1)
     except FileNotFoundError:
         return True
     except (OSError, ValueError, TypeError, KeyError):
@@ -91,7 +94,7 @@ def never_saved(metrics: Path) -> bool:
 
 
 def save_interval_of(start: dict[str, Any]) -> float:
-    """The micro-batches between two saves of the run that began with this line of its metrics file.
+    """The micro-batches, or updates where intervals count these, between two saves of the run that began with this line of its metrics file.
 
     Infinity: it is not saved by their number. One that was saved by time has a checkpoint.
     """

@@ -22,14 +22,19 @@ def minutes(text: str) -> str:
     return text
 
 
-def save_interval(usual: int) -> Any:
+def save_interval(usual: int, unit: str = "micro-batches") -> Any:
     """The field of --save_interval. usual: where neither it nor --save_minutes is given."""
     # None: not given. OutputSettings.check fills it in.
     return setting(
         None,
         check=not_negative(int),
-        help=f"micro-batches between saves; 0: they do not count (default: {usual} without --save_minutes, else 0)",
+        help=f"{unit} between saves; 0: they do not count (default: {usual} without --save_minutes, else 0)",
     )
+
+
+def log_interval(unit: str = "micro-batches") -> Any:
+    """The field of --log_interval."""
+    return setting(100, check=positive(int), help=f"{unit} between log lines")
 
 
 @dataclass(kw_only=True)
@@ -53,7 +58,7 @@ class OutputSettings(Settings):
         "its default on a CUDA GPU, 0 elsewhere)",
     )
     keep_checkpoints: int = setting(2, check=positive(int), help="resume checkpoints to keep")
-    log_interval: int = setting(100, check=positive(int), help="micro-batches between log lines")
+    log_interval: int = log_interval()
     report: bool = switch(True, help="write {name}.report.html and .loss.png at the end")
     tracker: str = setting("none", choices=("none", *TRACKERS), help="log to an experiment tracker too")
     use_wandb: bool = switch(False, help="--tracker wandb (WANDB_MODE=offline needs no network)")

@@ -51,6 +51,59 @@ def batch(ids, lengths, masked):
 # ------------------------------------------------------------------------------------------------ networks
 
 
+def test_untied_embeddings_are_two_sets_as_wide_as_the_layers_of_their_network():
+    """Reference: the sizes, and the first network's numbers after the second's have changed."""
+    sizes = {"layers": 2, "width": 32, "heads": 4, "ffn": 64, "embedding": 16}
+    generator, discriminator = configs(SIZES["small"], 60, untied_embeddings=True, **sizes)
+    assert (generator.embedding_size, discriminator.embedding_size) == (8, 16)
+    model = ElectraPretrainer.from_configs(generator, discriminator)
+    own = model.generator.electra.embeddings.word_embeddings.weight
+    other = model.discriminator.electra.embeddings.word_embeddings.weight
+    assert own is model.generator.generator_lm_head.weight and own is not other
+    shared = tiny()
+    assert shared.generator.electra.embeddings is shared.discriminator.electra.embeddings
+    ids, lengths, masked = random_examples()
+    found = model(*batch(ids, lengths, masked))
+    found.disc.backward()
+    # The discriminator's loss reaches no weight of the generator.
+    assert own.grad is None and other.grad.abs().sum() > 0
+
+
+def test_untied_networks_stay_untied_when_they_are_saved(tmp_path):
+    sizes = {"layers": 1, "width": 32, "heads": 4, "ffn": 64, "embedding": 16}
+    for untied in (False, True):
+        model = ElectraPretrainer.from_configs(*configs(SIZES["small"], 60, untied_embeddings=untied, **sizes))
+        for name in ("generator", "discriminator"):
+            getattr(model, name).save_pretrained(tmp_path / str(untied) / name)
+        again = ElectraPretrainer.from_pretrained(tmp_path / str(untied))
+        assert (again.generator.electra.embeddings is again.discriminator.electra.embeddings) != untied
+        for before, after in zip(model.parameters(), again.parameters(), strict=True):
+            assert torch.equal(before, after)
+    # Shared ones can be parted: both begin as they were.
+    parted = ElectraPretrainer.from_pretrained(tmp_path / "False", untied_embeddings=True)
+    own = parted.generator.electra.embeddings.word_embeddings.weight
+    other = parted.discriminator.electra.embeddings.word_embeddings.weight
+    assert own is not other and torch.equal(own, other)
+
+
+def test_networks_whose_embeddings_differ_cannot_share_them():
+    generator = ElectraConfig(
+        vocab_size=60, embedding_size=8, hidden_size=8, num_attention_heads=1, num_hidden_layers=1
+    )
+    discriminator = ElectraConfig(
+        vocab_size=60, embedding_size=16, hidden_size=8, num_attention_heads=1, num_hidden_layers=1
+    )
+    with pytest.raises(ValueError, match="embedding_size is 8 in the generator and 16 .*--untied_embeddings 1"):
+        ElectraPretrainer.from_configs(generator, discriminator)
+
+
+def test_the_generator_may_have_fewer_layers():
+    sizes = {"layers": 3, "width": 32, "heads": 4, "ffn": 64, "embedding": 16}
+    generator, discriminator = configs(SIZES["small"], 60, generator_layers=1, **sizes)
+    assert (generator.num_hidden_layers, discriminator.num_hidden_layers) == (1, 3)
+    assert configs(SIZES["small"], 60, **sizes)[0].num_hidden_layers == 3
+
+
 @needs_shared
 def test_one_step_of_the_public_implementation():
     """golden/electra.pt: losses to 1e-5, the discriminator's labels, the gradient norm of every parameter to 1e-4."""
@@ -383,6 +436,43 @@ def test_original_weights_are_drawn_as_tensorflow_does():
 
 
 # ------------------------------------------------------------------------------------------------ sampling
+
+
+@pytest.mark.parametrize("how", ["fp32_gumbel", "multinomial"])
+def test_temperature_divides_the_logits(how):
+    """Reference: softmax(logits / temperature), by the frequencies of 20,000 draws."""
+    model = tiny(temperature=2.5, sampling=how)
+    logits = torch.tensor([3.0, 1.0, 0.0, -2.0])
+    torch.manual_seed(0)
+    repeated = logits.expand(20_000, 4)
+    drawn = sample(model.to_draw_from(repeated, torch.zeros(20_000, dtype=torch.long)), how)
+    frequencies = torch.bincount(drawn, minlength=4) / 20_000
+    assert torch.allclose(frequencies, (logits / 2.5).softmax(-1), atol=0.015)
+    assert not torch.allclose(frequencies, logits.softmax(-1), atol=0.015)
+
+
+@pytest.mark.parametrize("how", ["fp32_gumbel", "fp16_gumbel", "multinomial"])
+def test_disallow_correct_never_draws_the_original_and_leaves_the_others_their_odds(how):
+    """Reference: the probabilities without the original token, which add up to 1 again."""
+    model = tiny(disallow_correct=True, sampling=how)
+    logits = torch.tensor([9.0, 1.0, 0.0, 0.5]).expand(20_000, 4)
+    torch.manual_seed(0)
+    drawn = sample(model.to_draw_from(logits, torch.zeros(20_000, dtype=torch.long)), how)
+    frequencies = torch.bincount(drawn, minlength=4) / 20_000
+    assert frequencies[0] == 0
+    if how != "fp16_gumbel":
+        assert torch.allclose(frequencies[1:], logits[0, 1:].softmax(-1), atol=0.015)
+
+
+def test_with_disallow_correct_every_masked_token_is_replaced():
+    ids, lengths, masked = random_examples(R=20)
+    torch.manual_seed(0)
+    found = tiny(disallow_correct=True)(*batch(ids, lengths, masked))
+    assert found.replaced.sum() == (masked.labels != IGNORE).sum()
+    # A generator that knows nothing of 60 words hits the right one now and then.
+    free = tiny()(*batch(ids, lengths, masked))
+    assert free.replaced.sum() <= found.replaced.sum()
+    assert torch.equal(found.corrupted != torch.from_numpy(ids), found.replaced)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -1,0 +1,105 @@
+"""--generator_config and --discriminator_config. Reference: the fields of the files."""
+
+import json
+
+import pytest
+
+from common.errors import UserError
+from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.trainer.test_train_electra import SMALL, train
+
+DISCRIMINATOR = {
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "hidden_dropout_prob": 0.25,
+    "initializer_range": 0.2,
+}
+GENERATOR = {**DISCRIMINATOR, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+# The flags that such files replace.
+WITHOUT_SIZES = dict.fromkeys(
+    ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("electra")
+    return {"data_path": write_lines(folder / "data.jsonl")[0], "vocab_path": write_vocab(folder / "vocab.txt")}
+
+
+def files(folder, generator=GENERATOR, discriminator=DISCRIMINATOR):
+    """The two flags, and none of the sizes."""
+    flags = dict(WITHOUT_SIZES)
+    for name, fields in (("generator_config", generator), ("discriminator_config", discriminator)):
+        path = folder / f"{name}.json"
+        path.write_text(fields if isinstance(fields, str) else json.dumps(fields))
+        flags[name] = path
+    return flags
+
+
+def test_the_networks_are_those_of_the_files(data, tmp_path, capsys):
+    run = train(**data, out_dir=tmp_path, max_steps=1, **files(tmp_path), init_std=0.05)
+    for network, wanted in ((run.job.model.generator, GENERATOR), (run.job.model.discriminator, DISCRIMINATOR)):
+        for name, value in wanted.items():
+            assert getattr(network.config, name) == value, name
+        assert network.config.vocab_size == len(run.job.tokenizer)
+    assert run.job.model.generator.electra.embeddings is run.job.model.discriminator.electra.embeddings
+    assert "--init_std 0.05 has no effect: the files of the networks say it" in capsys.readouterr().out
+    # What was saved goes on from there.
+    again = {**data, **WITHOUT_SIZES, "model_path": tmp_path / "electra_small", "out_dir": tmp_path / "again"}
+    assert train(**again, max_steps=1).job.model.generator.config.num_hidden_layers == 1
+
+
+def test_untied_networks_of_files_may_have_embeddings_of_any_width(data, tmp_path):
+    generator = {**GENERATOR, "embedding_size": 8}
+    flags = files(tmp_path, generator=generator)
+    run = train(**data, out_dir=tmp_path, max_steps=1, untied_embeddings=1, **flags)
+    widths = [network.config.embedding_size for network in (run.job.model.generator, run.job.model.discriminator)]
+    assert widths == [8, 16]
+    with pytest.raises(UserError, match="embedding_size is 8 in the generator and 16"):
+        train(**data, out_dir=tmp_path / "b", max_steps=1, **flags)
+
+
+@pytest.mark.parametrize(
+    "generator, wanted",
+    [
+        ("[1, 2]", "a JSON object"),
+        ("{", "no JSON file"),
+        ({**GENERATOR, "model_type": "bert"}, "model_type is 'bert', electra is wanted"),
+        ({**GENERATOR, "num_attention_heads": 3}, "hidden_size 8 is no multiple of 3 attention heads"),
+        ({**GENERATOR, "num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, a whole number from 1 to 1,000"),
+        ({**GENERATOR, "vocab_size": 6}, "vocab_size is 6"),
+        ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, 24 is wanted"),
+        ({**GENERATOR, "hidden_size": 0}, "hidden_size is 0"),
+        ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
+        ({**GENERATOR, "attn_implementation": "evil/attention"}, "evil/attention, a program that is not fetched"),
+    ],
+)
+def test_a_faulty_file_is_named_in_one_line(data, tmp_path, generator, wanted):
+    with pytest.raises(UserError, match=wanted) as error:
+        train(**data, out_dir=tmp_path, **files(tmp_path, generator=generator))
+    assert "--generator_config" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there(data, tmp_path):
+    flags = {**files(tmp_path), "generator_config": tmp_path / "nothing.json"}
+    with pytest.raises(UserError, match="--generator_config .*nothing.json cannot be read"):
+        train(**data, out_dir=tmp_path, **flags)
+
+
+@pytest.mark.parametrize(
+    "changes, wanted",
+    [
+        ({"discriminator_config": None}, "--generator_config needs the other one too"),
+        ({"hidden_size": SMALL["hidden_size"]}, "--generator_config decides the networks: drop --hidden_size"),
+        ({"generator_layers": 1}, "--generator_config decides the networks: drop --generator_layers"),
+        ({"model_path": "out"}, "--model_path decides the networks: drop --generator_config"),
+    ],
+)
+def test_two_ways_to_name_the_networks_are_refused(data, tmp_path, capsys, changes, wanted):
+    with pytest.raises(SystemExit):
+        train(**{**data, "out_dir": tmp_path, **files(tmp_path), **changes})
+    assert wanted in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""--example_interval: one example of the data, what the generator wrote into it, and what the discriminator makes of it."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dataset.electra.electra_dataset import Batch
+from model.electra.model_electra import ElectraPretrainer, Losses
+from trainer.engine import Engine
+from trainer.evaluation import undisturbed
+from trainer.machine.signals import StopSignals
+
+# Of the generator's draws: at every look the same ones, so that what changes is the networks.
+SEED = 0
+# From this probability on the discriminator calls a token replaced.
+DOUBT = 0.5
+LABELS = ("original", "replaced")
+
+
+@torch.no_grad()
+def look_at(
+    engine: Engine, model: ElectraPretrainer, tokenizer: PreTrainedTokenizerBase, batch: Batch, signals: StopSignals
+) -> tuple[list[tuple[str, str]], int]:
+    """([(text of the batch's only example, what the networks make of it)], number of a stop signal that came, or 0).
+
+    All ranks compute it: where they have divided the model they need each other.
+    """
+    stop_signal = engine.largest(signals.signum)
+    if stop_signal:
+        return [], stop_signal
+    batch = batch.to(engine.device)
+    with undisturbed(engine):
+        torch.manual_seed(SEED)
+        with engine.autocast():
+            found = model(*batch)
+    original = str(tokenizer.decode(real_ids(batch)))
+    return [(original, f"{original}\n{told(tokenizer, batch, found)}")], 0
+
+
+def real_ids(batch: Batch) -> list[int]:
+    """The ids of the first example, without padding."""
+    ids: list[int] = batch.ids[0, : int(batch.lengths[0])].tolist()
+    return ids
+
+
+def told(tokenizer: PreTrainedTokenizerBase, batch: Batch, found: Losses) -> str:
+    """Lines on the first example: the generator's text, and of each token that was masked or is doubted the label and the
+    prediction."""
+    length = int(batch.lengths[0])
+    originals = tokenizer.convert_ids_to_tokens(real_ids(batch))
+    masked = {int(place) for place, label in zip(batch.positions[0], batch.labels[0], strict=True) if label >= 0}
+    corrupted = found.corrupted[0, :length].tolist()
+    written = tokenizer.convert_ids_to_tokens(corrupted)
+    replaced = found.replaced[0, :length].tolist()
+    probabilities = found.disc_logits[0, :length].float().sigmoid().tolist()
+    rows = [("position", "original", "generator", "label", "prediction", "probability")]
+    right = 0
+    for place in range(length):
+        is_doubted = probabilities[place] >= DOUBT
+        right += is_doubted == replaced[place]
+        if place in masked or is_doubted:
+            rows.append(
+                (
+                    str(place),
+                    originals[place],
+                    written[place] if place in masked else "",
+                    LABELS[replaced[place]],
+                    LABELS[is_doubted],
+                    f"{probabilities[place]:.2f}",
+                )
+            )
+    lines = [str(tokenizer.decode(corrupted)), *columns(rows)]
+    lines.append(f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}")
+    return "\n".join(lines)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table of text, its columns as wide as their longest entry."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
