@@ -1,4 +1,4 @@
-"""The tasks of the GLUE benchmark: one table that files, metrics and flags are read from."""
+"""What a task is, and the tasks of the GLUE benchmark: one table that files, metrics and flags are read from."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,35 @@ Words = tuple[str, ...]
 # ((name, file), ...)
 Files = tuple[tuple[str, str], ...]
 
+# What an example is given: a class; a score; a class for each of its words; the place of an answer in its text.
+CLASSIFICATION = "classification"
+REGRESSION = "regression"
+TAGS = "tags"
+QUESTIONS = "questions"
+KINDS = (CLASSIFICATION, REGRESSION, TAGS, QUESTIONS)
+# In the order in which they are shown. The first ones are the default, as many as N_USUAL says.
+METRICS = {
+    CLASSIFICATION: ("accuracy", "macro_f1", "f1", "matthews"),
+    REGRESSION: ("pearson", "spearman", "r2"),
+    TAGS: ("entity_f1", "entity_precision", "entity_recall", "accuracy"),
+    QUESTIONS: ("exact_match", "f1"),
+}
+N_USUAL = {CLASSIFICATION: 1, REGRESSION: 2, TAGS: 4, QUESTIONS: 2}
+
+
+class Windows(NamedTuple):
+    """How a text that is longer than an example is cut for questions on it, in tokens."""
+
+    # From one window's beginning to the next one's.
+    stride: int = 128
+    longest_question: int = 64
+    longest_answer: int = 30
+
 
 class Task(NamedTuple):
-    """A task of the benchmark. `dev` and `test` are (suffix of the metrics' names, file), (leaderboard's name, file)."""
+    """A task. `dev` and `test` are (suffix of the metrics' names, file), (name of the predictions, file)."""
 
+    # Of the benchmark, or the name of somebody's own task.
     folder: str
     # Columns of the sentences.
     text: Words
@@ -25,11 +50,24 @@ class Task(NamedTuple):
     test: Files = ()
     # The public file has lines with too few fields.
     skip_short_lines: bool = False
+    kind: str = CLASSIFICATION
+    train: str = "train.tsv"
+    # Of the scores of a regression.
+    bounds: tuple[float, float] = (0.0, 5.0)
+    windows: Windows = Windows()
 
     @property
     def outputs(self) -> int:
-        """How many numbers a classifier of the task gives."""
+        """How many numbers a model gives for an example, or for each of its positions."""
+        if self.kind == QUESTIONS:
+            # How well an answer begins here, and ends here.
+            return 2
         return len(self.labels) or 1
+
+    @property
+    def is_of_positions(self) -> bool:
+        """Whether every position of an example has outputs of its own."""
+        return self.kind in (TAGS, QUESTIONS)
 
 
 def _test(name: str) -> Files:
@@ -47,7 +85,7 @@ TASKS = {
     "cola": Task("CoLA", ("sentence",), "label", BINARY, ("matthews",), names=COLA, test=_test("CoLA")),
     "sst2": Task("SST-2", ("sentence",), "label", BINARY, ACCURACY, test=_test("SST-2")),
     "mrpc": Task("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, ("accuracy", "f1"), test=_test("MRPC")),
-    "stsb": Task("STS-B", PAIR, "score", (), ("pearson", "spearman"), 10, test=_test("STS-B")),
+    "stsb": Task("STS-B", PAIR, "score", (), ("pearson", "spearman"), 10, test=_test("STS-B"), kind=REGRESSION),
     "qqp": Task(
         "QQP",
         ("question1", "question2"),
@@ -67,7 +105,7 @@ TASKS = {
 # Those in which the order of the two sentences means nothing, and which the original code trains on both orders.
 UNORDERED = frozenset({"mrpc", "stsb"})
 # Those with a score in the place of classes.
-REGRESSIONS = frozenset(name for name, task in TASKS.items() if not task.labels)
+REGRESSIONS = frozenset(name for name, task in TASKS.items() if task.kind == REGRESSION)
 # What other trainers call them, beside the benchmark's own spellings.
 OTHER_NAMES = {"sts": "stsb", "sst": "sst2"}
 

@@ -17,14 +17,14 @@ def read_csv(stream: Stream, path: str, delimiter: str, text_field: str) -> Iter
 
     Errors: DataError for a file without a header that has the column.
     """
-    rows = _Rows(stream, delimiter)
+    rows = CsvRows(stream, delimiter)
     columns, column = _header(rows, path, text_field)
     while True:
         try:
             row = rows.next()
             if row is None:
                 return
-            text = _text_of_row(row, columns, column)
+            text = field_of_row(row, columns, column)
         except BadLine as bad:
             yield rows.first_line, bad.args
         else:
@@ -32,7 +32,7 @@ def read_csv(stream: Stream, path: str, delimiter: str, text_field: str) -> Iter
                 yield rows.first_line, text
 
 
-def _header(rows: "_Rows", path: str, text_field: str) -> tuple[int, int]:
+def _header(rows: "CsvRows", path: str, text_field: str) -> tuple[int, int]:
     """(number of columns, which of them is the text's)."""
     try:
         names = rows.next()
@@ -56,8 +56,8 @@ def _header(rows: "_Rows", path: str, text_field: str) -> tuple[int, int]:
     return len(names), names.index(text_field)
 
 
-def _text_of_row(row: list[str], columns: int, column: int) -> str:
-    """The text of a row. Errors: BadLine for a row that does not fit the header, and for bytes that are not UTF-8."""
+def field_of_row(row: list[str], columns: int, column: int) -> str:
+    """A field of a row. Errors: BadLine for a row that does not fit the header, and for bytes that are not UTF-8."""
     # A comma in a text that is not quoted gives one field more: the text would be cut off without a word.
     if len(row) != columns:
         raise BadLine("wrong number of fields", f"{len(row)} fields where the header has {columns}")
@@ -82,7 +82,7 @@ def _text_of_row(row: list[str], columns: int, column: int) -> str:
 #    counts what one row has taken, and `_row_lines` raises BadLine in the middle of the module's own loop.
 # 3. How to go on after a fault. A generator that has raised is finished, and the module keeps half a row. Both are made
 #    anew; the LineReader stays, so the next row begins after the last line that was read.
-class _Rows:
+class CsvRows:
     """The rows of a stream. first_line: where the row that was asked for last begins."""
 
     def __init__(self, stream: Stream, delimiter: str) -> None:

@@ -45,7 +45,7 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     text = text_of_conversation(record) if text_field == CONVERSATION else _text_of_record(record, text_field)
     # Only an escape can spell half a surrogate pair.
     if b"\\u" in raw:
-        _check_surrogates(text)
+        check_surrogates(text)
     return text
 
 
@@ -64,12 +64,12 @@ def _text_of_record(record: dict[str, Any], text_field: str) -> str:
     return text
 
 
-def record_of_line(raw: bytes) -> object:
-    """The JSON value of a line without its byte-order mark. Errors: BadLine."""
+def record_of_line(raw: bytes, keys_once: bool = False) -> object:
+    """The JSON value of a line without its byte-order mark. keys_once: no object may have a key twice. Errors: BadLine."""
     # Before json sees it: what it builds cannot be stopped half way.
     _check_number_of_values(raw)
     try:
-        return json.loads(raw.decode("utf-8"))
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=_no_key_twice if keys_once else None)
     except UnicodeDecodeError as error:
         # The bytes at the end begin a character that is not there: the writer was stopped, the encoding is right.
         if error.reason == "unexpected end of data":
@@ -83,6 +83,16 @@ def record_of_line(raw: bytes) -> object:
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets nested thousands deep.
         raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a line. Errors: BadLine for a key of which nobody can tell which value was meant."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise BadLine("key twice", f"the key {twice[:80]!r} stands twice in an object")
+    return record
 
 
 def _check_number_of_values(raw: bytes) -> None:
@@ -109,7 +119,7 @@ def _explain(error: json.JSONDecodeError, raw: bytes) -> BadLine:
     return BadLine("not JSON", f"not JSON: {error.msg} {at}")
 
 
-def _check_surrogates(text: str) -> None:
+def check_surrogates(text: str) -> None:
     """Errors: BadLine for a text that no UTF-8 can spell, such as "\\ud83d" alone; the tokenizer would fail on it."""
     try:
         text.encode("utf-8")

@@ -2,7 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.safe_cuts import LONGEST_WHOLE, TooLongToEncode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,3 +50,20 @@ class SentenceEncoder(DocumentEncoder):
         for begin in range(0, len(texts), LINES):
             encoded.extend(self._encode_bodies(texts[begin : begin + LINES]))
         return encoded
+
+    def encode_with_places(self, text: str) -> tuple[Ints, Ints]:
+        """(ids [n] of a text, where each token begins and ends in it [n, 2], in characters).
+
+        Errors: ValueError for a tokenizer that does not say so, TooLongToEncode.
+        """
+        if self._backend is None:
+            raise ValueError(
+                "the tokenizer does not say where its tokens stand in a text; one with tokenizer.json does"
+            )
+        if len(text) > LONGEST_WHOLE:
+            raise TooLongToEncode(
+                f"a text of {len(text):,} characters; at most {LONGEST_WHOLE:,} can be encoded at once"
+            )
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        ids = np.array(encoding.ids, dtype=np.int64)
+        return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)

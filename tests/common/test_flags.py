@@ -118,5 +118,5 @@ def test_flags_of_training_are_named_where_nothing_is_trained():
         "warning: --layer_decay 0.5 has no effect: --do_train is 0",
     ]
     given = [*required, "--layer_decay", "0.5", "--learning_rate", "0.01"]
-    assert notices(glue_settings.parse_args([*given, "--do_train", "0"]), Ranks()) == lines
-    assert notices(glue_settings.parse_args(given), Ranks()) == []
+    assert notices(glue_settings.parse_args([*given, "--do_train", "0"]), Ranks(), []) == lines
+    assert notices(glue_settings.parse_args(given), Ranks(), []) == []

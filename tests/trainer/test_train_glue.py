@@ -21,8 +21,9 @@ from tests.helpers import new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
+from trainer.glue.measures import scores
 from trainer.glue.model import forward, init_model, layer_groups, rates
-from trainer.glue.scores import scores, summary
+from trainer.glue.scores import summary
 
 
 @pytest.fixture(scope="module")

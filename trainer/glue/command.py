@@ -3,7 +3,7 @@
 import copy
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece
 from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
 from trainer.glue.job import Command, GlueJob, schedule
+from trainer.glue.measures import packages_for
 from trainer.glue.model import check_models, find_model, load_config
 from trainer.glue.notices import notices
-from trainer.glue.scores import line_of, look_back, metric_of, read_json, write_json
-from trainer.glue.settings import GlueSettings
+from trainer.glue.own_task import own_task
+from trainer.glue.scores import line_of, look_back, read_json, write_json
+from trainer.glue.settings import GlueSettings, OwnTaskSettings
 from trainer.job import Surroundings
 from trainer.launch import claim
 from trainer.loop import Trainer
@@ -32,8 +34,10 @@ from trainer.recipes import take_rates
 from trainer.reporting.reporter import Reporter
 
 WEIGHTS = Path("model", "model.safetensors")
+OWN_TASK = tuple(field.name for field in fields(OwnTaskSettings))
 # What a finished run must have been made with to count as done
 COMPARED = (
+    *OWN_TASK,
     "model_path",
     "from_scratch",
     "dropout",
@@ -62,8 +66,8 @@ COMPARED = (
     "do_predict",
     "eval_all_checkpoints",
 )
-# Those that change nothing of the training.
-EVALUATION = {"do_eval", "do_predict", "eval_all_checkpoints"}
+# Those that change nothing of the training, or change what is told of its data.
+EVALUATION = {"do_eval", "do_predict", "eval_all_checkpoints", *OWN_TASK}
 
 
 def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command, list[Data]]:
@@ -76,7 +80,11 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     say = Reporter(ranks.is_main).say
     out = Path(settings.out_dir)
     with user_errors():
-        folders = on_main(ranks, lambda: task_folders(settings, say))
+        own = on_main(ranks, lambda: own_task(settings, say)) if settings.kind else None
+        if own is not None:
+            folders = {own.folder: Path()}
+        else:
+            folders = on_main(ranks, lambda: task_folders(settings, say))
         on_main(ranks, lambda: refuse_earlier(settings, out, folders))
         folder = on_main(ranks, lambda: find_model(settings.model_path))
         if settings.recipe == "original":
@@ -85,18 +93,17 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
         tokenizer = open_tokenizer(settings, folder)
         command = Command(settings, surroundings, dtype, say, folder, tokenizer, SentenceEncoder(tokenizer))
         on_main(ranks, lambda: check_place(settings, out, folders, folder))
-        tasks = [read_task(command, name, Path(place)) for name, place in folders.items()]
+        tasks = [read_task(command, name, Path(place), own) for name, place in folders.items()]
         kinds = [data.task for data in tasks]
         if settings.do_eval:
             # A package that is missing would be found out after the training.
-            for name in sorted({name for task in kinds for name in task.metrics}):
-                metric_of(name)
+            packages_for(kinds)
         checked = on_main(ranks, lambda: check_models(settings, kinds, folder, command.encoder.vocab_size, dtype))
         command = replace(command, dtype=checked.dtype)
         claim(ranks, *(out / name for name in folders))
         on_main(ranks, lambda: make_room(settings, out, folders))
     precision = [precision_notice] if precision_notice else []
-    for line in (*precision, *checked.lines, *notices(settings, ranks)):
+    for line in (*precision, *checked.lines, *notices(settings, ranks, kinds)):
         say(line)
     return command, tasks
 

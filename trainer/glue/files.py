@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from common.errors import DataError, UserError
 from common.files import remove
 from common.wording import counted
-from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, read_features
-from dataset.glue.glue_tasks import TASKS, UNORDERED, Task
+from dataset.glue.feature_cache import cached_features, read_features
+from dataset.glue.features import Features
+from dataset.glue.glue_dataset import GlueAssembler
+from dataset.glue.glue_tasks import QUESTIONS, TASKS, UNORDERED, Task
+from dataset.glue.questions import read_questions
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.glue.settings import GlueSettings
@@ -41,6 +44,7 @@ class Data(NamedTuple):
 
 def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
     """{task: folder} of --task below --data_dir. Errors: UserError where there is none."""
+    assert settings.data_dir is not None
     top = expanded(settings.data_dir)
     if settings.task != "all":
         names = settings.task.split(",")
@@ -66,10 +70,13 @@ def folder_of_task(top: Path, name: str, is_alone: bool) -> Path:
     raise UserError(f"--data_dir {top}: neither a folder {task.folder} nor its train.tsv is in there")
 
 
-def read_task(command: "Command", name: str, folder: Path) -> Data:
-    """The Data of a task; the files that this command needs must be there, those of the test may be absent."""
+def read_task(command: "Command", name: str, folder: Path, own: Task | None = None) -> Data:
+    """The Data of a task; the files that this command needs must be there, those of the test may be absent.
+
+    own: the task, where it is none of the benchmark's.
+    """
     settings = command.settings
-    task = TASKS[name]
+    task = own or TASKS[name]
 
     def read(file: str, labelled: bool = True, both_orders: bool = False) -> tuple[GlueAssembler, str]:
         """The examples of a file, and the name of their features."""
@@ -84,12 +91,13 @@ def read_task(command: "Command", name: str, folder: Path) -> Data:
         check_sentences(features, command.encoder.unk_id, f"{folder / file}, --model_path {settings.model_path}")
         if features.skipped:
             command.say(f"{folder / file}: skipped {counted(int(features.skipped), 'line')} with too few fields")
-        return GlueAssembler(features, command.encoder, settings.max_seq_len), path.stem
+        asked = read_questions(folder / file, labelled) if task.kind == QUESTIONS else []
+        return GlueAssembler(features, command.encoder, settings.max_seq_len, questions=asked), path.stem
 
     training: GlueAssembler | None = None
     key = ""
     if settings.do_train:
-        training, key = read("train.tsv", both_orders=settings.double_unordered and name in UNORDERED)
+        training, key = read(task.train, both_orders=settings.double_unordered and name in UNORDERED)
     dev = {}
     if settings.do_eval:
         for suffix, file in task.dev:

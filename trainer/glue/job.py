@@ -14,7 +14,8 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from common.errors import user_errors
 from common.wording import counted
-from dataset.glue.glue_dataset import Batch, Features, GlueAssembler, GluePlan, Totals
+from dataset.glue.features import Features
+from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.loader import UpdateSchedule, ceil_div
 from dataset.store.interface import Ints
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
@@ -96,7 +97,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
     )
 
     mended_by = {
-        "data": "--data_dir, --max_seq_len, --double_unordered",
+        "data": "--data_dir, --train_file, --max_seq_len, --double_unordered",
         "tokenizer": "--model_path",
         "model (--model_path, --from_scratch)": "--head, --score_divisor",
         "optimizer": "--layer_decay, --top_layer_exponent, --adam_bias_correction",
@@ -256,8 +257,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         if not settings.from_scratch:
             source = f"from {self.command.model_folder}, {new_weights(self.new_weights)}"
         lines = [
-            f"model: {type(self.model).__name__}, {parameters / 1e6:.2f} M parameters, "
-            f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, {source}",
+            f"model: {type(self.model).__name__}, {parameters / 1e6:.2f} M parameters, {size_of(config)}{source}",
             f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {lengths.mean():.0f} tokens in the mean, "
             f"{plan.T} at most",
         ]
@@ -313,6 +313,13 @@ def schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule
     assert data.train is not None
     n_examples = len(data.train.features.first)
     return schedule_of(settings, ranks, n_examples)
+
+
+def size_of(config: PretrainedConfig) -> str:
+    """Layers and width of an encoder, in a part of a line; nothing of one whose config has no such fields."""
+    layers = getattr(config, "num_hidden_layers", None)
+    width = getattr(config, "hidden_size", None)
+    return f"{counted(layers, 'layer')} of width {width}, " if layers and width else ""
 
 
 def set_longest_text(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:

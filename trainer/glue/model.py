@@ -10,14 +10,25 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_QUESTION_ANSWERING_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import cached_file
 
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.packages import loader_reason, refuse_foreign_attention
+from dataset.glue.features import NO_CLASS
 from dataset.glue.glue_dataset import Batch, Totals
-from dataset.glue.glue_tasks import Task
+from dataset.glue.glue_tasks import CLASSIFICATION, QUESTIONS, REGRESSION, TAGS, Task
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
@@ -28,6 +39,25 @@ from trainer.glue.head import set_plain_head, to_save
 from trainer.glue.padding import choose_way, computes_in, has_segments, is_known, notice, way_of
 from trainer.glue.settings import GlueSettings
 from trainer.optim.build import parameter_groups
+
+# What transformers calls a model with a head for each kind of task.
+MODEL_CLASSES: dict[str, Any] = {
+    CLASSIFICATION: AutoModelForSequenceClassification,
+    REGRESSION: AutoModelForSequenceClassification,
+    TAGS: AutoModelForTokenClassification,
+    QUESTIONS: AutoModelForQuestionAnswering,
+}
+# The kinds of config that it has such a model for.
+CONFIG_CLASSES: dict[str, Any] = {
+    CLASSIFICATION: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    REGRESSION: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    TAGS: MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    QUESTIONS: MODEL_FOR_QUESTION_ANSWERING_MAPPING,
+}
+# What encoders call their layers, in the name of a parameter.
+LAYER = re.compile(r"\.(?:layers?|blocks|attentions|ffns|layer_norm[12])\.(\d+)\.")
+# What Hugging Face calls the outputs that are no classes.
+OUTPUT_NAMES = {REGRESSION: ("LABEL_0",), QUESTIONS: ("LABEL_0", "LABEL_1")}
 
 
 def find_model(model_path: str) -> Path:
@@ -56,18 +86,20 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     """
     what = f"--model_path {settings.model_path}"
     config = read_config(settings, task, folder, vocab_size)
+    check_kind(config, task, what)
     if settings.from_scratch:
-        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+        model = MODEL_CLASSES[task.kind].from_config(config, trust_remote_code=False)
         init_position_embeddings(model)
         new = set(model.state_dict())
         check_positions(model, settings)
     else:
-        model, new = load_pretrained(settings, config, folder)
+        model, new = load_pretrained(settings, task, config, folder)
         check_positions(model, settings)
         check_new(settings, task, model, new)
-    if settings.head == "plain":
+    # Words and answers have a head of one matrix anyway.
+    if settings.head == "plain" and not task.is_of_positions:
         new = with_plain_head(settings, task, model, new)
-    choose_way(model, what, settings.max_seq_len)
+    choose_way(model, what, settings.max_seq_len, settings.do_train)
     return model, new
 
 
@@ -108,8 +140,7 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
     if not settings.from_scratch:
         with user_errors():
             check_size(vocab_size, config.vocab_size, what)
-    # A regression has one output, which Hugging Face calls so.
-    words = task.labels or ("LABEL_0",)
+    words = OUTPUT_NAMES.get(task.kind, task.labels)
     # A saved classifier may have its classes in another order; its answers would be read wrongly, without an error.
     saved = [word for _, word in sorted((config.id2label or {}).items())]
     if not settings.do_train and set(saved) == set(words) and saved != list(words):
@@ -124,18 +155,27 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
             setattr(config, name, settings.dropout)
     # A model that is evaluated as it is keeps its own.
     if settings.do_train:
-        config.score_divisor = 1.0 if task.labels else settings.score_divisor
+        config.score_divisor = settings.score_divisor if task.kind == REGRESSION else 1.0
     if getattr(config, "score_divisor", None) == 1:
         # The usual value is left out, so that such a config is as other people's code writes it.
         del config.score_divisor
-    config.problem_type = "single_label_classification" if task.labels else "regression"
+    if not task.is_of_positions:
+        config.problem_type = "regression" if task.kind == REGRESSION else "single_label_classification"
     return config
 
 
-def load_pretrained(settings: GlueSettings, config: PretrainedConfig, folder: Path) -> tuple[Any, set[str]]:
-    """(the classifier of a folder, names of its weights that are not in there or do not fit). Errors: UserError."""
+def check_kind(config: Any, task: Task, what: str) -> None:
+    """Errors: UserError for an encoder to which transformers has no head for the task."""
+    if type(config) not in CONFIG_CLASSES[task.kind]:
+        raise UserError(
+            f"{what}: transformers has no head for {task.kind} to {config.model_type}; name another encoder"
+        )
+
+
+def load_pretrained(settings: GlueSettings, task: Task, config: PretrainedConfig, folder: Path) -> tuple[Any, set[str]]:
+    """(the model of a folder, names of its weights that are not in there or do not fit). Errors: UserError."""
     try:
-        model, faults = AutoModelForSequenceClassification.from_pretrained(
+        model, faults = MODEL_CLASSES[task.kind].from_pretrained(
             folder,
             ignore_mismatched_sizes=True,
             trust_remote_code=False,
@@ -160,8 +200,13 @@ def check_new(settings: GlueSettings, task: Task, model: Any, new: set[str]) -> 
         raise UserError(f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}")
     if new and not settings.do_train:
         raise UserError(
-            f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
+            f"--do_train 0: {what} has no {head_name(task)} for {task.folder} ({min(new)}); name a fine-tuned model"
         )
+
+
+def head_name(task: Task) -> str:
+    """What a model needs for a task, in a part of a line."""
+    return f"head for {task.kind}" if task.is_of_positions else "classification head"
 
 
 def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: int) -> None:
@@ -228,10 +273,10 @@ def layer_groups(
     """Optimiser groups with `lr_scale` = layer_decay ** exponent: 0 for the head, top_layer_exponent for the top layer, and
     one more for each below it, down to the embeddings; each with and without weight decay. Every trainable parameter is
     in exactly one."""
-    # The number of its layer stands in a parameter's name: `layer.3.` of BERT and its kin, `layers.3.` of others.
+    # The number of its layer stands in a parameter's name: `layer.3.` of BERT and its kin, `attentions.3.` of XLM.
     layer_of: dict[str, int] = {}
     for name, _ in model.named_parameters():
-        match = re.search(r"\.layers?\.(\d+)\.", name)
+        match = LAYER.search(name)
         if match:
             layer_of[name] = int(match[1])
     n_layers = max(layer_of.values(), default=-1) + 1
@@ -293,7 +338,7 @@ def compiled_shape(model: Any) -> tuple[int, int] | None:
 
 
 def forward(model: Any, batch: Batch) -> torch.Tensor:
-    """Logits, float32 [R, outputs]."""
+    """Logits, float32 [R, outputs], or [R, T, outputs] where every position has its own."""
     shape = compiled_shape(model)
     # Only the batches that it was compiled for: another shape would compile a second graph.
     is_for_it = model.training and shape == batch.ids.shape
@@ -302,36 +347,57 @@ def forward(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-    """The sum over examples of cross-entropy, or of the squared error of a score that is divided by `divisor`."""
-    if task.labels:
-        return F.cross_entropy(logits, labels, reduction="sum")
-    return F.mse_loss(logits[:, 0], labels / divisor, reduction="sum")
+    """The sum over examples (over words, where they have classes) of cross-entropy, or of the squared error of a score that
+    is divided by `divisor`. The cross-entropy of an answer is the mean of its beginning's and its end's."""
+    if task.kind == REGRESSION:
+        return F.mse_loss(logits[:, 0], labels / divisor, reduction="sum")
+    if task.kind == QUESTIONS:
+        # [R, T, 2] -> [2 R, T]: a choice among positions for each beginning and each end
+        choices = logits.transpose(1, 2).flatten(0, 1)
+        return F.cross_entropy(choices, labels.flatten(), reduction="sum") / 2
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), reduction="sum", ignore_index=NO_CLASS)
+
+
+def without_padding_as_answer(task: Task, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Logits in which no answer begins or ends in the padding. mask: [R, T]."""
+    if task.kind != QUESTIONS:
+        return logits
+    return logits.masked_fill(mask[:, :, None] == 0, torch.finfo(logits.dtype).min)
 
 
 def glue_loss(
     task: Task, model: PreTrainedModel, batch: Batch, totals: Totals, reduction: str = "mean"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a micro-batch's share of the update's loss, 0-d; float32 [4] to add up: loss, examples, those whose class is
-    right, tokens). reduction: of the update's loss over its examples, mean or sum."""
-    logits = forward(model, batch)
+    """(a micro-batch's share of the update's loss, 0-d; float32 [4] to add up: loss, labels, those that are right, tokens).
+    A label is an example's or, where words have them, a word's. reduction: of the update's loss over them, mean or sum."""
+    logits = without_padding_as_answer(task, forward(model, batch), batch.mask)
     loss = loss_sum(task, logits, batch.labels, score_divisor(model))
     with torch.no_grad():
-        right = (logits.argmax(-1) == batch.labels).sum()
-        # A fill: a copy from the host would wait for the device.
-        examples = loss.new_full((), len(batch.labels))
-        sums = torch.stack((loss.detach(), examples, right.float(), batch.mask.sum().float()))
-    return loss if reduction == "sum" else loss / totals.examples, sums
+        right, n_labels = right_labels(task, logits, batch.labels)
+        sums = torch.stack((loss.detach(), n_labels.float(), right.float(), batch.mask.sum().float()))
+    return loss if reduction == "sum" else loss / max(totals.labels, 1), sums
+
+
+def right_labels(task: Task, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(how many labels of a batch are what is likeliest, how many there are), 0-d each. An answer is one label."""
+    if task.kind == TAGS:
+        return (logits.argmax(-1) == labels).sum(), (labels != NO_CLASS).sum()
+    # A fill: a copy from the host would wait for the device.
+    n_labels = labels.new_full((), len(labels))
+    if task.kind == QUESTIONS:
+        return (logits.argmax(1) == labels).all(-1).sum(), n_labels
+    return (logits.argmax(-1) == labels).sum(), n_labels
 
 
 def metrics(task: Task, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
     """(what to log, tokens) of the sums of `glue_loss`."""
-    loss, examples, right, tokens = sums
+    loss, n_labels, right, tokens = sums
     # All updates since the last line were skipped.
-    if not examples:
+    if not n_labels:
         return {"loss": math.nan}, 0
-    values = {"loss": loss / examples}
-    if task.labels:
-        values["train_acc"] = right / examples
+    values = {"loss": loss / n_labels}
+    if task.kind != REGRESSION:
+        values["train_acc"] = right / n_labels
     return values, tokens
 
 

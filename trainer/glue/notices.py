@@ -1,14 +1,17 @@
 """Lines on settings of train_glue.py that cannot do what they are there for."""
 
-from dataset.glue.glue_tasks import REGRESSIONS, UNORDERED
+from collections.abc import Sequence
+from dataclasses import fields
+
+from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, REGRESSIONS, UNORDERED, Task
 from dataset.reading.file_kinds import expanded
-from trainer.glue.settings import TRAINING_FLAGS, GlueSettings
+from trainer.glue.settings import TRAINING_FLAGS, GlueSettings, OwnTaskSettings
 from trainer.machine.ranks import Ranks
 from trainer.recipes import FINE_TUNING, is_of_recipe, recipe_lines
-from trainer.without_effect import common_warnings, is_changed, warnings_of
+from trainer.without_effect import Case, common_warnings, is_changed, warnings_of
 
 
-def notices(settings: GlueSettings, ranks: Ranks) -> list[str]:
+def notices(settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task]) -> list[str]:
     """The lines, in the order in which they are printed."""
     evaluated = settings.evaluate_during_training
     compiled = settings.use_compile == "1"
@@ -19,10 +22,16 @@ def notices(settings: GlueSettings, ranks: Ranks) -> list[str]:
     steps_of_warmup = settings.warmup_steps is not None
     overridden = bool(settings.epochs and settings.max_steps)
     several_alike = settings.num_seeds > 1 and not settings.do_train
-    for name, tasks in (("double_unordered", UNORDERED), ("score_divisor", REGRESSIONS)):
+    for name, usual in (("double_unordered", UNORDERED), ("score_divisor", REGRESSIONS)):
         is_given = is_changed(settings, name) and not is_of_recipe(settings, name, FINE_TUNING)
-        has_effect = settings.task == "all" or not tasks.isdisjoint(settings.task.split(","))
-        cases.append((name, settings.do_train and is_given and not has_effect, f"it is for {', '.join(sorted(tasks))}"))
+        has_effect = settings.task == "all" or not usual.isdisjoint(settings.task.split(","))
+        if name == "score_divisor" and any(task.kind == REGRESSION for task in tasks):
+            has_effect = True
+        cases.append((name, settings.do_train and is_given and not has_effect, f"it is for {', '.join(sorted(usual))}"))
+    is_plain = settings.head == "plain" and not is_of_recipe(settings, "head", FINE_TUNING)
+    of_positions = any(task.is_of_positions for task in tasks)
+    cases.append(("head", is_plain and of_positions, "words and answers have a head of one matrix anyway"))
+    cases += own_task_cases(settings)
     cases += [
         ("epochs", overridden, f"--max_steps {settings.max_steps} overrides it"),
         ("warmup_share", steps_of_warmup and is_changed(settings, "warmup_share"), "--warmup_steps says it"),
@@ -47,3 +56,18 @@ def notices(settings: GlueSettings, ranks: Ranks) -> list[str]:
 def reads_vocab_txt(settings: GlueSettings) -> bool:
     """Whether the tokenizer is made of a vocab.txt."""
     return settings.vocab_path is not None and not expanded(settings.vocab_path).is_dir()
+
+
+def own_task_cases(settings: GlueSettings) -> list[Case]:
+    """Flags of one's own tasks beside the benchmark's, and those of questions beside other kinds."""
+    cases: list[Case] = []
+    for field in fields(OwnTaskSettings):
+        is_given = is_changed(settings, field.name)
+        if settings.kind is None:
+            cases.append((field.name, is_given, f"--task {settings.task} is of the benchmark"))
+        elif field.name in ("doc_stride", "max_query_length", "max_answer_length"):
+            cases.append((field.name, is_given and settings.kind != QUESTIONS, f"it is for {QUESTIONS}"))
+    cases.append(
+        ("data_dir", settings.kind is not None and settings.data_dir is not None, "the task has its own files")
+    )
+    return cases

@@ -5,13 +5,14 @@ the wrong kind raises no error: it is added to the scores as 0 and 1, and paddin
 attention is not known is tried once, and gets the quickest of the three ways that leaves its outputs as they are
 without padding.
 
-Shape letters: R rows, T positions.
+Shape letters: R rows, T positions, n outputs.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from common.errors import UserError
 from dataset.glue.glue_dataset import Batch
@@ -25,10 +26,10 @@ ATTENTION = ("sdpa", "compiled_on_cpu")
 SAME_SHAPE = 1e-6
 # Relative: batches of other shapes are rounded otherwise, the more the deeper an encoder is.
 OTHER_SHAPE = 1e-3
-# Of the examples that are tried.
-LENGTHS = (24, 13, 5)
+# Of the examples that are tried. Two are alike: some encoders take rows of one length alone, and some no two rows.
+LENGTHS = (24, 13, 5, 13)
 
-# (model, batch) -> logits [R, outputs].
+# (model, batch) -> logits [R, n], or [R, T, n] where every position has its own.
 Way = Callable[[Any, Batch], torch.Tensor]
 
 
@@ -49,6 +50,14 @@ def inputs_of(model: Any, batch: Batch, mask: torch.Tensor) -> dict[str, torch.T
     return inputs
 
 
+def logits_of(output: Any) -> torch.Tensor:
+    """The logits in what a model of transformers gives; an answer's are how well it begins and ends at a position."""
+    if "start_logits" in output:
+        return torch.stack((output.start_logits, output.end_logits), dim=-1)
+    logits: torch.Tensor = output.logits
+    return logits
+
+
 # ---------------------------------------------------------------------------------------------- the three ways
 
 
@@ -57,12 +66,12 @@ def with_ready_mask(model: Any, batch: Batch) -> torch.Tensor:
     where nothing is padded, which waits for the device and gives a compiled layer two forms."""
     R, T = batch.ids.shape
     visible = batch.mask.bool()[:, None, None, :].expand(R, 1, T, T)
-    return model(**inputs_of(model, batch, visible)).logits
+    return logits_of(model(**inputs_of(model, batch, visible)))
 
 
 def with_own_mask(model: Any, batch: Batch) -> torch.Tensor:
     """The encoder makes what it needs of 1 for a token and 0 for padding, [R, T]."""
-    return model(**inputs_of(model, batch, batch.mask)).logits
+    return logits_of(model(**inputs_of(model, batch, batch.mask)))
 
 
 def cut(batch: Batch, rows: torch.Tensor, length: int) -> Batch:
@@ -77,7 +86,11 @@ def without_padding(model: Any, batch: Batch) -> torch.Tensor:
     places = []
     for length in sorted(set(lengths.tolist())):
         rows = (lengths == length).nonzero().flatten()
-        parts.append(with_own_mask(model, cut(batch, rows, length)))
+        part = with_own_mask(model, cut(batch, rows, length))
+        if part.dim() == 3:
+            # [r, length, n] -> [r, T, n]
+            part = F.pad(part, (0, 0, 0, batch.ids.shape[1] - length))
+        parts.append(part)
         places.append(rows)
     return torch.cat(parts)[torch.cat(places).argsort()]
 
@@ -91,43 +104,73 @@ def way_of(model: Any) -> Way:
 
 
 @torch.no_grad()
-def choose_way(model: Any, what: str, longest: int) -> None:
+def choose_way(model: Any, what: str, longest: int, trains: bool = True) -> None:
     """Find out how the model is to be called, by examples of at most `longest` positions.
 
-    what: names the model for the user. Errors: UserError where it cannot compute one row, or where rows that share a
-    batch change one another's outputs.
+    what: names the model for the user. Errors: UserError where it cannot compute one row, or several together, or where
+    rows that share a batch change one another's outputs; and where it `trains` and cannot.
     """
     if is_known(model):
         model.padding_way = with_ready_mask
         return
     was_training = model.training
-    model.eval()
+    examples = f"examples of {min(longest, max(LENGTHS))} tokens and less"
     try:
-        reference = torch.cat([with_own_mask(model, row) for row in single_rows(model, longest)]).float()
-        for way in (with_own_mask, without_padding):
-            if leaves_padding_out(model, way, reference, longest):
-                model.padding_way = way
-                return
-    except Exception as error:
-        # Each encoder raises its own kinds.
-        raise UserError(
-            f"{what}: {type(model).__name__} cannot compute examples of {min(longest, max(LENGTHS))} tokens and less "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:120]})"
-        ) from error
+        model.eval()
+        model.padding_way = find_way(model, what, examples, longest)
+        if trains:
+            model.train()
+            check_training(model, what, examples, longest)
     finally:
         model.train(was_training)
-    raise UserError(f"{what}: in {type(model).__name__} the rows of a batch change one another's outputs")
+
+
+def find_way(model: Any, what: str, examples: str, longest: int) -> Way:
+    """The quickest way that leaves padding out. Errors: UserError; `what` and `examples` are named in it."""
+    name = type(model).__name__
+    try:
+        rows = [real_outputs(with_own_mask(model, row), row) for row in single_rows(model, longest)]
+    except Exception as error:
+        # Each encoder raises its own kinds.
+        raise UserError(f"{what}: {name} cannot compute {examples} ({short_reason(error)})") from error
+    reference = torch.cat(rows).float()
+    failure: Exception | None = None
+    for way in (with_own_mask, without_padding):
+        try:
+            if leaves_padding_out(model, way, reference, longest):
+                return way
+        except Exception as error:
+            # It wants rows of another form; the next way may give it one.
+            failure = error
+    if failure is not None:
+        raise UserError(f"{what}: {name} cannot compute several {examples} together ({short_reason(failure)})")
+    raise UserError(f"{what}: in {name} the rows of a batch change one another's outputs")
+
+
+def check_training(model: Any, what: str, examples: str, longest: int) -> None:
+    """Errors: UserError for a model that computes examples, but not while it trains."""
+    try:
+        way_of(model)(model, padded_batch(model, longest, filled=False))
+    except Exception as error:
+        # Each encoder raises its own kinds.
+        raise UserError(f"{what}: {type(model).__name__} cannot train on {examples} ({short_reason(error)})") from error
+
+
+def short_reason(error: Exception) -> str:
+    """Why an encoder failed, in a part of a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+
+
+def real_outputs(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The logits that are no padding's: [R, n], or [tokens, n] where every position has its own."""
+    return logits if logits.dim() == 2 else logits[batch.mask.bool()]
 
 
 def leaves_padding_out(model: Any, way: Way, reference: torch.Tensor, longest: int) -> bool:
     """Whether rows that share a batch give what each gives alone, and whatever stands in the padding."""
     plain = padded_batch(model, longest, filled=False)
-    try:
-        found = watched(model, way, plain)
-        filled = watched(model, way, padded_batch(model, longest, filled=True))
-    except Exception:
-        # It wants rows of another form; the next way may give it one.
-        return False
+    found = watched(model, way, plain)
+    filled = watched(model, way, padded_batch(model, longest, filled=True))
     if found.logits.shape != reference.shape or not found.logits.isfinite().all():
         return False
     if not close(found.logits, reference, OTHER_SHAPE):
@@ -141,7 +184,8 @@ def leaves_padding_out(model: Any, way: Way, reference: torch.Tensor, longest: i
 
 
 class Outputs(NamedTuple):
-    logits: torch.Tensor  # [R, outputs]
+    # As `real_outputs` gives them.
+    logits: torch.Tensor
     # What the encoder gives below the head, most often [R, T, H].
     hidden: torch.Tensor
 
@@ -150,7 +194,7 @@ def watched(model: Any, way: Way, batch: Batch) -> Outputs:
     hidden: list[torch.Tensor] = []
     handle = model.base_model.register_forward_hook(lambda _, inputs, output: hidden.append(output[0]))
     try:
-        logits = way(model, batch).float()
+        logits = real_outputs(way(model, batch), batch).float()
     finally:
         handle.remove()
     return Outputs(logits, hidden[-1].float())
@@ -195,7 +239,8 @@ def computes_in(model: Any, dtype: torch.dtype, longest: int) -> bool:
     model.eval()
     try:
         with torch.autocast("cpu", dtype):
-            found = way_of(model)(model, padded_batch(model, longest, filled=False))
+            batch = padded_batch(model, longest, filled=False)
+            found = real_outputs(way_of(model)(model, batch), batch)
     except RuntimeError:
         return False
     finally:

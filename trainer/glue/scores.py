@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 
 from common.files import atomic_file
-from common.packages import optional_package
 from dataset.glue.glue_dataset import Batch, GlueAssembler, Totals
 from dataset.glue.glue_tasks import TASKS, Task
 from trainer.engine import Engine
 from trainer.glue.head import load_saved
-from trainer.glue.model import forward, loss_sum, score_divisor
+from trainer.glue.measures import mean_loss, measured
+from trainer.glue.model import forward, score_divisor
+from trainer.glue.padding import real_outputs
+from trainer.glue.predictions import suffix_of, write_predictions
 from trainer.glue.settings import GlueSettings
 from trainer.machine.ranks import on_main
 from trainer.machine.signals import StopSignals
@@ -26,38 +28,6 @@ from trainer.reporting.reporter import Say, finite
 
 if TYPE_CHECKING:
     from trainer.glue.files import Data
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-# (labels [N], classes or scores [N]) -> the figure.
-Metric = Callable[[Array, Array], float]
-
-
-def correlation(measure: Callable[[Array, Array], Any]) -> Metric:
-    """A correlation of scipy's as a Metric."""
-
-    def score(labels: Array, scores: Array) -> float:
-        # Undefined where one side is constant (or not finite).
-        if np.ptp(labels) == 0 or not np.ptp(scores) > 0:
-            return math.nan
-        return float(measure(labels, scores).statistic)
-
-    return score
-
-
-def metric_of(name: str) -> Metric:
-    """A Metric by its name in dataset/glue/glue_tasks.py. Errors: DataError where its package is not installed."""
-    if name in ("pearson", "spearman"):
-        measures = optional_package("scipy.stats", f"for the metric {name}")
-        return correlation({"pearson": measures.pearsonr, "spearman": measures.spearmanr}[name])
-    metrics = optional_package("sklearn.metrics", f"for the metric {name}", package="scikit-learn")
-    by_name: dict[str, Metric] = {
-        "accuracy": metrics.accuracy_score,
-        "f1": metrics.f1_score,
-        "matthews": metrics.matthews_corrcoef,
-    }
-    return by_name[name]
 
 
 class Evaluation:
@@ -88,19 +58,18 @@ class Evaluation:
             logits, stop_signal = self.outputs(assembler)
             if stop_signal:
                 return {}, stop_signal
-            labels = assembler.features.labels
-            divisor = score_divisor(self.engine.model)
-            loss = float(loss_sum(self.task, logits, torch.from_numpy(labels), divisor)) / len(labels)
+            loss = mean_loss(self.task, assembler.features, logits, score_divisor(self.engine.model))
             # MNLI has two development files. The first one's loss is the one to follow.
             found.setdefault("val_loss", loss)
-            for name, value in scores(self.task, logits, labels).items():
+            for name, value in measured(self.task, assembler, logits).items():
                 found[name + suffix] = value
         self._latest = (update, found)
         return found, 0
 
     @torch.no_grad()
     def outputs(self, assembler: GlueAssembler) -> tuple[torch.Tensor, int]:
-        """(logits of all examples of an assembler, float32 [N, outputs] on the CPU; number of a stop signal or 0).
+        """(logits of all examples of an assembler, float32 [N, outputs] on the CPU, or [P, outputs] of the positions of all
+        examples where every position has its own; number of a stop signal or 0).
 
         The batches hold examples of like length and are the same on every world size. Batch i is computed by rank i mod
         world size; the sum over ranks adds zeros to it, so that all get the same.
@@ -110,16 +79,21 @@ class Evaluation:
         n = self.task.outputs
         # Examples of like length stand together, so that little is padding.
         order = np.argsort(assembler.features.lengths, kind="stable")
+        sizes = assembler.features.lengths if self.task.is_of_positions else np.ones_like(order)
+        ends = np.cumsum(sizes)
         # A last row for stop requests: signal numbers, how many.
-        logits = torch.zeros(len(order) + 1, max(n, 2))
+        logits = torch.zeros(int(ends[-1]) + 1, max(n, 2))
         model.eval()
         for lo in range(ranks.rank * self.batch_size, len(order), ranks.world_size * self.batch_size):
             if self.signals.signum:
                 logits[-1, :2] = torch.tensor([self.signals.signum, 1])
                 break
             numbers = order[lo : lo + self.batch_size]
+            batch = assembler[numbers].to(self.engine.device)
             with self.engine.autocast():
-                logits[numbers, :n] = forward(model, assembler[numbers].to(self.engine.device)).cpu()
+                found = real_outputs(forward(model, batch), batch).cpu()
+            places = np.concatenate([np.arange(ends[number] - sizes[number], ends[number]) for number in numbers])
+            logits[places, :n] = found
         model.train()
         if ranks.world_size > 1:
             logits = logits.to(self.engine.device)
@@ -127,34 +101,6 @@ class Evaluation:
             logits = logits.cpu()
         signums, stopping = logits[-1, :2].tolist()
         return logits[:-1, :n], int(signums / max(stopping, 1))
-
-
-def answers(task: Task, logits: torch.Tensor, divisor: float = 1.0) -> Array:
-    """Class numbers, or scores from 0 to 5, of logits [N, outputs]: a numpy array. divisor: see `score_divisor`."""
-    chosen = logits.argmax(-1) if task.labels else logits[:, 0] * divisor
-    return chosen.numpy()
-
-
-def scores(task: Task, logits: torch.Tensor, labels: Array) -> dict[str, float]:
-    """{metric: value} of logits [N, outputs] and the labels of an assembler's features."""
-    found = answers(task, logits)
-    return {name: float(metric_of(name)(labels, found)) for name in task.metrics}
-
-
-def write_predictions(path: Path, task: Task, logits: torch.Tensor, divisor: float) -> None:
-    """A file as the leaderboard wants it: the words of two- and three-way entailment, numbers elsewhere."""
-    found = answers(task, logits, divisor)
-    if task.labels:
-        words = [task.labels[i] for i in found]
-    else:
-        # The leaderboard takes scores from 0 to 5.
-        words = [f"{score:.3f}" for score in found.clip(0, 5)]
-    lines = ["index\tprediction\n"]
-    for i, word in enumerate(words):
-        lines.append(f"{i}\t{word}\n")
-    path.parent.mkdir(exist_ok=True)
-    with atomic_file(path) as file:
-        file.write("".join(lines).encode())
 
 
 def summary(results: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
@@ -236,10 +182,11 @@ def predict(data: "Data", folder: Path, evaluation: Evaluation, say: Say) -> int
         logits, stop_signal = evaluation.outputs(assembler)
         if stop_signal:
             return stop_signal
-        target = folder / "predictions" / f"{name}.tsv"
+        target = folder / "predictions" / f"{name}{suffix_of(data.task)}"
         # All ranks have the same logits; one writes.
         divisor = score_divisor(evaluation.engine.model)
-        on_main(evaluation.engine.ranks, partial(write_predictions, target, data.task, logits, divisor))
+        write = partial(write_predictions, target, data.task, assembler, logits, divisor)
+        on_main(evaluation.engine.ranks, write)
         say(f"predictions: {target}")
     return 0
 
@@ -268,7 +215,8 @@ def line_of(results: Mapping[str, float | None]) -> str:
 def show_table(out: Path, say: Say) -> None:
     """Write {out}/eval_results.json from all tasks that are in there, and print their table."""
     found = {}
-    for name in TASKS:
+    own = sorted(path.parent.name for path in out.glob("*/eval_results.json"))
+    for name in dict.fromkeys((*TASKS, *own)):
         of_task = read_json(out / name / "eval_results.json", "metrics", "seeds")
         if of_task:
             found[name] = of_task

@@ -1,14 +1,16 @@
 """The settings of train_glue.py."""
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass
-from typing import ClassVar
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import ClassVar, NoReturn
 
-from common.flags import fraction, not_negative, positive
+from common.flags import end_with_line, fraction, not_negative, positive
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, setting, switch, with_default
-from dataset.glue.glue_tasks import TASKS, task_list
+from dataset.glue.glue_tasks import KINDS, METRICS, TASKS, Windows, task_list
+from dataset.reading.file_kinds import expanded
 from trainer.machine.settings import MachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import UpdateSettings
@@ -48,6 +50,12 @@ def example_length(text: str) -> int:
     if value < 5:
         raise argparse.ArgumentTypeError(f"{text} must be at least 5, for two sentences: CLS a SEP b SEP")
     return value
+
+
+# Suffixes of the files that describe a task.
+DESCRIPTIONS = (".yaml", ".yml")
+# Of a task of one's own: it names the folder of its results.
+OWN_NAME = re.compile(r"[\w][\w.-]{0,80}")
 
 
 @dataclass(kw_only=True)
@@ -91,12 +99,13 @@ class TaskSettings(Settings):
     task: str = setting(
         MISSING,
         check=task_list,
+        metavar="TASK",
         help=f"{', '.join(TASKS)}, or as the benchmark spells them; several as sst2,mrpc; all: every one whose folder is "
-        "there",
+        "there; one of your own: a YAML file of the settings below, or its name beside these flags",
         first=True,
     )
-    data_dir: str = setting(
-        MISSING, help="the benchmark's folder (with CoLA, SST-2 ...), or the task's own", first=True
+    data_dir: str | None = setting(
+        None, help="the benchmark's folder (with CoLA, SST-2 ...), or the task's own", first=True
     )
     max_seq_len: int = setting(128, check=example_length, help="positions of an example")
     cache_dir: str | None = setting(None, help="folder for features (default: .glue_cache beside the data)")
@@ -104,6 +113,40 @@ class TaskSettings(Settings):
     vocab_path: str | None = setting(None, help="vocab.txt or a tokenizer folder (default: that of --model_path)")
     lower_case: bool = switch(True, help="lower-case the text (for a vocab.txt; a folder knows by itself)")
     double_unordered: bool = switch(False, help="train MRPC and STS-B on both orders of their two sentences")
+
+
+@dataclass(kw_only=True)
+class OwnTaskSettings(Settings):
+    """a task of your own"""
+
+    kind: str | None = setting(
+        None, choices=KINDS, help="what an example is given: a class, a score, a tag for each word, an answer in a text"
+    )
+    train_file: str | None = setting(
+        None, help=".csv, .tsv or .jsonl; of tags .jsonl, of questions .json in the format of SQuAD 1.1"
+    )
+    dev_file: str | None = setting(None, help="what is evaluated on, of the same kind")
+    test_file: str | None = setting(None, help="what --do_predict predicts, of the same kind, without labels")
+    text: list[str] = setting(
+        [], several=True, help="columns of the one or two sentences, or of the words (default: text; of tags words)"
+    )
+    label: str | None = setting(None, help="column of the label (default: label; of tags tags)")
+    labels: list[str] = setting(
+        [], several=True, help="the classes in their order (default: those in the training file, sorted)"
+    )
+    metrics: list[str] = setting(
+        [],
+        several=True,
+        choices=tuple(dict.fromkeys(name for names in METRICS.values() for name in names)),
+        help="what is shown; the first one counts most (default: accuracy; pearson, spearman; entity_f1; exact_match, f1)",
+    )
+    doc_stride: int = setting(
+        Windows().stride, check=positive(int), help="tokens from one window of a long text to the next, of questions"
+    )
+    max_query_length: int = setting(
+        Windows().longest_question, check=positive(int), help="tokens of a question; more are cut off"
+    )
+    max_answer_length: int = setting(Windows().longest_answer, check=positive(int), help="tokens of an answer")
 
 
 @dataclass(kw_only=True)
@@ -120,7 +163,7 @@ class FineTuningSettings(UpdateSettings):
     epochs: float | None = setting(
         None,
         check=positive(float),
-        help="passes over the data, as 3 or 0.5 (default: 3, of RTE and STS-B 10)",
+        help="passes over the data, as 3 or 0.5 (default: 3, of RTE and STS-B 10, of questions 2)",
         first=True,
     )
     max_steps: int | None = setting(None, check=positive(int), help="updates of a run; they override --epochs")
@@ -183,6 +226,7 @@ class GlueSettings(
     GlueMachine,
     EvaluationSettings,
     FineTuningSettings,
+    OwnTaskSettings,
     TaskSettings,
     EncoderSettings,
     GlueOutput,
@@ -190,16 +234,11 @@ class GlueSettings(
     """All settings of train_glue.py; --help shows the groups from the last to the first."""
 
     def check(self) -> None:
-        names = self.task.split(",")
-        for name in names:
-            if name not in (*TASKS, "all"):
-                raise ValueError(f"--task {name[:80]}: not one of {', '.join(TASKS)}, all")
-        if "all" in names and len(names) > 1:
-            raise ValueError(f"--task {self.task}: all is every task; give it alone")
         if self.eval_all_checkpoints and not self.save_steps:
             raise ValueError("--eval_all_checkpoints 1 needs --save_steps N, which keeps the models to evaluate")
         if self.seed + self.num_seeds > 2**32:
             raise ValueError(f"--seed {self.seed} --num_seeds {self.num_seeds}: the last seed would be beyond 2**32")
+        check_task(self)
         if not (self.do_train or self.do_eval or self.do_predict):
             raise ValueError("--do_train 0, --do_eval 0 and --do_predict 0 leave nothing to do")
 
@@ -209,6 +248,71 @@ def parser() -> SettingsParser:
     return SettingsParser(GlueSettings, PROG, DESCRIPTION)
 
 
+def check_task(settings: GlueSettings) -> None:
+    """Errors: ValueError where it is not clear what --task names. A file that describes one is read later."""
+    name = settings.task
+    if name.endswith(DESCRIPTIONS):
+        return
+    if settings.kind is None:
+        names = name.split(",")
+        for one in names:
+            if one not in (*TASKS, "all"):
+                raise ValueError(
+                    f"--task {one[:80]}: not one of {', '.join(TASKS)}, all; a task of your own is a YAML file, or needs "
+                    "--kind"
+                )
+        if "all" in names and len(names) > 1:
+            raise ValueError(f"--task {name}: all is every task; give it alone")
+        if settings.data_dir is None:
+            raise ValueError(f"--task {name} needs --data_dir, the folder of the benchmark's files")
+        return
+    if name in (*TASKS, "all"):
+        raise ValueError(f"--task {name} is of the benchmark; give your own task, with --kind, another name")
+    if not OWN_NAME.fullmatch(name):
+        raise ValueError(f"--task {name[:80]!r}: a name of letters, digits, '.', '-' and '_' is wanted")
+
+
+@dataclass(kw_only=True)
+class TaskFile(OwnTaskSettings):
+    """What a file that describes a task may hold."""
+
+
+class TaskFileParser(SettingsParser):
+    """Reads such a file. Errors: ValueError."""
+
+    def __init__(self) -> None:
+        super().__init__(TaskFile, PROG, "A task of your own.")
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message.replace("argument --config", "argument --task"))
+
+
+def take_description(settings: GlueSettings, given: Collection[str]) -> None:
+    """Give the settings what the file says that --task names; `given` are those that flags have set, which win.
+
+    The files that it names lie beside it, unless their paths are whole. Errors: ValueError.
+    """
+    path = expanded(settings.task)
+    described = TaskFileParser().get_settings(["--config", str(path)])
+    for field in fields(OwnTaskSettings):
+        value = getattr(described, field.name)
+        if field.name in given:
+            continue
+        if field.name.endswith("_file") and value is not None:
+            value = str(path.parent / expanded(value))
+        setattr(settings, field.name, value)
+    if settings.kind is None:
+        raise ValueError(f"{path}: no kind in there; one of {', '.join(KINDS)} is wanted")
+    settings.task = task_list(path.stem)
+    check_task(settings)
+
+
 def parse_args(argv: Sequence[str] | None = None) -> GlueSettings:
-    """The settings of a command line; None: of this process."""
-    return parse_with_recipe(GlueSettings, PROG, DESCRIPTION, FINE_TUNING, argv)
+    """The settings of a command line, and of the file that describes its task; None: of this process."""
+    settings = parse_with_recipe(GlueSettings, PROG, DESCRIPTION, FINE_TUNING, argv)
+    if settings.task.endswith(DESCRIPTIONS):
+        try:
+            take_description(settings, parser().given(argv))
+        except ValueError as error:
+            end_with_line(str(error))
+    return settings

@@ -7,17 +7,11 @@ import torch
 from transformers import BertTokenizer
 
 from common.errors import DataError
-from dataset.glue.glue_dataset import (
-    GlueAssembler,
-    GluePlan,
-    Rows,
-    cached_features,
-    encode_rows,
-    longest_first,
-    read_features,
-    read_tsv,
-)
+from dataset.glue.feature_cache import cached_features, read_features
+from dataset.glue.features import encode_rows, longest_first
+from dataset.glue.glue_dataset import GlueAssembler, GluePlan
 from dataset.glue.glue_tasks import TASKS
+from dataset.glue.tables import Rows, read_rows
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from tests.helpers import SHARED, needs_shared
 
@@ -47,7 +41,7 @@ RTE = "index\tsentence1\tsentence2\tlabel"
 )
 def test_row_counts_are_the_official_ones(name, train, dev):
     for file, n in (("train", train), ("dev", dev)):
-        rows = read_tsv(SHARED / "glue_data" / TASKS[name].folder / f"{file}.tsv", TASKS[name])
+        rows = read_rows(SHARED / "glue_data" / TASKS[name].folder / f"{file}.tsv", TASKS[name])
         assert [len(column) for column in (*rows.sentences, rows.labels)] == [n] * (len(rows.sentences) + 1)
         assert rows.skipped == 0
 
@@ -63,24 +57,24 @@ def test_quotes_are_text_and_bom_crlf_and_odd_line_breaks_do_no_harm(tmp_path, e
         encoding=encoding,
         end=end,
     )
-    rows = read_tsv(path, TASKS["mrpc"])
+    rows = read_rows(path, TASKS["mrpc"])
     assert rows.sentences == [['"He said', "a\u2028b"], ['She "said" it', ""]] and rows.labels == [1, 0]
 
 
 def test_cola_has_a_header_in_its_test_file_alone(tmp_path):
     train = tsv(tmp_path / "train.tsv", "gj04\t0\t*\tThey a.", "gj04\t1\t\tThey b.")
-    assert read_tsv(train, TASKS["cola"]).sentences == [["They a.", "They b."]]
+    assert read_rows(train, TASKS["cola"]).sentences == [["They a.", "They b."]]
     test = tsv(tmp_path / "test.tsv", "index\tsentence", "0\tThey c.")
-    assert read_tsv(test, TASKS["cola"], labelled=False) == ([["They c."]], [], 0)
+    assert read_rows(test, TASKS["cola"], labelled=False) == ([["They c."]], [], 0)
 
 
 def test_short_lines_of_qqp_are_skipped_and_counted(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     path = tsv(tmp_path / "train.tsv", header, "0\t1\t2\ta\tb\t1", "1\t1\tand more?", "2\t1\t2\tc\td\t0")
-    rows = read_tsv(path, TASKS["qqp"])
+    rows = read_rows(path, TASKS["qqp"])
     assert rows.labels == [1, 0] and rows.skipped == 1
     with pytest.raises(DataError, match=":3: 3 columns"):  # of a test file no line may be missing
-        read_tsv(path, TASKS["qqp"], labelled=False)
+        read_rows(path, TASKS["qqp"], labelled=False)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +93,16 @@ def test_short_lines_of_qqp_are_skipped_and_counted(tmp_path):
 def test_a_faulty_line_is_named_with_its_file(tmp_path, task, lines, reason):
     path = tsv(tmp_path / "dev.tsv", *lines)
     with pytest.raises(DataError) as error:
-        read_tsv(path, TASKS[task])
+        read_rows(path, TASKS[task])
     assert str(error.value).startswith(str(path)) and reason in str(error.value)
 
 
 def test_text_that_is_not_utf8_and_a_missing_file_are_named(tmp_path):
     path = tsv(tmp_path / "dev.tsv", "sentence\tlabel", "caf\u00e9\t1", encoding="latin-1")
     with pytest.raises(DataError, match="dev.tsv:2: not UTF-8"):
-        read_tsv(path, TASKS["sst2"])
+        read_rows(path, TASKS["sst2"])
     with pytest.raises(DataError, match="nowhere.tsv: cannot be read"):
-        read_tsv(tmp_path / "nowhere.tsv", TASKS["sst2"])
+        read_rows(tmp_path / "nowhere.tsv", TASKS["sst2"])
 
 
 # ------------------------------------------------------------------------------------------ features, batches
@@ -132,7 +126,7 @@ def test_truncation_is_the_loop_of_pops(budget):
 
 def features_of(tmp_path, *lines, task="rte", max_seq_len=8):
     path = tsv(tmp_path / "train.tsv", *lines)
-    return encode_rows(read_tsv(path, TASKS[task]), TASKS[task], encoder(), max_seq_len)
+    return encode_rows(read_rows(path, TASKS[task]), TASKS[task], encoder(), max_seq_len)
 
 
 def test_batches_hold_cls_sep_and_segments_and_a_literal_sep_is_text(tmp_path):

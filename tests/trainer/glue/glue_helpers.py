@@ -86,8 +86,12 @@ def arguments(place, out, **changes):
         "report": 0,
         **changes,
     }
-    given = {name: value for name, value in settings.items() if value is not None}
-    return [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    parts = []
+    for name, value in settings.items():
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            parts += [f"--{name}", *map(str, values)]
+    return parts
 
 
 def fine_tune(place, out, **changes):

@@ -1,4 +1,4 @@
-"""What stands in the padding, and how much of it, changes nothing that an encoder gives: of tiny networks of 20 families
+"""What stands in the padding, and how much of it, changes nothing that an encoder gives: of tiny networks of 47 families
 with random weights. Reference: each row alone, without padding."""
 
 import json
@@ -6,14 +6,14 @@ from argparse import Namespace
 
 import pytest
 import torch
-from transformers import AutoConfig, ElectraForPreTraining
+from transformers import CONFIG_MAPPING, AutoConfig, ElectraForPreTraining
 
 from common.errors import UserError
 from dataset.glue.glue_dataset import Batch
-from dataset.glue.glue_tasks import TASKS
+from dataset.glue.glue_tasks import QUESTIONS, TAGS, TASKS, Task
 from model.electra.compiled_encoder import compile_layers
 from trainer.glue import model as glue_model
-from trainer.glue.model import Layers, forward, init_model, loss_sum
+from trainer.glue.model import CONFIG_CLASSES, Layers, forward, init_model, loss_sum
 from trainer.glue.padding import computes_in, with_own_mask, with_ready_mask, without_padding
 
 VOCABULARY, PAD = 60, 0
@@ -32,25 +32,86 @@ KNOWN = {
     "roberta": {**BERT, "type_vocab_size": 1},
     "xlm-roberta": {**BERT, "type_vocab_size": 1},
 }
+ONE_SEGMENT = {**BERT, "type_vocab_size": 1}
+XLM = {**SMALL, "emb_dim": 32, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 80, "pad_index": PAD}
 OWN_MASK = {
     "big_bird": {**BERT, "attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1},
     "deberta": {**BERT, **DISENTANGLED},
     "deberta-v2": {**BERT, **DISENTANGLED, "position_buckets": 8, "share_att_key": True, "type_vocab_size": 0},
+    "data2vec-text": ONE_SEGMENT,
     "ernie": BERT,
+    "esm": {**BERT, "position_embedding_type": "rotary"},
+    "eurobert": {**BERT, "num_key_value_heads": 2},
+    "flaubert": XLM,
     "funnel": {**SMALL, "block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64},
+    "gte": BERT,
+    "ibert": ONE_SEGMENT,
+    "jina_embeddings_v3": ONE_SEGMENT,
+    "layoutlm": BERT,
+    "layoutlmv3": {**BERT, "coordinate_size": 4, "shape_size": 8, "visual_embed": False},
+    "lilt": {**BERT, "hidden_size": 48},
+    "longformer": {**BERT, "attention_window": 8, "sep_token_id": 3},
+    "luke": {**ONE_SEGMENT, "entity_vocab_size": 5, "entity_emb_size": 16},
+    "markuplm": {**BERT, "xpath_unit_hidden_size": 8, "max_depth": 4},
+    "megatron-bert": BERT,
     "modernbert": {**BERT, "global_attn_every_n_layers": 2, "local_attention": 8},
     "mpnet": BERT,
+    "mra": {**BERT, "block_per_row": 2},
+    "nomic_bert": BERT,
+    "perceiver": {
+        **SMALL, "d_model": 32, "d_latents": 32, "num_latents": 4, "num_blocks": 1, "num_self_attends_per_block": 1,
+        "num_self_attention_heads": 4, "num_cross_attention_heads": 4, "max_position_embeddings": 80,
+    },
     "rembert": {**BERT, "input_embedding_size": 16, "output_embedding_size": 16},
+    "roberta-prelayernorm": ONE_SEGMENT,
+    "roc_bert": {**BERT, "enable_pronunciation": False, "enable_shape": False},
     "roformer": {**BERT, "embedding_size": 32},
-}
-# A convolution, a Fourier transform, neighbours' embeddings, the last position, landmarks
+    "squeezebert": {**BERT, "embedding_size": 32},
+    "tapas": BERT,
+    "xlm": XLM,
+    "xlm-roberta-xl": ONE_SEGMENT,
+    "xmod": {**ONE_SEGMENT, "languages": ["en_XX"], "default_language": "en_XX"},
+}  # fmt: skip
+# A stride over characters, convolutions, a Fourier transform, neighbours' embeddings, landmarks, the last position
 MIXING = {
+    "canine": {
+        **BERT, "num_hash_buckets": 32, "num_hash_functions": 2, "downsampling_rate": 2, "upsampling_kernel_size": 2,
+        "local_transformer_stride": 8,
+    },
     "convbert": {**BERT, "embedding_size": 16, "conv_kernel_size": 3, "head_ratio": 2},
     "fnet": BERT,
     "mobilebert": {**BERT, "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
     "nystromformer": {**BERT, "segment_means_seq_len": 4, "num_landmarks": 4, "conv_kernel_size": 3},
     "xlnet": {**SMALL, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
+    "yoso": {**BERT, "hash_code_len": 4, "num_hash": 8, "use_expectation": True},
+}  # fmt: skip
+REFORMER = {
+    **SMALL, "hidden_size": 32, "num_attention_heads": 4, "attention_head_size": 8, "attn_layers": ["local", "local"],
+    "axial_pos_embds": False, "feed_forward_size": 64, "local_attn_chunk_length": 4, "is_decoder": False,
+    "max_position_embeddings": 80,
+}  # fmt: skip
+# Networks that read an end of the text from another token, or that know no padding
+SEQ2SEQ = {
+    **SMALL, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 80,
+}  # fmt: skip
+OTHERS = {
+    "bart": (SEQ2SEQ, r"cannot compute examples of 24 tokens and less \(ValueError: Each example must contain .*<eos>"),
+    "mbart": (
+        SEQ2SEQ,
+        r"cannot compute examples of 24 tokens and less \(ValueError: Each example must contain .*<eos>",
+    ),
+    "gpt2": (
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 80},
+        r"cannot compute several examples of 24 tokens and less together \(ValueError: .* no padding token is defined",
+    ),
+    "bloom": (
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+        r"cannot compute several examples of 24 tokens and less together \(ValueError: .* no padding token is defined",
+    ),
 }
+# Those that cannot compute in half precision
+FLOAT32 = ("deberta", "xmod")
 FAMILIES = {**KNOWN, **OWN_MASK, **MIXING}
 NO_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 HEADS = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout")
@@ -71,11 +132,11 @@ def config_folder(tmp_path, family, **changes):
     return tmp_path
 
 
-def model_of(tmp_path, family, **changes):
-    """A classifier of MNLI in eval mode, with weights large enough for differences to show."""
+def model_of(tmp_path, family, task=TASKS["mnli"], **changes):
+    """A model for a task in eval mode, with weights large enough for differences to show."""
     folder = config_folder(tmp_path, family, **changes)
     torch.manual_seed(0)
-    model, _ = init_model(flags(folder), TASKS["mnli"], folder, VOCABULARY)
+    model, _ = init_model(flags(folder), task, folder, VOCABULARY)
     for parameter in model.parameters():
         parameter.data.add_(0.05 * torch.randn_like(parameter))
     return model.eval()
@@ -115,6 +176,54 @@ def test_padding_changes_no_logit(family, tmp_path):
     assert max(differences(model)) < 1e-5
 
 
+NER = Task("ner", ("words",), "tags", ("B-A", "I-A", "O"), ("accuracy",), kind=TAGS)
+SQUAD = Task("squad", ("question", "context"), "answers", (), ("f1",), kind=QUESTIONS)
+WITH_HEADS = {
+    task: [name for name in FAMILIES if CONFIG_MAPPING[name] in CONFIG_CLASSES[task.kind]] for task in (NER, SQUAD)
+}
+CASES = [(family, task) for task, families in WITH_HEADS.items() for family in families]
+# Its head for questions wants three separators, as RoBERTa's own format has them.
+CASES.remove(("longformer", SQUAD))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "task"), CASES, ids=lambda value: getattr(value, "folder", value))
+def test_padding_changes_no_logit_of_a_word_or_an_answer(family, task, tmp_path):
+    """Reference: each row alone."""
+    model = model_of(tmp_path, family, task)
+    rows = padded(64)
+    parts = [Batch(*(t[r : r + 1, :n] for t in rows[:3]), rows.labels) for r, n in enumerate(LENGTHS.tolist())]
+    reference = torch.cat([forward(model, part)[0] for part in parts])
+    assert reference.shape == (LENGTHS.sum(), task.outputs) and reference.std() > 1e-3
+    for batch in (padded(20), padded(24, filler=2), padded(40, filler=3)):
+        assert (forward(model, batch)[batch.mask.bool()] - reference).abs().max() < 1e-5
+
+
+def test_a_family_without_a_fitting_head_is_refused(tmp_path):
+    with pytest.raises(UserError, match="transformers has no head for tags to perceiver; name another encoder"):
+        model_of(tmp_path, "perceiver", NER)
+    with pytest.raises(UserError, match="AssertionError: There should be exactly three separator tokens"):
+        model_of(tmp_path, "longformer", SQUAD)
+
+
+def test_a_family_that_can_be_evaluated_alone_is_not_trained(tmp_path, monkeypatch):
+    """A Reformer pads rows to a multiple of its chunks, but not while it trains."""
+    monkeypatch.setitem(FAMILIES, "reformer", REFORMER)
+    with pytest.raises(UserError, match=r"cannot train on examples of 24 tokens and less \(ValueError: If training"):
+        model_of(tmp_path, "reformer")
+    torch.manual_seed(0)
+    model, _ = init_model(flags(tmp_path, do_train=False), TASKS["mnli"], tmp_path, VOCABULARY)
+    assert max(differences(model.eval())) < 1e-5
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_networks_that_are_no_encoders_are_refused_with_their_own_reason(family, tmp_path, monkeypatch):
+    settings, reason = OTHERS[family]
+    monkeypatch.setitem(FAMILIES, family, settings)
+    with pytest.raises(UserError, match=reason):
+        model_of(tmp_path, family)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_changes_no_gradient(family, tmp_path):
     """Reference: the gradients of the rows by themselves. Without dropout, whose masks depend on a batch's shape."""
@@ -134,8 +243,8 @@ def test_padding_changes_no_gradient(family, tmp_path):
 def test_in_bf16_padding_changes_rounding_alone(family, tmp_path):
     """Those that cannot compute in bf16 are found."""
     model = model_of(tmp_path, family)
-    assert computes_in(model, torch.bfloat16, 64) == (family != "deberta")
-    if family == "deberta":
+    assert computes_in(model, torch.bfloat16, 64) == (family not in FLOAT32)
+    if family in FLOAT32:
         return
     with torch.autocast("cpu", torch.bfloat16):
         scale = float(alone(model).abs().max())

@@ -19,7 +19,8 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from dataset.glue.glue_dataset import Batch, Features, GlueAssembler, GluePlan, Totals
+from dataset.glue.features import Features
+from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS, encoder
 from tests.operators import Operators

@@ -1,0 +1,113 @@
+"""Questions on a text as features. References: hand-made files, and the windows of a loop over tokens."""
+
+import json
+
+import numpy as np
+import pytest
+
+from common.errors import DataError
+from dataset.glue.glue_dataset import GlueAssembler
+from dataset.glue.glue_tasks import Windows
+from dataset.glue.questions import Answer, Question, encode_questions, read_questions, windows_of
+from tests.dataset.glue.test_glue_dataset import WORDS, encoder
+
+TEXT = "a b c d e f g h i j a b c d"
+
+
+def squad(*entries, context=TEXT):
+    return {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": list(entries)}]}]}
+
+
+def entry(key="1", question="j i", text="c d", begin=4):
+    return {"id": key, "question": question, "answers": [{"text": text, "answer_start": begin}]}
+
+
+def written(tmp_path, content):
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_windows_overlap_and_hold_every_token():
+    for n_tokens in (0, 1, 5, 6, 7, 13, 40):
+        for room, stride in ((5, 2), (5, 5), (5, 9), (8, 1)):
+            windows = windows_of(n_tokens, room, stride)
+            assert {i for begin, end in windows for i in range(begin, end)} == set(range(n_tokens))
+            assert all(end - begin == room for begin, end in windows[:-1]) and windows[-1][1] == n_tokens
+            begins = [begin for begin, _ in windows]
+            assert begins == [min(stride, room) * k for k in range(len(windows))]
+
+
+def test_each_window_has_the_question_and_its_part_of_the_text_and_of_the_answer():
+    """14 tokens, and room for nine beside a question of two: windows from token 0 and from 6."""
+    right = Answer("i j", 16)
+    features = encode_questions([Question("1", "j i", TEXT, [right])], Windows(stride=6), encoder(), 14)
+    assert features.first.tolist() == [2, 2] and features.second.tolist() == [9, 8]
+    assert features.part_of.tolist() == [0, 0]
+    # Of "i j" the first window holds the i alone.
+    assert features.labels.tolist() == [[0, 0], [6, 7]]
+    batch = GlueAssembler(features, encoder(), 14)[np.array([0, 1])]
+    words = [[WORDS[i] for i in row] for row in batch.ids.tolist()]
+    assert words[1][:12] == ["[CLS]", "j", "i", "[SEP]", "g", "h", "i", "j", "a", "b", "c", "d"]
+    assert words[1][6:8] == ["i", "j"] and batch.labels.tolist() == [[0, 0], [6, 7]]
+    assert batch.types[1].tolist() == [0] * 4 + [1] * 9 + [0]
+    begin = features.begin[1] + 2
+    assert [TEXT[a:b] for a, b in features.places[begin : begin + 8]] == list("ghijabcd")
+
+
+def test_an_answer_within_a_word_is_the_words_that_it_touches():
+    """Reference: the tokens whose characters it shares."""
+    questions = [Question("1", "a", "a[b c", [Answer("b c", 2)]), Question("2", "a", "a[b c", [])]
+    features = encode_questions(questions, Windows(), encoder(), 16)
+    assert features.labels.tolist() == [[5, 6], [0, 0]]
+
+
+def test_a_text_of_no_token_is_an_empty_window_and_long_questions_are_cut():
+    questions = [Question("1", "a b c", "\u200b", []), Question("2", "a b c", TEXT, [])]
+    features = encode_questions(questions, Windows(longest_question=2), encoder(), 20)
+    assert features.first.tolist() == [2, 2] and features.second.tolist() == [0, 14]
+    with pytest.raises(ValueError, match="--max_seq_len 8 leaves no room for a text"):
+        encode_questions(questions, Windows(), encoder(), 8)
+
+
+def test_a_file_is_read_with_all_of_its_answers(tmp_path):
+    first = entry()
+    first["answers"].append({"text": "d", "answer_start": 6})
+    (question, other) = read_questions(written(tmp_path, squad(first, entry("2"))))
+    assert question == ("1", "j i", TEXT, [("c d", 4), ("d", 6)]) and other.key == "2"
+    del first["answers"]
+    assert read_questions(written(tmp_path, squad(first)), labelled=False)[0].answers == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (squad(entry(begin=3)), "question '1': the answer 'c d' does not stand at character 3"),
+        (squad(entry(begin=-10)), "does not stand at character -10"),
+        (squad(entry(text="", begin=0)), "the answer '' does not stand"),
+        (squad(entry(begin="4")), "question '1': 'answer_start' is a string, not a whole number"),
+        (squad(entry(begin=4.0)), "'answer_start' is a number, not a whole number"),
+        (squad(entry(), entry()), "question '1' is in there twice"),
+        (squad(entry() | {"answers": []}), "question '1' has no answer"),
+        (squad(entry() | {"is_impossible": True}), "question '1' has no answer in its text, as in SQuAD 2.0"),
+        (squad({"id": 3}), "data[0], paragraphs[0], qas[0]: 'id' is a number, not a string"),
+        (squad({"id": "3"}), "question '3': no 'question' in the object"),
+        (squad(), "no question in there"),
+        (squad(context=3), "data[0], paragraphs[0]: 'context' is a number, not a string"),
+        ({"data": [{"paragraphs": {}}]}, "data[0]: 'paragraphs' is a object, not a list"),
+        ({"data": ["x"]}, "data[0]: a JSON string where an object with 'paragraphs' is wanted"),
+        ([1], "a JSON list where an object with 'data' is wanted"),
+    ],
+)
+def test_a_fault_is_named_with_its_place(tmp_path, content, reason):
+    path = written(tmp_path, content)
+    with pytest.raises(DataError) as error:
+        read_questions(path)
+    assert str(error.value).startswith(f"{path}: ") and reason in str(error.value)
+
+
+def test_what_is_no_json_is_named(tmp_path):
+    path = tmp_path / "dev.json"
+    path.write_text('{"data": [')
+    with pytest.raises(DataError, match="dev.json: the line ends before its JSON object does; a file in the format"):
+        read_questions(path)

@@ -1,0 +1,93 @@
+"""Files of one's own tasks: CSV, TSV and jsonl. References: Python's csv and json writers, and hand-made faults."""
+
+import csv
+import json
+import os
+
+import pytest
+
+from common.errors import DataError
+from dataset.glue.glue_tasks import REGRESSION, Task
+from dataset.glue.tables import read_rows, words_of_labels
+
+PAIR = Task("mine", ("title", "body"), "stars", ("bad", "good"), ("accuracy",))
+SCORE = Task("mine", ("text",), "label", (), ("pearson",), kind=REGRESSION, bounds=(float("-inf"), float("inf")))
+ROWS = [('a, "quoted" one', "two\nlines", "good"), ("", "tab\there", "bad"), ("x", "y", "good")]
+
+
+def test_a_csv_and_a_jsonl_file_hold_the_same(tmp_path):
+    """Columns in any order and others beside them; commas, quotes and line breaks within a field; a BOM."""
+    with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file)
+        writer.writerow(["stars", "id", "body", "title"])
+        writer.writerows([label, i, body, title] for i, (title, body, label) in enumerate(ROWS))
+    lines = [json.dumps({"title": a, "body": b, "stars": c, "more": [1]}) for a, b, c in ROWS]
+    (tmp_path / "a.jsonl").write_text("\n\n".join(lines), encoding="utf-8")
+    for name in ("a.csv", "a.jsonl"):
+        rows = read_rows(tmp_path / name, PAIR)
+        assert rows.sentences == [[row[0] for row in ROWS], [row[1] for row in ROWS]]
+        assert rows.labels == [1, 0, 1] and rows.skipped == 0
+        assert words_of_labels(tmp_path / name, PAIR) == ["bad", "good"]
+        assert read_rows(tmp_path / name, PAIR._replace(label="none"), labelled=False).labels == []
+
+
+def test_scores_are_finite_numbers_of_any_size(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": -3}\n{"text": "b", "label": "1e3"}\n')
+    assert read_rows(tmp_path / "a.jsonl", SCORE).labels == [-3, 1000]
+    for word in ("nan", "inf", "1_0x", ""):
+        (tmp_path / "a.csv").write_text(f"text,label\na,{word}\n")
+        with pytest.raises(DataError, match=r"a.csv:2: label .* is not a finite number"):
+            read_rows(tmp_path / "a.csv", SCORE)
+
+
+FAULTS = {
+    "a.csv": [
+        ("title,body,stars\na,b,fair\n", ":2: label 'fair' is not one of bad, good"),
+        ("title,body,stars,body\na,b,good,c\n", ":1: more than one column 'body'"),
+        ("title,stars\na,good\n", ":1: no column 'body'"),
+        ("title,body,stars\na,b,good\na,b\n", ":3: 2 fields where the header has 3"),
+        ('title,body,stars\n"a,b,good\n', ":2: the file ends within a quoted field"),
+        ("title,body,stars\na\0,b,good\n", ":2: the text has NUL bytes"),
+        ("title,body,stars\n", "no example in there"),
+        ("", ":1: no column 'title'"),
+    ],
+    "a.jsonl": [
+        ('{"title": "a", "body": "b"}', ":1: no 'stars' in the object"),
+        ('{"title": "a", "body": 3, "stars": "bad"}', ":1: 'body' is a number, not a string"),
+        ('{"title": "a", "body": "b", "stars": true}', ":1: 'stars' is a true/false, not a string"),
+        ('{"title": "a", "title": "c", "body": "b", "stars": "bad"}', ":1: the key 'title' stands twice"),
+        ('{"title": "\\ud800", "body": "b", "stars": "bad"}', ":1: 'title' has half a surrogate pair"),
+        ('\n["a"]', ":2: a JSON list where an object is wanted"),
+        ('{"title": "a"', ":1: the line ends before its JSON object does"),
+        ("[" * 100_000, ":1: not a JSON object that can be read"),
+        ("\n \n", "no example in there"),
+    ],
+    "a.tsv": [("title\tbody\tstars\tstars\n", ":1: more than one column 'stars'")],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"), [(name, *fault) for name, faults in FAULTS.items() for fault in faults]
+)
+def test_a_fault_is_named_with_its_file_and_line(tmp_path, name, content, reason):
+    (tmp_path / name).write_bytes(content.encode())
+    with pytest.raises(DataError) as error:
+        read_rows(tmp_path / name, PAIR)
+    assert str(error.value).startswith(str(tmp_path / name)) and reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"title,body,stars\ncaf\xe9,b,good\n")
+    with pytest.raises(DataError, match="a.csv:2: the text is not UTF-8"):
+        read_rows(tmp_path / "a.csv", PAIR)
+
+
+@pytest.mark.parametrize("name", ["pipe.csv", "pipe.jsonl", "pipe.tsv", "folder.csv", "nothing.jsonl"])
+def test_a_pipe_and_a_folder_are_not_waited_for(tmp_path, name):
+    if name.startswith("pipe"):
+        os.mkfifo(tmp_path / name)
+    if name.startswith("folder"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match="cannot be read"):
+        read_rows(tmp_path / name, PAIR)
