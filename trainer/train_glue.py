@@ -27,9 +27,9 @@ if __name__ == "__main__":
 
     parse_args()
 
-from trainer.glue.command import one_run, set_up, write_for_task
+from trainer.glue.command import one_run, set_up, show_results, write_for_task
 from trainer.glue.files import seeds
-from trainer.glue.scores import show_table, summary
+from trainer.glue.results import summary
 from trainer.glue.settings import GlueSettings, parse_args
 from trainer.job import Surroundings
 from trainer.launch import launch
@@ -56,7 +56,7 @@ def train(settings: GlueSettings, surroundings: Surroundings) -> int:
                 return exit_code
         metrics = summary([result["results"] for result in results.values()])
         write_for_task(command, data, {"metrics": metrics, "seeds": results})
-    on_main(ranks, lambda: show_table(out, command.say))
+    on_main(ranks, lambda: show_results(command, out))
     return 0
 
 

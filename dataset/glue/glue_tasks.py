@@ -79,7 +79,9 @@ ENTAILMENT = ("entailment", "not_entailment")
 PAIR = ("sentence1", "sentence2")
 ACCURACY = ("accuracy",)
 SPLITS = (("", "dev_matched.tsv"), ("-mm", "dev_mismatched.tsv"))
-TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"))
+# The diagnostic sentences are a test for models of MNLI. The benchmark's own script saves them in the second place.
+TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"), ("AX", "../AX/AX.tsv"))
+DIAGNOSTICS = ("../AX/AX.tsv", "../diagnostic/diagnostic.tsv", "../AX/test.tsv")
 COLA = ("source", "label", "star", "sentence")
 TASKS = {
     "cola": Task("CoLA", ("sentence",), "label", BINARY, ("matthews",), names=COLA, test=_test("CoLA")),

@@ -86,7 +86,7 @@ DEFAULTS = {
         "do_train": True, "epochs": None, "max_steps": None, "batch_size": 32, "accumulation_steps": 1, "rows_per_update": 0,
         "learning_rate": 0.0001, "weight_decay": 0.01, "grad_clip": 1.0, "max_bad_updates": 10, "seed": 42,
         "from_resume": False, "num_seeds": 1, "warmup_share": 0.1, "layer_decay": 0.8, "do_eval": True,
-        "do_predict": False, "evaluate_during_training": False, "eval_interval": None,
+        "do_predict": False, "submit": "best", "evaluate_during_training": False, "eval_interval": None,
         "vocab_path": None, "lower_case": True, "warmup_steps": None, "eval_batch_size": None,
         "eval_all_checkpoints": False, "recipe": "default", "head": "huggingface", "double_unordered": False,
         "lr_schedule": "separate_linear", "top_layer_exponent": 1, "adam_bias_correction": True, "adam_epsilon": 1e-6,

@@ -23,7 +23,7 @@ from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue.measures import scores
 from trainer.glue.model import forward, init_model, layer_groups, rates
-from trainer.glue.scores import summary
+from trainer.glue.results import summary
 
 
 @pytest.fixture(scope="module")

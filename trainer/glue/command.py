@@ -16,14 +16,17 @@ from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece
+from trainer.glue.ensemble import ensemble
 from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
 from trainer.glue.job import Command, GlueJob, schedule
 from trainer.glue.measures import packages_for
 from trainer.glue.model import check_models, find_model, load_config
 from trainer.glue.notices import notices
 from trainer.glue.own_task import own_task
-from trainer.glue.scores import line_of, look_back, read_json, write_json
+from trainer.glue.results import line_of, read_json, show_table, write_json
+from trainer.glue.scores import look_back
 from trainer.glue.settings import GlueSettings, OwnTaskSettings
+from trainer.glue.submission import write_submission
 from trainer.job import Surroundings
 from trainer.launch import claim
 from trainer.loop import Trainer
@@ -117,9 +120,28 @@ def open_tokenizer(settings: GlueSettings, folder: Path) -> PreTrainedTokenizerB
 
 
 def write_for_task(command: Command, data: Data, results: dict[str, Any]) -> None:
-    """On rank 0, {out_dir}/{task}/eval_results.json."""
-    path = Path(command.settings.out_dir) / data.name / "eval_results.json"
-    on_main(command.ranks, lambda: write_json(path, results))
+    """On rank 0, {out_dir}/{task}/eval_results.json, with the ensemble of the seeds where there are several."""
+    folder = Path(command.settings.out_dir) / data.name
+
+    def write() -> None:
+        runs = [folder / f"seed_{seed}" for seed in results["seeds"]]
+        several = len(runs) > 1 and bool(data.dev or data.test)
+        together = ensemble(data, folder, runs) if several else None
+        if several and together is None:
+            command.say(f"{data.name}: no ensemble, as the outputs of a seed are not there")
+        if together:
+            command.say(f"{data.name}, ensemble of {len(runs)} seeds: {line_of(together)}")
+        of_ensemble = {"ensemble": together} if together else {}
+        write_json(folder / "eval_results.json", {**results, **of_ensemble})
+
+    on_main(command.ranks, write)
+
+
+def show_results(command: Command, out: Path) -> None:
+    """Print and write the tables of all tasks that are in a folder, and what goes to the leaderboard."""
+    found = show_table(out, command.say)
+    if command.settings.do_predict:
+        write_submission(out, found, command.settings.submit, command.say)
 
 
 # -------------------------------------------------------------------------------------------------- a run

@@ -10,7 +10,7 @@ from common.wording import counted
 from dataset.glue.feature_cache import cached_features, read_features
 from dataset.glue.features import Features
 from dataset.glue.glue_dataset import GlueAssembler
-from dataset.glue.glue_tasks import QUESTIONS, TASKS, UNORDERED, Task
+from dataset.glue.glue_tasks import DIAGNOSTICS, QUESTIONS, TASKS, UNORDERED, Task
 from dataset.glue.questions import read_questions
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
@@ -104,7 +104,9 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
             dev[suffix], _ = read(file)
     test = {}
     if settings.do_predict:
-        for target, file in task.test:
+        for target, usual in task.test:
+            places = DIAGNOSTICS if target == "AX" else (usual,)
+            file = next((place for place in places if (folder / place).exists()), usual)
             if (folder / file).exists():
                 test[target], _ = read(file, labelled=False)
             else:
@@ -142,7 +144,7 @@ def results_to_replace(settings: GlueSettings, out: Path, names: Iterable[str]) 
         return []
     found: list[Path] = []
     for name in names:
-        found += [*out.glob(f"{name}/seed_*"), *out.glob(f"{name}/eval_results.json")]
+        found += [*out.glob(f"{name}/seed_*"), *out.glob(f"{name}/ensemble"), *out.glob(f"{name}/eval_results.json")]
     return found
 
 

@@ -41,6 +41,7 @@ def notices(settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task]) -> list
             "the tokenizer folder says it",
         ),
         ("num_seeds", several_alike, "--do_train is 0, and one evaluation is like another"),
+        ("submit", is_changed(settings, "submit") and not settings.do_predict, "--do_predict is 0"),
         ("eval_interval", bool(settings.eval_interval) and not evaluated, "no evaluation while training"),
         ("evaluate_during_training", evaluated and not settings.do_eval, "--do_eval is 0"),
         ("eval_all_checkpoints", settings.eval_all_checkpoints and not settings.do_eval, "--do_eval is 0"),

@@ -1,9 +1,6 @@
-"""What a model gives on GLUE: its outputs for a file, the metrics, their statistics over seeds, and the files of them."""
+"""What a fine-tuned model gives: its outputs for the files of a task, and what is made of them at the end of a run."""
 
-import json
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +9,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from common.files import atomic_file
 from dataset.glue.glue_dataset import Batch, GlueAssembler, Totals
-from dataset.glue.glue_tasks import TASKS, Task
+from dataset.glue.glue_tasks import Task
 from trainer.engine import Engine
+from trainer.glue.ensemble import OUTPUTS, Outputs, write_outputs
 from trainer.glue.head import load_saved
 from trainer.glue.measures import mean_loss, measured
 from trainer.glue.model import forward, score_divisor
 from trainer.glue.padding import real_outputs
 from trainer.glue.predictions import suffix_of, write_predictions
+from trainer.glue.results import line_of
 from trainer.glue.settings import GlueSettings
 from trainer.machine.ranks import on_main
 from trainer.machine.signals import StopSignals
-from trainer.reporting.reporter import Say, finite
+from trainer.reporting.reporter import Say
 
 if TYPE_CHECKING:
     from trainer.glue.files import Data
@@ -49,6 +47,8 @@ class Evaluation:
         self.signals = signals
         # The update that was evaluated last, and its figures.
         self._latest: tuple[int, dict[str, float]] | None = None
+        # The outputs for each development file that they are the figures of, by its suffix.
+        self.logits: dict[str, torch.Tensor] = {}
 
     def __call__(self, update: int, anew: bool = False) -> tuple[dict[str, float], int]:
         if self._latest is not None and self._latest[0] == update and not anew:
@@ -58,6 +58,7 @@ class Evaluation:
             logits, stop_signal = self.outputs(assembler)
             if stop_signal:
                 return {}, stop_signal
+            self.logits[suffix] = logits
             loss = mean_loss(self.task, assembler.features, logits, score_divisor(self.engine.model))
             # MNLI has two development files. The first one's loss is the one to follow.
             found.setdefault("val_loss", loss)
@@ -103,66 +104,22 @@ class Evaluation:
         return logits[:-1, :n], int(signums / max(stopping, 1))
 
 
-def summary(results: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
-    """{metric: mean, median and deviation (of a sample; None of one run)} over the {metric: value} of several runs."""
-    found: dict[str, dict[str, float | None]] = {}
-    for name in results[0]:
-        values = [result[name] for result in results]
-        known = [value for value in values if value is not None and not math.isnan(value)]
-        # What is not a number is null in a file.
-        if len(known) < len(values):
-            found[name] = {"mean": math.nan, "median": math.nan, "deviation": math.nan}
-            continue
-        found[name] = {
-            "mean": statistics.fmean(known),
-            "median": statistics.median(known),
-            "deviation": statistics.stdev(known) if len(known) > 1 else None,
-        }
-    return found
-
-
-def table(found: Mapping[str, Any]) -> list[str]:
-    """Lines of a markdown table. found: {task: {"metrics": summary, "seeds": {seed: values}}}; figures times 100."""
-    lines = ["| task | metric | mean | median | deviation | runs |", "|---|---|---:|---:|---:|---:|"]
-    for name, of_task in found.items():
-        for metric, values in of_task["metrics"].items():
-            figures = []
-            for what in ("mean", "median", "deviation"):
-                value = values[what]
-                figures.append("-" if value is None or math.isnan(value) else f"{100 * value:.2f}")
-            lines.append(f"| {name} | {metric} | {' | '.join(figures)} | {len(of_task['seeds'])} |")
-    return lines
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file, whole or not at all; null for what is not finite."""
-    with atomic_file(path) as file:
-        file.write(json.dumps(finite(content), indent=2).encode() + b"\n")
-
-
-def read_json(path: Path, *parts: str) -> dict[str, Any] | None:
-    """The dict that write_json wrote, with a dict under each of `parts`; None where it is absent, damaged or foreign."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in parts):
-        return None
-    return found
-
-
 def look_back(
     settings: GlueSettings, data: "Data", folder: Path, evaluation: Evaluation, result: dict[str, Any], say: Say
 ) -> int:
     """Evaluate and predict at the end of a run, into `result` and files; the number of a stop signal that came, or 0."""
     where = f"{data.name}, seed {result['seed']}"
+    outputs = Outputs({}, {}, score_divisor(evaluation.engine.model))
     if settings.do_eval:
         values, stop_signal = evaluation(result["updates"])
         if stop_signal:
             return stop_signal
         result["results"] = without_loss(values)
         say(f"{where}: {line_of(result['results'])}")
-    stop_signal = predict(data, folder, evaluation, say)
+        outputs.dev.update(evaluation.logits)
+    stop_signal = predict(data, folder, evaluation, outputs.test, say)
+    if not stop_signal:
+        on_main(evaluation.engine.ranks, lambda: write_outputs(folder / OUTPUTS, outputs))
     if stop_signal or not (settings.eval_all_checkpoints and settings.do_eval):
         return stop_signal
     result["checkpoints"] = {}
@@ -176,12 +133,14 @@ def look_back(
     return 0
 
 
-def predict(data: "Data", folder: Path, evaluation: Evaluation, say: Say) -> int:
-    """Write the predictions for the test files. Returns the number of a stop signal that came, or 0."""
+def predict(data: "Data", folder: Path, evaluation: Evaluation, found: dict[str, torch.Tensor], say: Say) -> int:
+    """Write the predictions for the test files, and put the outputs that they are made of into `found`. Returns the number
+    of a stop signal that came, or 0."""
     for name, assembler in data.test.items():
         logits, stop_signal = evaluation.outputs(assembler)
         if stop_signal:
             return stop_signal
+        found[name] = logits
         target = folder / "predictions" / f"{name}{suffix_of(data.task)}"
         # All ranks have the same logits; one writes.
         divisor = score_divisor(evaluation.engine.model)
@@ -202,24 +161,3 @@ def saved_models(folder: Path) -> list[tuple[int, Path]]:
 def without_loss(values: Mapping[str, float]) -> dict[str, float]:
     """The metrics alone."""
     return {name: value for name, value in values.items() if name != "val_loss"}
-
-
-def line_of(results: Mapping[str, float | None]) -> str:
-    """Metrics in a line, times 100."""
-    parts = []
-    for name, value in results.items():
-        parts.append(f"{name} {'-' if value is None else f'{100 * value:.2f}'}")
-    return ", ".join(parts)
-
-
-def show_table(out: Path, say: Say) -> None:
-    """Write {out}/eval_results.json from all tasks that are in there, and print their table."""
-    found = {}
-    own = sorted(path.parent.name for path in out.glob("*/eval_results.json"))
-    for name in dict.fromkeys((*TASKS, *own)):
-        of_task = read_json(out / name / "eval_results.json", "metrics", "seeds")
-        if of_task:
-            found[name] = of_task
-    write_json(out / "eval_results.json", found)
-    for line in ("", *table(found), "", f"written: {out / 'eval_results.json'}"):
-        say(line)

@@ -42,6 +42,8 @@ TRAINING_FLAGS = (
 HEADS = ("huggingface", "plain")
 # Of the losses of a batch's examples
 REDUCTIONS = ("mean", "sum")
+# Whose predictions are sent to the leaderboard
+CHOICES = ("best", "median", "ensemble")
 
 
 def example_length(text: str) -> int:
@@ -203,6 +205,11 @@ class EvaluationSettings(Settings):
 
     do_eval: bool = switch(True, help="evaluate on the development files")
     do_predict: bool = switch(False, help="write predictions for the test files, as the leaderboard wants them")
+    submit: str = setting(
+        "best",
+        choices=CHOICES,
+        help="whose predictions go into submission.zip: the best or the median seed of each task, or the ensemble of all",
+    )
     evaluate_during_training: bool = switch(False, help="evaluate while training, too")
     # The settings of a run hold the epoch's micro-batches where the user gives none.
     eval_interval: int = setting(

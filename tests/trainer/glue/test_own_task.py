@@ -26,6 +26,11 @@ FILES = {"train": 24, "dev": 10, "test": 7}
 def place(tmp_path_factory):
     """A tiny model, and files of four tasks: what is wanted stands in the text."""
     top = make_place(tmp_path_factory.mktemp("own"))
+    write_files(top)
+    return top
+
+
+def write_files(top):
     generator = random.Random(0)
     for part, n in FILES.items():
         reviews, scores, sentences, paragraphs = [], [], [], []
@@ -49,7 +54,6 @@ def place(tmp_path_factory):
             lines = [json.dumps(record) + "\n" for record in records]
             (top / f"{part}.{name}.jsonl").write_text("".join(lines))
         (top / f"{part}.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    return top
 
 
 def of_kind(place, kind, **changes):

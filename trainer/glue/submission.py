@@ -1,0 +1,47 @@
+"""What is sent to GLUE's leaderboard: a ZIP of one file for each test file, made by one seed of each task or by all."""
+
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.files import atomic_file
+from common.wording import counted
+from dataset.glue.glue_tasks import TASKS
+from trainer.glue.ensemble import FOLDER
+from trainer.glue.results import chosen_seed, of_seeds
+from trainer.reporting.reporter import Say
+
+ZIP_NAME = "submission.zip"
+# Of every file in the ZIP, so that the same predictions give the same ZIP.
+DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def files_of(out: Path, task: str, of_task: Mapping[str, Any], choice: str) -> list[Path]:
+    """The predictions of a task that are chosen."""
+    seeds = of_seeds(of_task)
+    source = FOLDER if choice == "ensemble" and len(seeds) > 1 else f"seed_{chosen_seed(seeds, choice)}"
+    names = [name for name, _ in TASKS[task].test]
+    paths = [out / task / source / "predictions" / f"{name}.tsv" for name in names]
+    return [path for path in paths if path.is_file()]
+
+
+def write_submission(out: Path, found: Mapping[str, Any], choice: str, say: Say) -> None:
+    """{out}/submission.zip, of the benchmark's tasks whose results are `found`; a line says which files are not in there."""
+    wanted = [name for task in TASKS.values() for name, _ in task.test]
+    paths = []
+    for task, of_task in found.items():
+        if task in TASKS:
+            paths += files_of(out, task, of_task, choice)
+    if not paths:
+        return
+    target = out / ZIP_NAME
+    with atomic_file(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(paths, key=lambda path: wanted.index(path.stem)):
+            with path.open("rb") as source, archive.open(zipfile.ZipInfo(path.name, DATE), "w") as member:
+                shutil.copyfileobj(source, member)
+    missing = sorted(set(wanted) - {path.stem for path in paths}, key=wanted.index)
+    which = {"ensemble": "ensembles of all seeds"}.get(choice, f"the {choice} seed of each task")
+    lacks = f"; the leaderboard also wants {', '.join(missing)}" if missing else ""
+    say(f"submission: {target}, {counted(len(paths), 'file')} of {which}{lacks}")
