@@ -112,7 +112,7 @@ def test_max_steps_overrides_the_epochs(place, tmp_path, capsys):
     assert rates_of(tmp_path) == pytest.approx([3e-3 * (t if t < 1 else (13 - t) / 12) for t in range(13)])
     out = capsys.readouterr().out
     assert "run: 13 updates in 3 epochs" in out
-    assert "warning: --epochs 1 has no effect: --max_steps 13 overrides it" in out
+    assert "warning: --epochs 1.0 has no effect: --max_steps 13 overrides it" in out
 
 
 def test_a_run_that_only_lacks_its_evaluation_writes_its_model_again(place, tmp_path):
