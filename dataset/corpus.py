@@ -10,21 +10,22 @@ import numpy as np
 from common.errors import DataError
 from common.wording import counted
 from dataset.grouped_plan import Groups
+from dataset.held_out import hold_out
 from dataset.loader import Assembler, Batch, ceil_div, gather
 from dataset.mixed_plan import Move
-from dataset.packing import EpochPlan, RowPlan, chunks
+from dataset.packing import EpochPlan, RowPlan
 from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned
 from dataset.quality.leaks import Runs, TrainingText, runs_of
 from dataset.reading.file_kinds import choose_files, is_tokenised, kind_of
 from dataset.reading.remote import DataFile
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.sources import ConcatStore, Mixture, MostTargets, Share, split_by_hash, sum_of_targets, text_bytes
+from dataset.sources import ConcatStore, Mixture, MostTargets, Share, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.interface import Documents, Ints
 from dataset.store.sharded import Store
-from dataset.store.token_store import StoreOptions, open_or_build
+from dataset.store.token_store import StoreOptions
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Of all trained tokens: what an epoch of whole documents may be off by.
@@ -67,22 +68,6 @@ def _by_suffix(files: Sequence[DataFile]) -> str:
     """As `3 .csv files, 1 .sh file`."""
     counts = Counter(kind_of(file).suffix for file in files)
     return ", ".join(counted(count, f"{suffix} file") for suffix, count in counts.most_common())
-
-
-def are_shared(training: Documents, validation: Documents) -> Ints:
-    """bool [validation]: which documents of it have the text of a training document, by the stored hashes of the texts."""
-    # The training data may have millions of documents, so its hashes are looked up, piece by piece, among those of the
-    # few validation documents, which are sorted for that.
-    wanted = np.unique(np.asarray(validation.doc_hash[:]))
-    found = np.zeros(len(wanted), dtype=bool)
-    for lo, hi in chunks(len(training)):
-        of_training = np.asarray(training.doc_hash[lo:hi])
-        at = np.searchsorted(wanted, of_training)
-        # What is beyond all that is wanted is compared with the first one, which it is not.
-        at[at == len(wanted)] = 0
-        found[at[wanted[at] == of_training]] = True
-    shared = wanted[found]
-    return np.isin(np.asarray(validation.doc_hash[:]), shared)
 
 
 def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
@@ -160,14 +145,23 @@ class Corpus:
         self.val_store: Documents | None = None
         # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
         self.val_shared: Ints | None = None
-        if val_path:
-            val_store = open_or_build(val_path, encoder, **store_options)
-            self._evaluate_on(val_store)
-            self._refuse_empty_validation(f"--val_path {val_path}", "name other documents")
-            self._look_for_overlap(val_store, val_path, allow_val_overlap)
-        elif val_fraction:
-            self._hold_out(val_fraction)
-            self._refuse_empty_validation(f"what --val_fraction {val_fraction} holds out", "raise it")
+        held_out = hold_out(
+            self.store,
+            encoder,
+            val_path,
+            val_fraction,
+            allow_val_overlap,
+            self._has_targets,
+            self.nothing_to_evaluate,
+            **store_options,
+        )
+        if held_out is not None:
+            self.documents = held_out.documents
+            self.val_documents = held_out.val_documents
+            self.val_store = held_out.val_store
+            self.val_shared = held_out.val_shared
+            self.notices += held_out.notices
+            self.max_token_id = max(self.max_token_id, held_out.max_token_id)
 
         # After the split: what is held out belongs to no source's share.
         self.mixture: Mixture | None = None
@@ -180,33 +174,6 @@ class Corpus:
         self._last_plan: tuple[int, RowPlan] | None = None
         # The same of the shares of the sources.
         self._last_shares: tuple[int, list[Share]] | None = None
-
-    def _evaluate_on(self, val_store: Store) -> None:
-        """Take all documents of a store of their own for validation."""
-        self.val_store = val_store
-        self.val_documents = np.arange(len(val_store), dtype=np.uint32)
-        self.max_token_id = max(self.max_token_id, val_store.max_token_id)
-
-    def _hold_out(self, fraction: float) -> None:
-        """Take a share of the documents from training and keep them for validation."""
-        self.val_store = self.store
-        self.documents, self.val_documents = split_by_hash(self.store, fraction)
-        if len(self.store) == 1:
-            # As of a .txt file
-            raise DataError(
-                f"--val_fraction {fraction}: documents are held out, and this text is one: cut it into two files and name "
-                "the second with --val_path"
-            )
-        if not len(self.val_documents):
-            raise DataError(
-                f"--val_fraction {fraction} holds out none of {counted(len(self.store), 'document')}: raise it"
-            )
-
-    def _refuse_empty_validation(self, what: str, advice: str) -> None:
-        """Errors: DataError where the loss of all validation documents would be the mean of nothing."""
-        assert self.val_store is not None and self.val_documents is not None
-        if not self._has_targets(self.val_store, self.val_documents):
-            raise DataError(f"{what}: {self.nothing_to_evaluate}, so its loss would tell nothing; {advice}")
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         """Whether anything of these documents is predicted."""
@@ -252,25 +219,6 @@ class Corpus:
         """The end of the run has moved, which matters where shares change over the run: see Move."""
         if self.planned is not None:
             self.planned.replan(moves)
-
-    def _look_for_overlap(self, val_store: Store, val_path: str, allowed: bool) -> None:
-        """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
-        is_shared = are_shared(self.store, val_store)
-        shared = int(is_shared.sum())
-        if not shared:
-            return
-        self.val_shared = is_shared
-        total = len(val_store)
-        if shared == total and not allowed:
-            raise DataError(
-                f"--val_path {val_path}: all {counted(total, 'document')} of it are in the training data too, so its loss "
-                "would tell nothing about new text; name other documents, hold some out with --val_fraction, or pass "
-                "--allow_val_overlap 1"
-            )
-        self.notices.append(
-            f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
-            "training data too, to the letter; the validation loss is too low by what the model remembers of them"
-        )
 
     def training_text(self) -> list[TrainingText]:
         """Of each store the tokens, and the places of what is held out."""

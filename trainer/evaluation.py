@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,43 +23,61 @@ from trainer.saving.weights import beyond_float16, in_dtype
 
 
 @torch.no_grad()
-def evaluate(
-    engine: Engine[Batch, Totals], batches: ValidationBatches, signals: StopSignals
-) -> tuple[dict[str, float], int]:
-    """Validation figures, identical on every world size: (dict, number of a stop signal that came meanwhile, or 0).
+def sums_over_batches(
+    engine: Engine[Any, Any],
+    n_batches: int,
+    figures_of: Callable[[int], Sequence[float]],
+    n_figures: int,
+    signals: StopSignals,
+) -> tuple[list[float], int]:
+    """(the sums of a batch's n_figures over all batches, identical on every world size; number of a stop signal, or 0).
 
     Floating-point sums depend on their order, and figures must not depend on the number of ranks. So batch i is computed
-    by rank i mod world size into a slot of its own; the sum over the ranks adds zeros to it, and then every rank adds up
+    by rank i mod world size into slots of its own; the sum over the ranks adds zeros to them, and then every rank adds up
     the slots in the same order. Where the ranks have divided the model they compute together: one that has no batch left
     computes the last one, and nothing comes of it.
-    The dict: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes where these are known.
     """
-    model = cast(MiniMindForCausalLM, engine.model)
     ranks = engine.ranks
     # Without dropout.
-    model.eval()
-    # For each batch its loss and its number of targets; behind them the sum of the ranks' signals, and how many got one.
-    slots = torch.zeros(2 * len(batches) + 2, dtype=torch.float64)
-    for first in range(0, len(batches), ranks.world_size):
+    engine.model.eval()
+    # The figures of each batch; behind them the sum of the ranks' signals, and how many got one.
+    slots = torch.zeros(n_figures * n_batches + 2, dtype=torch.float64)
+    for first in range(0, n_batches, ranks.world_size):
         i = first + ranks.rank
-        has_batch = i < len(batches)
+        has_batch = i < n_batches
         if engine.largest(signals.signum):
             slots[-2:] = torch.tensor([signals.signum, signals.signum > 0])
             break
         if not has_batch and engine.shards is None:
             break
-        batch = batches[i if has_batch else len(batches) - 1].to(engine.device)
-        with engine.autocast():
-            loss, _ = model.training_losses(batch.input_ids, batch.targets, batch.document_ids, batch.position_ids)
+        figures = figures_of(i if has_batch else n_batches - 1)
         if has_batch:
-            slots[2 * i : 2 * i + 2] = torch.tensor([float(loss), batch.n_targets])
-    model.train()
+            slots[n_figures * i : n_figures * (i + 1)] = torch.tensor(figures, dtype=torch.float64)
+    engine.model.train()
     if ranks.world_size > 1:
         slots = slots.to(engine.device)
         dist.all_reduce(slots)
-    *figures, signums, n_stopping = slots.tolist()
-    total = math.fsum(figures[0::2])
-    targets = math.fsum(figures[1::2])
+    *found, signums, n_stopping = slots.tolist()
+    sums = [math.fsum(found[number::n_figures]) for number in range(n_figures)]
+    return sums, int(signums / max(n_stopping, 1))
+
+
+def evaluate(
+    engine: Engine[Batch, Totals], batches: ValidationBatches, signals: StopSignals
+) -> tuple[dict[str, float], int]:
+    """Validation figures, identical on every world size: (dict, number of a stop signal that came meanwhile, or 0).
+
+    The dict: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes where these are known.
+    """
+    model = cast(MiniMindForCausalLM, engine.model)
+
+    def figures_of(number: int) -> tuple[float, int]:
+        batch = batches[number].to(engine.device)
+        with engine.autocast():
+            loss, _ = model.training_losses(batch.input_ids, batch.targets, batch.document_ids, batch.position_ids)
+        return float(loss), batch.n_targets
+
+    (total, targets), stop_signal = sums_over_batches(engine, len(batches), figures_of, 2, signals)
     mean = total / max(targets, 1)
     values = {
         "val_loss": mean,
@@ -68,7 +86,7 @@ def evaluate(
     }
     if batches.n_bytes is not None:
         values["bits_per_byte"] = total / math.log(2) / max(batches.n_bytes, 1)
-    return values, int(signums / max(n_stopping, 1))
+    return values, stop_signal
 
 
 @contextlib.contextmanager

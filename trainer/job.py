@@ -264,6 +264,10 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """What to say of the loss of a log line, on the main rank; None: nothing. expected: of expected_loss."""
         return None
 
+    def alarm_of_evaluation(self, values: Mapping[str, float], update: int) -> str | None:
+        """What to say of the figures of `evaluate` after so many updates, on the main rank; None: nothing."""
+        return None
+
     @abstractmethod
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Value], float]:
         """(what to log, tokens) of the sums of `loss` over some updates and all ranks."""

@@ -50,9 +50,18 @@ class Examples:
     """
 
     def __init__(
-        self, store: HasTokensAndOffsets, max_seq_len: int, sep_id: int, seed: int, unk_id: int | None = None
+        self,
+        store: HasTokensAndOffsets,
+        max_seq_len: int,
+        sep_id: int,
+        seed: int,
+        unk_id: int | None = None,
+        documents: Ints | None = None,
     ) -> None:
-        """Errors: ValueError for a length below SHORTEST, DataError where the store has no text."""
+        """documents: the numbers of those that are cut into examples, ascending; default: all.
+
+        Errors: ValueError for a length below SHORTEST, DataError where there is no text.
+        """
         if max_seq_len < SHORTEST:
             raise ValueError(f"max_seq_len must be at least {SHORTEST} for two segments, not {max_seq_len}")
         self.store = store
@@ -63,9 +72,14 @@ class Examples:
         self.offsets = offsets
         bounds = offsets - np.searchsorted(seps, offsets)
         # Documents without a token have nothing to give.
-        has_text = bounds[:-1] < bounds[1:]
-        place = bounds[:-1][has_text]
-        stop = bounds[1:][has_text]
+        place = bounds[:-1]
+        stop = bounds[1:]
+        if documents is not None:
+            place = place[documents]
+            stop = stop[documents]
+        has_text = place < stop
+        place = place[has_text]
+        stop = stop[has_text]
         found = []
         bits = np.random.PCG64([seed, 0xE1EC])
         while len(place):
@@ -162,15 +176,21 @@ class Recipe(NamedTuple):
 class ElectraPlan:
     """The examples of one epoch in their order: a row is an example."""
 
-    def __init__(self, examples: Examples, share: float, seed: int, epoch: int, cap: int | None = None) -> None:
-        """share and cap: of the positions of an example that are masked, see `mask_tokens`."""
+    def __init__(
+        self, examples: Examples, share: float, seed: int, epoch: int, cap: int | None = None, shuffle: bool = True
+    ) -> None:
+        """share and cap: of the positions of an example that are masked, see `mask_tokens`. shuffle: or in the order of the
+        data."""
         self.examples = examples
         self.share = share
         self.cap = cap
         self.epoch = epoch
         self.T = examples.max_seq_len
         self.n_rows = len(examples.lengths)
-        self._order = permutation(np.random.PCG64([seed, epoch]), self.n_rows)
+        if shuffle:
+            self._order = permutation(np.random.PCG64([seed, epoch]), self.n_rows)
+        else:
+            self._order = np.arange(self.n_rows)
         self.fill = float(examples.lengths.sum(dtype=np.int64)) / (self.n_rows * self.T)
 
     def totals(self, lo: int, hi: int) -> Totals:

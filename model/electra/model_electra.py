@@ -272,7 +272,9 @@ class ElectraPretrainer(torch.nn.Module):
         sampled: int64 [R, K] in place of the generator's draw (tests).
         """
         R, T = ids.shape
-        with eager_if(self.compiled_shape is not None and self.compiled_shape != (R, T)):
+        # An evaluation, without dropout, would compile a graph of its own.
+        is_for_it = self.training and self.compiled_shape == (R, T)
+        with eager_if(self.compiled_shape is not None and not is_for_it):
             real = torch.arange(T, device=ids.device) < lengths[:, None]
             # With four dimensions: transformers takes such a mask as it is, without a look inside.
             visible = real[:, None, None, :].expand(R, 1, T, T)

@@ -15,8 +15,11 @@ from common.wording import counted
 from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.held_out import hold_out
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import check_library, notice_of, open_sources
+from dataset.store.sharded import Store
+from dataset.store.token_store import StoreOptions
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
@@ -28,6 +31,7 @@ from trainer.electra.loss import N_SUMS, LossWeights, electra_loss, metrics
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import NETWORKS, OWN, architecture, init_model, open_vocabulary
 from trainer.electra.settings import WARM_UP, ElectraSettings
+from trainer.electra.validation import AucAlarm, Validation, has_text
 from trainer.engine import Engine
 from trainer.job import Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
@@ -87,9 +91,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     charts = (
         LOSS,
-        Chart("Losses of generator (nats per token) and discriminator", ("mlm_loss", "disc_loss"), logarithmic=True),
-        Chart("Accuracy of generator and discriminator", ("gen_acc", "disc_acc")),
-        Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc")),
+        Chart(
+            "Losses of generator (nats per token) and discriminator",
+            ("mlm_loss", "disc_loss", "val_mlm_loss", "val_disc_loss"),
+            logarithmic=True,
+        ),
+        Chart("Accuracy of generator and discriminator", ("gen_acc", "disc_acc", "val_gen_acc", "val_disc_acc")),
+        Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc", "val_disc_auc")),
         *SPEED,
         SKIPPED,
     )
@@ -110,7 +118,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self.mask_cap = mask_cap(settings)
             # The original code masks [UNK] like any word.
             unknown = self.tokenizer.unk_token_id if self.mask_cap is None else None
-            self.examples = Examples(self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown)
+            self.examples = Examples(
+                self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown, self.documents
+            )
+            self.loss_weights = LossWeights(settings.gen_weight, settings.disc_weight)
+            self.validation: Validation | None = None
+            if self.held_out is not None:
+                self.validation = Validation(self.held_out, settings, self.tokenizer, self.mask_cap, self.loss_weights)
         # Saved with the networks, so that a pipeline knows where to cut a long text.
         self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
         if settings.gradient_checkpointing:
@@ -144,16 +158,21 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self.mask_cap,
         )
         # One rank of each machine reads all tokens: they have the same files.
-        self.digest_check = DigestCheck([self.store]) if self.ranks.local_rank == 0 else None
+        self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
         # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
         self.save_at = frozenset({*save_points(settings), *kept_updates(settings)})
-        self.loss_weights = LossWeights(settings.gen_weight, settings.disc_weight)
+        self.evaluates = self.validation is not None
+        self.eval_interval = settings.eval_interval
+        self.auc_alarm = AucAlarm(settings)
         self.sample_interval = settings.example_interval
         row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
         # Runs of earlier versions know no other choice, and can be gone on with.
         if settings.mask_choice != "exact":
             row_layout.append("mask_choice")
+        # They held nothing out.
+        if settings.val_fraction:
+            row_layout.append("val_fraction")
         self.identity = {
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.store.fingerprint[:16],  # as this tokenizer reads it
@@ -181,21 +200,44 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         data_path = settings.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
         self.tokenizer = open_vocabulary(settings, data_path, self.folder, self.ranks)
         self.encoder = LineEncoder(self.tokenizer)
+        store_options: StoreOptions = {
+            "progress": self.ranks.is_main,
+            "cache_dir": settings.cache_dir,
+            "cache_gb": settings.cache_gb,
+            "text_field": settings.text_field,
+            "text_suffixes": settings.text_suffixes,
+            "skip_bad_lines": settings.skip_bad_lines,
+        }
         (self.store,) = open_sources(
             [data_path],
             self.encoder,
             settings.deduplicate,
-            progress=self.ranks.is_main,
-            cache_dir=settings.cache_dir,
-            cache_gb=settings.cache_gb,
-            text_field=settings.text_field,
-            text_suffixes=settings.text_suffixes,
-            skip_bad_lines=settings.skip_bad_lines,
+            **store_options,
         )
         what = f"--data_path {data_path[0]}"
         if settings.vocab_path:
             what += f", --vocab_path {settings.vocab_path}"
         check_known(self.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
+        self.held_out = hold_out(
+            self.store,
+            self.encoder,
+            settings.val_path,
+            settings.val_fraction,
+            settings.allow_val_overlap,
+            has_text,
+            "no document with text",
+            **store_options,
+        )
+        # Those to train; None: all.
+        self.documents = None if self.held_out is None else self.held_out.documents
+
+    def _stores(self) -> list[Store]:
+        """Those of the data, and of validation documents of their own."""
+        stores = [self.store]
+        if self.settings.val_path and self.held_out is not None:
+            assert isinstance(self.held_out.val_store, Store)
+            stores.append(self.held_out.val_store)
+        return stores
 
     # ------------------------------------------------------------------------------------------ what is trained
 
@@ -210,6 +252,15 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return metrics(sums, self.loss_weights)
+
+    def evaluate(
+        self, engine: Engine[Batch, Totals], signals: StopSignals, update: int
+    ) -> tuple[dict[str, float], int]:
+        assert self.validation is not None
+        return self.validation(engine, self.model, signals)
+
+    def alarm_of_evaluation(self, values: Mapping[str, float], update: int) -> str | None:
+        return self.auc_alarm.line(update, values["val_disc_auc"], values["val_mlm_loss"])
 
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
@@ -265,6 +316,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         parameters = sum(p.numel() for p in self.model.parameters())
         one_segment = float((self.examples.second == 0).mean())
         copies = notice_of(self.store)
+        held_out: list[str] = []
+        if self.held_out is not None and self.validation is not None:
+            held_out = [self.validation.described, *self.held_out.notices]
         lines = [
             *notices_of_paths(settings.data_path or [], settings.text_suffixes),
             *([copies] if copies else []),
@@ -275,6 +329,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             f"{per_position / 1e6:.1f} MFLOP per position",
             f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
+            *held_out,
         ]
         precision = [self.precision_notice] if self.precision_notice else []
         if self.shards is not None:
@@ -337,11 +392,15 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     """Lines on settings that do not do what they seem to."""
     unused = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
     recomputed = settings.use_compile == "1" and settings.gradient_checkpointing
+    evaluates = bool(settings.val_path or settings.val_fraction)
     # A folder says by itself whether its vocabulary is lower-cased; so does that of --model_path.
     own_case = Path(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
     cases = [
         ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
         ("warmup_steps", unused, "--lr_schedule one_cycle has its own"),
+        ("eval_interval", is_changed(settings, "eval_interval") and not evaluates, "no validation data"),
+        ("eval_batch_size", is_changed(settings, "eval_batch_size") and not evaluates, "no validation data"),
+        ("allow_val_overlap", settings.allow_val_overlap and not settings.val_path, "no --val_path"),
         ("use_compile", recomputed, "--gradient_checkpointing recomputes layers without it"),
     ]
     for name in ("init_std", "position_init", "weight_init"):

@@ -8,7 +8,7 @@ import torch
 
 from dataset.electra.electra_dataset import Batch, Totals
 from model.electra.masking import IGNORE
-from model.electra.model_electra import AUC_BINS, ElectraPretrainer
+from model.electra.model_electra import AUC_BINS, ElectraPretrainer, Losses
 
 # Of the discriminator's loss beside the generator's, as published.
 DISC_WEIGHT = 50.0
@@ -34,9 +34,18 @@ def electra_loss(
     many original and replaced tokens got which probability, in AUC_BINS bins each.
     """
     found = model(*batch)
+    return shared_out(found, totals, weights), sums_of(found, batch)
+
+
+def shared_out(found: Losses, totals: Totals, weights: LossWeights) -> torch.Tensor:
+    """A micro-batch's share of the update's loss, 0-d."""
     of_generator = weights.generator * found.mlm / max(totals.masked, 1)
     of_discriminator = weights.discriminator * found.disc / max(totals.targets, 1)
-    loss = of_generator + of_discriminator
+    return of_generator + of_discriminator
+
+
+def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
+    """What is added up of a batch for `metrics`, float32 [N_SUMS]: see `electra_loss`."""
     with torch.no_grad():
         positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
         real = positions < batch.lengths[:, None]
@@ -47,7 +56,7 @@ def electra_loss(
         counts = counts.scatter_add(0, bin_of_token.flatten(), real.flatten().float())
         masked = (batch.labels != IGNORE).sum()
         sums = torch.stack((found.mlm, found.disc, masked, found.correct))
-    return loss, torch.cat((sums, counts))
+        return torch.cat((sums, counts))
 
 
 def metrics(sums: Sequence[float], weights: LossWeights = PUBLISHED) -> tuple[dict[str, Any], float]:

@@ -20,7 +20,7 @@ from model.electra.sizes import (
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
-from trainer.pretrain.settings import layers
+from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings, layers
 from trainer.recipes import PRETRAINING, RECIPES, parse_with_recipe
 from trainer.reporting.settings import OutputSettings, log_interval, save_interval
 
@@ -182,7 +182,18 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
 
 
 @dataclass(kw_only=True)
-class ElectraSettings(DividedMachineSettings, ElectraTraining, ElectraData, NetworkSettings, ElectraOutput):
+class ElectraValidation(ValidationDataSettings):
+    """validation"""
+
+    allow_val_overlap: bool = with_default(ValidationSettings, "allow_val_overlap", False)
+    eval_interval: int = setting(500, check=not_negative(int), help="updates between evaluations; 0: at the end")
+    eval_batch_size: int = setting(32, check=positive(int), help="examples that a rank evaluates at once")
+
+
+@dataclass(kw_only=True)
+class ElectraSettings(
+    DividedMachineSettings, ElectraValidation, ElectraTraining, ElectraData, NetworkSettings, ElectraOutput
+):
     """All settings of train_electra.py; --help shows the groups from the last to the first."""
 
     def check(self) -> None:

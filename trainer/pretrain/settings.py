@@ -220,21 +220,27 @@ class TrainingSettings(OptimizerSettings, UpdateSettings):
 
 
 @dataclass(kw_only=True)
-class HeldOutSettings(Settings):
+class ValidationDataSettings(Settings):
     """validation"""
 
     val_path: str | None = setting(None, help="validation documents: a file, a folder or a glob")
     val_fraction: float = setting(0.0, check=fraction, help="share of the documents held out, by their hash")
+
+    def check(self) -> None:
+        if self.val_path and self.val_fraction:
+            raise ValueError("--val_path and --val_fraction exclude each other: drop one")
+
+
+@dataclass(kw_only=True)
+class HeldOutSettings(ValidationDataSettings):
+    """validation"""
+
     against: list[str] = setting(
         [],
         several=True,
         metavar="FILE",
         help="evaluation files: says how much of them is in the training text; of .jsonl and .json any objects with texts",
     )
-
-    def check(self) -> None:
-        if self.val_path and self.val_fraction:
-            raise ValueError("--val_path and --val_fraction exclude each other: drop one")
 
 
 @dataclass(kw_only=True)

@@ -30,7 +30,9 @@ def quality(run: RunRecords) -> list[Bar]:
 def remarks(run: RunRecords) -> list[str]:
     """What can be said, in sentences, of a language model without bits per byte; of other runs nothing."""
     loss = run.last("loss")
-    # Trainers of other kinds hold nothing out.
+    # An encoder's loss is that of no language model, and trainers of other kinds hold nothing out.
+    if run.last("mlm_loss") is not None:
+        return []
     if loss is None or "val_fraction" not in run.settings or run.last("bits_per_byte") is not None:
         return []
     learns_answers = trains_answers(run)

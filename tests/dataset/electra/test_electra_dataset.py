@@ -238,6 +238,28 @@ def test_unknown_tokens_are_not_masked_and_the_totals_know(tmp_path):
     assert set(batch.labels[batch.labels != IGNORE].tolist()) == {tokenizer.convert_tokens_to_ids("cat")}
 
 
+def test_examples_of_some_documents(tmp_path):
+    """Reference: the examples of all documents hold theirs in the same order, token for token."""
+    path, _ = write_lines(tmp_path / "data.jsonl")
+    encoder = LineEncoder(load_wordpiece(write_vocab(tmp_path / "vocab.txt")))
+    store = open_or_build(str(path), encoder, progress=False)
+    chosen = np.array([0, 3, 4, 11, len(store) - 1])
+    some = ElectraPlan(Examples(store, 24, encoder.sep_id, 1, documents=chosen), 0.15, 1, 0, shuffle=False)
+    assert some.documents_of(0, some.n_rows) == chosen.tolist()
+    wanted = []
+    for document in chosen:
+        tokens = store.tokens[store.offsets[document] : store.offsets[document + 1]]
+        wanted += tokens[tokens != encoder.sep_id].tolist()
+    examples = some.examples
+    found = []
+    for begin, span in zip(examples.begin, examples.span, strict=True):
+        tokens = store.tokens[begin : begin + span]
+        found += tokens[tokens != encoder.sep_id].tolist()
+    assert found == wanted
+    everything = Examples(store, 24, encoder.sep_id, 1, documents=np.arange(len(store)))
+    assert np.array_equal(everything.begin, Examples(store, 24, encoder.sep_id, 1).begin)
+
+
 @pytest.mark.parametrize("T", [16, 24])
 def test_the_original_choice_masks_unknown_tokens_too_and_the_totals_know(tmp_path, T):
     """Reference: get_candidates_mask of google-research/electra leaves out [CLS], [SEP] and [MASK] alone."""

@@ -1,0 +1,114 @@
+"""Documents that are evaluated and not trained: a share of the data by hash, or documents of their own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Unpack
+
+import numpy as np
+
+from common.errors import DataError
+from common.wording import counted
+from dataset.packing import chunks
+from dataset.sources import split_by_hash
+from dataset.store.interface import Documents, Ints
+from dataset.store.token_store import StoreOptions, open_or_build
+from dataset.tokenizing.encoder import DocumentEncoder
+
+# (store, documents) -> whether anything of these documents is predicted
+HasTargets = Callable[[Documents, Ints], bool]
+
+
+@dataclass
+class HeldOut:
+    """What is evaluated, and what is trained beside it."""
+
+    val_store: Documents
+    # uint32: their numbers in val_store.
+    val_documents: Ints
+    # Those of the data that are trained; None: all.
+    documents: Ints | None = None
+    # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
+    val_shared: Ints | None = None
+    # Of documents of their own; those of the data are known.
+    max_token_id: int = -1
+    # Lines that a user should see.
+    notices: list[str] = field(default_factory=list)
+
+
+def hold_out(
+    store: Documents,
+    encoder: DocumentEncoder,
+    val_path: str | None,
+    val_fraction: float,
+    allow_val_overlap: bool,
+    has_targets: HasTargets,
+    nothing: str,
+    **store_options: Unpack[StoreOptions],
+) -> HeldOut | None:
+    """What --val_path or --val_fraction keeps from training on a store; None: neither is given.
+
+    nothing: what is said of documents of which nothing is predicted. Errors: DataError where nothing is left to evaluate, and
+    where all validation documents are trained too, unless `allow_val_overlap`.
+    """
+    if val_path:
+        val_store = open_or_build(val_path, encoder, **store_options)
+        found = HeldOut(val_store, np.arange(len(val_store), dtype=np.uint32), max_token_id=val_store.max_token_id)
+        _refuse_empty(found, has_targets, f"--val_path {val_path}: {nothing}", "name other documents")
+        _look_for_overlap(found, store, val_path, allow_val_overlap)
+        return found
+    if not val_fraction:
+        return None
+    documents, val_documents = split_by_hash(store, val_fraction)
+    if len(store) == 1:
+        # As of a .txt file
+        raise DataError(
+            f"--val_fraction {val_fraction}: documents are held out, and this text is one: cut it into two files and name "
+            "the second with --val_path"
+        )
+    if not len(val_documents):
+        raise DataError(f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it")
+    found = HeldOut(store, val_documents, documents)
+    _refuse_empty(found, has_targets, f"what --val_fraction {val_fraction} holds out: {nothing}", "raise it")
+    return found
+
+
+def _refuse_empty(found: HeldOut, has_targets: HasTargets, what: str, advice: str) -> None:
+    """Errors: DataError where the loss of all validation documents would be the mean of nothing."""
+    if not has_targets(found.val_store, found.val_documents):
+        raise DataError(f"{what}, so its loss would tell nothing; {advice}")
+
+
+def _look_for_overlap(found: HeldOut, store: Documents, val_path: str, allowed: bool) -> None:
+    """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
+    is_shared = are_shared(store, found.val_store)
+    shared = int(is_shared.sum())
+    if not shared:
+        return
+    found.val_shared = is_shared
+    total = len(found.val_store)
+    if shared == total and not allowed:
+        raise DataError(
+            f"--val_path {val_path}: all {counted(total, 'document')} of it are in the training data too, so its loss "
+            "would tell nothing about new text; name other documents, hold some out with --val_fraction, or pass "
+            "--allow_val_overlap 1"
+        )
+    found.notices.append(
+        f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
+        "training data too, to the letter; the validation loss is too low by what the model remembers of them"
+    )
+
+
+def are_shared(training: Documents, validation: Documents) -> Ints:
+    """bool [validation]: which documents of it have the text of a training document, by the stored hashes of the texts."""
+    # The training data may have millions of documents, so its hashes are looked up, piece by piece, among those of the
+    # few validation documents, which are sorted for that.
+    wanted = np.unique(np.asarray(validation.doc_hash[:]))
+    found = np.zeros(len(wanted), dtype=bool)
+    for lo, hi in chunks(len(training)):
+        of_training = np.asarray(training.doc_hash[lo:hi])
+        at = np.searchsorted(wanted, of_training)
+        # What is beyond all that is wanted is compared with the first one, which it is not.
+        at[at == len(wanted)] = 0
+        found[at[wanted[at] == of_training]] = True
+    shared = wanted[found]
+    return np.isin(np.asarray(validation.doc_hash[:]), shared)

@@ -1,0 +1,245 @@
+"""Held-out validation while pretraining. References: a pass over the examples one by one with scikit-learn, a run without
+validation, and the figures of one process."""
+
+import json
+import math
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from common.errors import DataError, UserError
+from model.electra.masking import IGNORE
+from model.electra.model_electra import AUC_BINS
+from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.trainer.test_train_electra import equal, train, weights
+from trainer.electra.validation import PATIENCE, SEED, AucAlarm
+from trainer.machine.ranks import Ranks
+from trainer.machine.signals import StopSignals
+
+FIGURES = {"val_loss", "val_mlm_loss", "val_disc_loss", "val_gen_acc", "val_disc_acc", "val_disc_auc"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("electra")
+    return {"data_path": write_lines(folder / "data.jsonl")[0], "vocab_path": write_vocab(folder / "vocab.txt")}
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """Documents that are not trained."""
+    return write_lines(tmp_path_factory.mktemp("other") / "other.jsonl", n_documents=9, seed=7)[0]
+
+
+@pytest.fixture(scope="module")
+def run(data, other, tmp_path_factory):
+    """A run that was evaluated, with dropout."""
+    out = tmp_path_factory.mktemp("run")
+    trained = train(**data, out_dir=out, val_path=other, eval_interval=5, eval_batch_size=5, accumulation_steps=2)
+    lines = (out / "electra_small" / "electra_small.metrics.jsonl").read_text().splitlines()
+    return SimpleNamespace(trainer=trained, out=out, lines=[json.loads(line) for line in lines])
+
+
+def test_the_figures_are_those_of_the_examples(run):
+    """Reference: each batch by itself, its tokens drawn by its number; sums of cross-entropies, and scikit-learn's AUC."""
+    job = run.trainer.job
+    model = job.model.eval()
+    validation = job.validation
+    mlm = disc = correct = right = 0.0
+    masked = 0
+    replaced = []
+    probabilities = []
+    for number in range(len(validation)):
+        batch = validation[number]
+        torch.manual_seed(SEED + number)
+        with torch.no_grad():
+            found = model(*batch)
+        real = torch.arange(batch.ids.shape[1]) < batch.lengths[:, None]
+        mlm += float(found.mlm)
+        disc += float(found.disc)
+        correct += float(found.correct)
+        masked += int((batch.labels != IGNORE).sum())
+        replaced += found.replaced[real].tolist()
+        probabilities += found.disc_logits[real].sigmoid().tolist()
+        right += int(((found.disc_logits >= 0) == found.replaced)[real].sum())
+    model.train()
+    wanted = {
+        "val_mlm_loss": mlm / masked,
+        "val_disc_loss": disc / len(replaced),
+        "val_loss": mlm / masked + 50 * disc / len(replaced),
+        "val_gen_acc": correct / masked,
+        "val_disc_acc": right / len(replaced),
+    }
+    values, stop_signal = job.evaluate(run.trainer.engine, StopSignals(), 12)
+    assert stop_signal == 0 and set(values) == FIGURES
+    for name, value in wanted.items():
+        assert values[name] == pytest.approx(value, rel=1e-5), name
+    # Equal ones within a bin count half.
+    bins = np.minimum(np.array(probabilities) * AUC_BINS, AUC_BINS - 1).astype(int)
+    assert values["val_disc_auc"] == pytest.approx(roc_auc_score(replaced, bins), abs=1e-6)
+
+
+def test_every_held_out_token_is_evaluated_once(run, other):
+    """Reference: the words of the file."""
+    validation = run.trainer.job.validation
+    words = sum(len(json.loads(line)["text"].split()) for line in other.read_text().splitlines())
+    special = set(run.trainer.job.tokenizer.all_special_ids) - {run.trainer.job.tokenizer.unk_token_id}
+    seen = 0
+    for number in range(len(validation)):
+        seen += sum(token not in special for token in validation[number].ids.flatten().tolist())
+    assert seen >= words and len(validation) == math.ceil(validation.plan.n_rows / 5)
+    assert seen == int((validation.plan.examples.first + validation.plan.examples.second).sum())
+
+
+def test_evaluations_come_by_updates_and_change_nothing(run, data, tmp_path):
+    """Reference: the same run without them, dropout and draws included."""
+    evaluated = [line for line in run.lines if "val_loss" in line]
+    assert [line["update"] for line in evaluated] == [5, 10, 12]
+    assert set(evaluated[0]) >= FIGURES
+    assert len({line["val_disc_auc"] for line in evaluated}) == 3
+    plain = train(**data, out_dir=tmp_path, accumulation_steps=2)
+    assert equal(weights(run.trainer), weights(plain))
+
+
+def test_an_evaluation_gives_the_same_figures_again_whatever_the_seed(run, data, other, tmp_path):
+    """Masks and draws are fixed."""
+    job = run.trainer.job
+    first, _ = job.evaluate(run.trainer.engine, StopSignals(), 12)
+    torch.manual_seed(99)
+    second, _ = job.evaluate(run.trainer.engine, StopSignals(), 12)
+    assert first == second
+    reseeded = train(**data, out_dir=tmp_path, val_path=other, eval_batch_size=5, seed=7, max_steps=1)
+    for number in range(len(job.validation)):
+        for ours, theirs in zip(job.validation[number], reseeded.job.validation[number], strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+def test_figures_are_the_same_on_every_world_size(run, world_size, monkeypatch):
+    """Reference: one process, to the last bit. The sum over the ranks is made here."""
+    engine = run.trainer.engine
+    alone, _ = run.trainer.job.evaluate(engine, StopSignals(), 12)
+    parts = []
+    for rank in range(world_size):
+        monkeypatch.setattr(engine, "ranks", Ranks(rank=rank, world_size=world_size))
+        with mock.patch("torch.distributed.all_reduce", lambda slots: parts.append(slots.clone())):
+            run.trainer.job.evaluate(engine, StopSignals(), 12)
+    total = torch.stack(parts).sum(0)
+    with mock.patch("torch.distributed.all_reduce", lambda slots: slots.copy_(total)):
+        together, _ = run.trainer.job.evaluate(engine, StopSignals(), 12)
+    assert together == alone
+
+
+def test_a_stop_signal_ends_an_evaluation(run):
+    signals = StopSignals()
+    signals.signum = 15
+    values, stop_signal = run.trainer.job.evaluate(run.trainer.engine, signals, 12)
+    assert stop_signal == 15 and run.trainer.job.model.training
+
+
+# ----------------------------------------------------------------------------------------------- the split
+
+
+def test_what_is_held_out_is_not_trained(data, tmp_path, capsys):
+    """--val_fraction. Reference: the documents of the examples of both sides."""
+    split = train(**data, out_dir=tmp_path, val_fraction=0.3, max_steps=2)
+    job = split.job
+    plans = [job.plan(0), job.validation.plan]
+    trained, evaluated = ({*plan.documents_of(0, plan.n_rows)} for plan in plans)
+    assert trained and evaluated and not trained & evaluated
+    assert trained | evaluated == set(range(len(job.store)))
+    assert f"validation: {len(evaluated)} documents, {job.validation.plan.n_rows} examples" in capsys.readouterr().out
+    assert train(**data, out_dir=tmp_path, val_fraction=0.3, max_steps=3, from_resume=1).progress.update == 3
+    with pytest.raises(UserError, match="val_fraction"):
+        train(**data, out_dir=tmp_path, val_fraction=0.2, max_steps=4, from_resume=1)
+
+
+def test_faults_of_the_validation_documents(data, tmp_path, capsys):
+    with pytest.raises(DataError, match="all 30 documents of it are in the training data too"):
+        train(**data, out_dir=tmp_path, val_path=data["data_path"])
+    train(**data, out_dir=tmp_path, val_path=data["data_path"], allow_val_overlap=1, max_steps=1)
+    assert "30 of the 30 validation documents" in capsys.readouterr().out
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"text": ""}\n')
+    with pytest.raises(DataError, match="no document with text"):
+        train(**data, out_dir=tmp_path / "b", val_path=empty)
+    with pytest.raises(SystemExit):
+        train(**data, out_dir=tmp_path / "c", val_path=empty, val_fraction=0.1)
+    assert "--val_path and --val_fraction exclude each other" in capsys.readouterr().err
+
+
+def test_flags_of_an_evaluation_that_never_comes(data, tmp_path, capsys):
+    train(**data, out_dir=tmp_path, max_steps=1, eval_interval=7, eval_batch_size=8, allow_val_overlap=1)
+    out = capsys.readouterr().out
+    for told in ("--eval_interval 7", "--eval_batch_size 8", "--allow_val_overlap True"):
+        assert f"{told} has no effect" in out
+
+
+# ----------------------------------------------------------------------------------------------- the alarm
+
+
+def alarm(**changes):
+    usual = {
+        "max_steps": 10_000, "learning_rate": 5e-4, "position_init": "normal", "optimizer": "adamw", "muon_lr": 0.02,
+        "init_std": 0.02, "max_seq_len": 128,
+    }  # fmt: skip
+    return AucAlarm(SimpleNamespace(**{**usual, **changes}))
+
+
+def test_an_auc_near_a_half_is_told_once_with_what_has_helped():
+    watched = alarm(learning_rate=2e-3)
+    assert watched.line(500, 0.51, 6.1) is None
+    line = watched.line(PATIENCE, 0.52, 6.1)
+    assert line.startswith("warning: after 1,500 updates the discriminator's AUC is 0.52")
+    for helped in (
+        "--learning_rate 7e-4",
+        "--position_init sinusoidal",
+        "--optimizer muon",
+        "--init_std",
+        "--max_seq_len 32",
+    ):
+        assert helped in line
+    assert watched.line(PATIENCE + 500, 0.53, 6.1) is None
+    # What a run has already is not advised.
+    tried = alarm(position_init="sinusoidal", optimizer="muon", muon_lr=0.006, init_std=0.1, max_seq_len=32)
+    line = tried.line(PATIENCE, 0.52, 6.1)
+    assert line.endswith("What has helped: more updates (docs/electra.md)")
+
+
+def test_a_short_run_is_told_after_its_half():
+    watched = alarm(max_steps=600)
+    assert watched.line(200, 0.5, 6.1) is None
+    assert "after 300 updates" in watched.line(300, 0.5, 6.1)
+
+
+def test_a_run_that_learns_is_not_disturbed():
+    watched = alarm()
+    for update, auc in ((500, 0.52), (1000, 0.56), (1500, 0.6), (2000, 0.7), (2500, 0.69), (3000, 0.8)):
+        assert watched.line(update, auc, 6.0) is None
+
+
+def test_an_auc_that_falls_is_told_once_with_its_reason():
+    """As a rate of 2e-3 did: 0.55 and then 0.505; and as a generator that learns does: 0.87 and then 0.8."""
+    lost = alarm(learning_rate=2e-3)
+    assert lost.line(900, 0.62, 6.0) is None
+    line = lost.line(1200, 0.5, 6.02)
+    assert (
+        line.startswith("warning: the discriminator's AUC fell from 0.62 to 0.50") and "--learning_rate 0.001" in line
+    )
+    assert lost.line(1500, 0.5, 6.02) is None
+    learned = alarm()
+    assert learned.line(3000, 0.87, 5.9) is None
+    line = learned.line(5000, 0.8, 4.7)
+    assert line.startswith(
+        "note: the discriminator's AUC fell from 0.87 to 0.80 while the generator's loss fell from 5.90 to 4.70"
+    )
+
+
+def test_the_line_is_printed_in_a_run(data, other, tmp_path, capsys):
+    """A run that learns nothing: the rate is almost 0."""
+    train(**data, out_dir=tmp_path, val_path=other, eval_interval=4, max_steps=12, learning_rate=1e-12)
+    assert capsys.readouterr().out.count("it tells nothing yet. What has helped: ") == 1

@@ -1,0 +1,162 @@
+"""Held-out examples of an ELECTRA: both losses, accuracy and AUC on fixed masks and draws, and what their course tells."""
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from common.wording import counted
+from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
+from dataset.held_out import HeldOut
+from dataset.loader import ceil_div
+from dataset.sources import sum_of_targets
+from dataset.store.interface import Documents, Ints
+from model.electra.model_electra import ElectraPretrainer
+from trainer.electra.loss import N_SUMS, LossWeights, metrics, sums_of
+from trainer.electra.settings import ElectraSettings
+from trainer.engine import Engine
+from trainer.evaluation import sums_over_batches, undisturbed
+from trainer.machine.signals import StopSignals
+
+# Of examples, masks and draws: the same in every run, so that the figures of two runs can be compared.
+SEED = 0
+# Of `metrics`, those that are shown of an evaluation.
+FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
+
+# What an AUC of a discriminator that has learned nothing may have by chance; docs/experiments.md has the runs.
+PLATEAU = 0.57
+# Updates in which runs that learned have left the plateau; of a shorter run half of it.
+PATIENCE = 1500
+# How far the AUC must be below its best to be called fallen, and what the generator's loss may have gained meanwhile
+# (nats per token) without being the reason.
+FALL = 0.04
+GENERATOR_GAIN = 0.05
+
+
+def has_text(store: Documents, documents: Ints) -> bool:
+    """Whether some of these documents can be cut into examples."""
+    return sum_of_targets(store, documents) > 0
+
+
+class Validation:
+    """The examples of held-out documents in the order of the data, and their figures."""
+
+    def __init__(
+        self,
+        held_out: HeldOut,
+        settings: ElectraSettings,
+        tokenizer: PreTrainedTokenizerBase,
+        cap: int | None,
+        weights: LossWeights,
+    ) -> None:
+        """cap: see `mask_cap`. Errors: ValueError, DataError, as Examples has them."""
+        store = held_out.val_store
+        T = settings.max_seq_len
+        unknown = tokenizer.unk_token_id if cap is None else None
+        examples = Examples(store, T, tokenizer.sep_token_id, SEED, unknown, held_out.val_documents)
+        self.plan = ElectraPlan(examples, settings.mask_share, SEED, 0, cap, shuffle=False)
+        self.assembler = ElectraAssembler(store, tokenizer, T, settings.mask_share, settings.mask_style, SEED, cap)
+        self.batch_size = settings.eval_batch_size
+        self.weights = weights
+        self.n_documents = len(held_out.val_documents)
+
+    def __len__(self) -> int:
+        return ceil_div(self.plan.n_rows, self.batch_size)
+
+    def __getitem__(self, number: int) -> Batch:
+        first = number * self.batch_size
+        rows = range(first, min(first + self.batch_size, self.plan.n_rows))
+        return self.assembler[self.plan.recipe(rows)]
+
+    @property
+    def described(self) -> str:
+        """For the lines at the start of a run."""
+        return f"validation: {counted(self.n_documents, 'document')}, {counted(self.plan.n_rows, 'example')}"
+
+    @torch.no_grad()
+    def __call__(
+        self, engine: Engine[Batch, Totals], model: ElectraPretrainer, signals: StopSignals
+    ) -> tuple[dict[str, float], int]:
+        """({val_{figure}: value}, number of a stop signal that came meanwhile, or 0), the same on every world size."""
+
+        def figures_of(number: int) -> list[float]:
+            batch = self[number].to(engine.device)
+            # What is drawn depends on nothing but the batch.
+            torch.manual_seed(SEED + number)
+            with engine.autocast():
+                found = model(*batch)
+            figures: list[float] = sums_of(found, batch).tolist()
+            return figures
+
+        with undisturbed(engine):
+            sums, stop_signal = sums_over_batches(engine, len(self), figures_of, N_SUMS, signals)
+        values, _ = metrics(sums, self.weights)
+        return {f"val_{name}": values.get(name, float("nan")) for name in FIGURES}, stop_signal
+
+
+class AucAlarm:
+    """Watches the AUC of held-out examples, and says once what to change where it stays near 0.5, and once where it falls."""
+
+    def __init__(self, settings: ElectraSettings) -> None:
+        self.settings = settings
+        self.best = 0.0
+        # The generator's loss when the AUC was at its best.
+        self.loss_at_best = float("inf")
+        self.has_said_plateau = False
+        self.has_said_fall = False
+
+    def line(self, update: int, auc: float, generator_loss: float) -> str | None:
+        """What to say of an evaluation after so many updates; None: nothing."""
+        said = None
+        if auc < PLATEAU and self.best < PLATEAU:
+            said = self._on_plateau(update, auc)
+        elif auc < self.best - FALL:
+            said = self._after_fall(auc, generator_loss)
+        if auc > self.best:
+            self.best = auc
+            self.loss_at_best = generator_loss
+        return said
+
+    def _on_plateau(self, update: int, auc: float) -> str | None:
+        """The discriminator still calls every token an original."""
+        if self.has_said_plateau or update < min(PATIENCE, self.settings.max_steps // 2):
+            return None
+        self.has_said_plateau = True
+        return (
+            f"warning: after {counted(update, 'update')} the discriminator's AUC is {auc:.2f}: it tells nothing yet. "
+            f"What has helped: {', '.join(remedies(self.settings))} (docs/electra.md)"
+        )
+
+    def _after_fall(self, auc: float, generator_loss: float) -> str | None:
+        """It was better before. A generator that learns is harder to see through, and nothing is wrong then."""
+        if self.has_said_fall:
+            return None
+        self.has_said_fall = True
+        fell = f"the discriminator's AUC fell from {self.best:.2f} to {auc:.2f}"
+        if generator_loss < self.loss_at_best - GENERATOR_GAIN:
+            return (
+                f"note: {fell} while the generator's loss fell from {self.loss_at_best:.2f} to {generator_loss:.2f}: what it "
+                "writes is harder to tell. That is usual; a narrower generator (--generator_divisor) keeps the AUC higher"
+            )
+        rate = self.settings.learning_rate
+        return (
+            f"warning: {fell}, and the generator has not learned meanwhile: the rate is too high. Go on from an earlier "
+            f"checkpoint, or start again, with --learning_rate {rate / 2:.1g} or lower"
+        )
+
+
+def remedies(settings: ElectraSettings) -> list[str]:
+    """What brought discriminators off an AUC of 0.5 in docs/experiments.md, as far as this run does not have it."""
+    found = []
+    if settings.learning_rate >= 1e-3:
+        found.append("a rate below 1e-3 (--learning_rate 7e-4)")
+    if settings.position_init == "normal":
+        found.append("--position_init sinusoidal")
+    if settings.optimizer == "muon" and settings.muon_lr > 0.01:
+        found.append("a lower rate of Muon (--muon_lr 0.006)")
+    if settings.optimizer != "muon":
+        found.append("--optimizer muon --muon_lr 0.006")
+    if settings.init_std == 0.02:
+        found.append("--init_std of about 1 / sqrt(width), such as 0.1 for 128")
+    if settings.max_seq_len > 32:
+        found.append("--max_seq_len 32 first, and then --model_path with longer examples")
+    found.append("more updates")
+    return found
