@@ -9,7 +9,6 @@ from dataset.electra.electra_dataset import Batch
 from model.electra.model_electra import ElectraPretrainer, Losses
 from trainer.engine import Engine
 from trainer.evaluation import undisturbed
-from trainer.machine.signals import StopSignals
 
 # Of the generator's draws: at every look the same ones, so that what changes is the networks.
 SEED = 0
@@ -20,22 +19,19 @@ LABELS = ("original", "replaced")
 
 @torch.no_grad()
 def look_at(
-    engine: Engine, model: ElectraPretrainer, tokenizer: PreTrainedTokenizerBase, batch: Batch, signals: StopSignals
-) -> tuple[list[tuple[str, str]], int]:
-    """([(text of the batch's only example, what the networks make of it)], number of a stop signal that came, or 0).
+    engine: Engine, model: ElectraPretrainer, tokenizer: PreTrainedTokenizerBase, batch: Batch
+) -> tuple[str, str]:
+    """(text of the batch's only example, the same and what the networks make of it).
 
     All ranks compute it: where they have divided the model they need each other.
     """
-    stop_signal = engine.largest(signals.signum)
-    if stop_signal:
-        return [], stop_signal
     batch = batch.to(engine.device)
     with undisturbed(engine):
         torch.manual_seed(SEED)
         with engine.autocast():
             found = model(*batch)
     original = str(tokenizer.decode(real_ids(batch)))
-    return [(original, f"{original}\n{told(tokenizer, batch, found)}")], 0
+    return original, f"{original}\n{told(tokenizer, batch, found)}"
 
 
 def real_ids(batch: Batch) -> list[int]:

@@ -1,7 +1,7 @@
 """Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
         # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
-        self.save_at = frozenset({*save_points(settings), *kept_updates(settings)})
+        self.save_at = SavedUpdates(settings)
         self.evaluates = self.validation is not None
         self.eval_interval = settings.eval_interval
         self.auc_alarm = AucAlarm(settings)
@@ -267,7 +267,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     ) -> tuple[list[tuple[str, str]], int]:
         """The first example of the first epoch, masked as it is there, at every look."""
         batch = self.assembler[self.plan(0).recipe(range(1))]
-        return look_at(engine, self.model, self.tokenizer, batch, signals)
+        # So short that a stop waits for the next update, where the ranks agree on it.
+        return [look_at(engine, self.model, self.tokenizer, batch)], 0
 
     def begin(self) -> None:
         if not self.settings.vocab_path:
@@ -380,6 +381,17 @@ def save_points(settings: ElectraSettings) -> dict[int, float]:
     for percent in (*settings.save_percents, 100.0):
         points[max(1, round(settings.max_steps * percent / 100))] = percent
     return points
+
+
+class SavedUpdates(Container[int]):
+    """The updates after which networks are written; asked of each update, since there may be a million."""
+
+    def __init__(self, settings: ElectraSettings) -> None:
+        self.points = save_points(settings)
+        self.kept = kept_updates(settings)
+
+    def __contains__(self, update: object) -> bool:
+        return update in self.points or update in self.kept
 
 
 def kept_updates(settings: ElectraSettings) -> range:

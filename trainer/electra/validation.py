@@ -148,13 +148,14 @@ def remedies(settings: ElectraSettings) -> list[str]:
     found = []
     if settings.learning_rate >= 1e-3:
         found.append("a rate below 1e-3 (--learning_rate 7e-4)")
-    if settings.position_init == "normal":
+    has_fresh_weights = settings.model_path is None
+    if has_fresh_weights and settings.position_init == "normal":
         found.append("--position_init sinusoidal")
     if settings.optimizer == "muon" and settings.muon_lr > 0.01:
         found.append("a lower rate of Muon (--muon_lr 0.006)")
     if settings.optimizer != "muon":
         found.append("--optimizer muon --muon_lr 0.006")
-    if settings.init_std == 0.02:
+    if has_fresh_weights and settings.init_std == 0.02:
         found.append("--init_std of about 1 / sqrt(width), such as 0.1 for 128")
     if settings.max_seq_len > 32:
         found.append("--max_seq_len 32 first, and then --model_path with longer examples")

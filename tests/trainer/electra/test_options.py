@@ -1,6 +1,7 @@
 """Options of train_electra.py in whole runs. References: formulas, and a run without the option."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,5 +95,7 @@ def test_an_example_is_shown_every_so_many_updates_and_changes_nothing(data, tmp
     shown = [line for line in map(json.loads, lines) if "text" in line]
     assert [line["update"] for line in shown] == [5, 10, 12]
     assert len({line["prompt"] for line in shown}) == 1
+    # A signal at a look is heeded with the next update, where all ranks learn of it.
+    assert run.job.samples(run.engine, SimpleNamespace(signum=15), is_last=False)[1] == 0
     assert out.count("position  original") == 3 and out.count("--- sample from ") == 3
     assert shown[0]["text"].startswith(shown[0]["prompt"])

@@ -164,8 +164,9 @@ def test_faults_of_the_validation_documents(data, tmp_path, capsys):
     train(**data, out_dir=tmp_path, val_path=data["data_path"], allow_val_overlap=1, max_steps=1)
     assert "30 of the 30 validation documents" in capsys.readouterr().out
     empty = tmp_path / "empty.jsonl"
-    empty.write_text('{"text": ""}\n')
-    with pytest.raises(DataError, match="no document with text"):
+    # BERT's rules take such characters away.
+    empty.write_text('{"text": "\\u0001 \\u0002"}\n')
+    with pytest.raises(DataError, match="empty.jsonl: no document in there"):
         train(**data, out_dir=tmp_path / "b", val_path=empty)
     with pytest.raises(SystemExit):
         train(**data, out_dir=tmp_path / "c", val_path=empty, val_fraction=0.1)
@@ -185,7 +186,7 @@ def test_flags_of_an_evaluation_that_never_comes(data, tmp_path, capsys):
 def alarm(**changes):
     usual = {
         "max_steps": 10_000, "learning_rate": 5e-4, "position_init": "normal", "optimizer": "adamw", "muon_lr": 0.02,
-        "init_std": 0.02, "max_seq_len": 128,
+        "init_std": 0.02, "max_seq_len": 128, "model_path": None,
     }  # fmt: skip
     return AucAlarm(SimpleNamespace(**{**usual, **changes}))
 
@@ -208,6 +209,9 @@ def test_an_auc_near_a_half_is_told_once_with_what_has_helped():
     tried = alarm(position_init="sinusoidal", optimizer="muon", muon_lr=0.006, init_std=0.1, max_seq_len=32)
     line = tried.line(PATIENCE, 0.52, 6.1)
     assert line.endswith("What has helped: more updates (docs/electra.md)")
+    # Weights that come from a folder are not drawn.
+    continued = alarm(model_path="out").line(PATIENCE, 0.52, 6.1)
+    assert "--init_std" not in continued and "--position_init" not in continued
 
 
 def test_a_short_run_is_told_after_its_half():
