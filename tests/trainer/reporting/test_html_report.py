@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,9 +118,17 @@ def test_a_start_without_charts_is_drawn_as_before(tmp_path):
     ]
 
 
+# What later versions draw beside it in the same charts.
+SINCE = {"val_mlm_loss", "val_disc_loss", "val_gen_acc", "val_disc_acc", "val_disc_auc"}
+
+
+def as_before(chart):
+    return replace(chart, fields=tuple(field for field in chart.fields if field not in SINCE))
+
+
 def test_every_job_declares_what_was_drawn_of_it_before():
     """Side by side they give the order of before; a job alone has a part of it, and no chart twice."""
-    jobs = [PretrainJob.charts, ElectraJob.charts, GlueJob.charts]
+    jobs = [[as_before(chart) for chart in job.charts] for job in (PretrainJob, ElectraJob, GlueJob)]
     assert charts_of_runs(jobs) == list(CHARTS_BEFORE)
     for charts in jobs:
         assert list(charts) == [chart for chart in CHARTS_BEFORE if chart in charts]
