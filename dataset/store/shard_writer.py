@@ -7,7 +7,6 @@ each has a list of those that it makes.
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from dataset.store.dealing import Place, Start, shard_of
 from dataset.store.encode_worker import EncodedBlock
 from dataset.store.format import DamagedStore, TokenStore
 from dataset.store.sharded import write_manifest
-from dataset.store.writer import StoreWriter
+from dataset.store.writer import StoreWriter, give_name
 
 # No block stands there.
 BEHIND_ALL = Place(1 << 62, 0, 0)
@@ -109,12 +108,8 @@ class ShardWriter:
         write_manifest(self.temp, names, meta, self.bad_lines)
         for lock in self.temp.glob(".*.lock"):
             remove(lock)
-        final = self.place / self.name
-        # A damaged store: of a good one of this name nobody makes another.
-        remove(final)
-        os.rename(self.temp, final)
-        sync_folder(self.place)
-        return final
+        sync_folder(self.temp)
+        return give_name(self.temp, self.place / self.name)
 
     def discard(self) -> None:
         """Nothing that is written will be of use."""

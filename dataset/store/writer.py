@@ -185,12 +185,7 @@ class StoreWriter:
         with contextlib.suppress(FileNotFoundError):
             (self.temp / "progress.json").unlink()
         sync_folder(self.temp)
-        final = self.place / self.name
-        # A damaged store: of a good one of this name nobody makes another.
-        remove(final)
-        os.rename(self.temp, final)
-        sync_folder(self.place)
-        return final
+        return give_name(self.temp, self.place / self.name)
 
     def discard(self) -> None:
         """Nothing that is written will be of use: the data has a fault, or has changed."""
@@ -208,6 +203,15 @@ class StoreWriter:
         # Without it nobody can go on with what lies here. After a commit there is no such folder any more.
         if not (self.temp / "progress.json").exists():
             remove(self.temp)
+
+
+def give_name(temp: Path, final: Path) -> Path:
+    """Make a complete store out of a folder whose content is durable. Returns `final`, which is there after a power cut too."""
+    # A damaged store: of a good one of this name nobody makes another.
+    remove(final)
+    os.rename(temp, final)
+    sync_folder(final.parent)
+    return final
 
 
 def read_progress(temp: Path) -> dict[str, Any] | None:

@@ -76,6 +76,20 @@ def in_one(path, encoder, monkeypatch, cache_dir, **options):
     return store
 
 
+def blocks_encoded(monkeypatch):
+    """The list that the blocks go to which are tokenised from here on."""
+    encoded = []
+    real = builder.encode_blocks
+
+    def noted(blocks):
+        for block in blocks:
+            encoded.append(block)
+            yield block
+
+    monkeypatch.setattr(builder, "encode_blocks", lambda blocks, *rest: real(noted(blocks), *rest))
+    return encoded
+
+
 def files_of(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -234,13 +248,7 @@ def test_a_build_that_is_killed_keeps_its_shards_and_ends_with_the_same_bytes(tm
         assert killed.returncode == -signal.SIGKILL
     (temp,) = (tmp_path / "cache").glob(".tmp-*")
     assert len(list(temp.glob("shard-*"))) >= 2, "what was complete is kept"
-    encoded = []
-    real = builder.encode_blocks
-    monkeypatch.setattr(
-        builder,
-        "encode_blocks",
-        lambda blocks, *rest: real((encoded.append(block) or block for block in blocks), *rest),
-    )
+    encoded = blocks_encoded(monkeypatch)
     if shard:
         assert build_shard(path, encoder, (1, 2), cache_dir=cache, progress=False, num_procs=1) is None
         store = build_shard(path, encoder, (2, 2), cache_dir=cache, progress=False, num_procs=1)
@@ -271,13 +279,7 @@ def test_a_damaged_shard_is_found_and_made_anew_alone(tmp_path, encoder, monkeyp
     else:
         with pytest.raises(DataError, match=rf"{store.shards[3].name} is damaged"):
             load(store.folder).shard(3)
-    encoded = []
-    real = builder.encode_blocks
-    monkeypatch.setattr(
-        builder,
-        "encode_blocks",
-        lambda blocks, *rest: real((encoded.append(block) or block for block in blocks), *rest),
-    )
+    encoded = blocks_encoded(monkeypatch)
     again = open_or_build(path, encoder, progress=False, num_procs=1)
     assert files_of(again.folder) == before
     if not file.startswith(".."):
