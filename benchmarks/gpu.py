@@ -248,14 +248,14 @@ def found_text(result: Result) -> str:
 
 
 def line_of(result: Result) -> str:
-    """As `26m, 32 rows: tokens: 1,200,000 1/s (predicted: ...)`."""
-    predicted = f" (predicted: {result['predicted']})" if result.get("predicted") else ""
+    """As `26m, 32 rows: tokens: 1,200,000 1/s (an H200, predicted: ...)`."""
+    predicted = f" (an H200, predicted: {result['predicted']})" if result.get("predicted") else ""
     return f"{result['what']}: {found_text(result)}{predicted}"
 
 
 def table_of(results: Sequence[Result]) -> list[str]:
     """The summary, as a table of Markdown."""
-    lines = ["| section | what | found | predicted |", "|---|---|---|---|"]
+    lines = ["| section | what | found | an H200, predicted |", "|---|---|---|---|"]
     for result in results:
         name = str(result["what"]).replace("|", "/")
         found = found_text(result).replace("|", "/").replace("\n", " ")[:200]
