@@ -1,6 +1,5 @@
 """Whether the tokens of a store are what was written, found out beside the training that reads them."""
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from common.errors import DataError
 from common.files import file_digest
 from dataset.store.format import CHECKED_AT_ONCE
-from dataset.store.sharded import Store
+from dataset.store.sharded import ShardedStore, Store, forget
 
 
 class DigestCheck:
@@ -24,6 +23,8 @@ class DigestCheck:
         # What is fetched is compared with its digest then, so shards elsewhere have no `parts`.
         # Of the store, or of a shard of it.
         self.damaged: Path | None = None
+        # What is done about it
+        self.advice = ""
         self._thread: threading.Thread | None = None
 
     def raise_if_damaged(self, wait_s: float = 0.0) -> None:
@@ -41,13 +42,9 @@ class DigestCheck:
             self._thread.join(wait_s)
         if self.damaged is None:
             return
-        # Without it the next start finds no store and makes one.
-        with contextlib.suppress(OSError):
-            (self.damaged / "meta.json").unlink()
         raise DataError(
             f"{self.damaged / 'tokens.bin'} is damaged: its content is not what was written. Nothing more is "
-            "saved, and the next start tokenises the data again; what this run has saved since it started may have "
-            "learned from damaged text"
+            f"saved, and {self.advice}; what this run has saved since it started may have learned from damaged text"
         )
 
     def _look(self) -> None:
@@ -56,8 +53,17 @@ class DigestCheck:
             try:
                 for part in store.parts():
                     if file_digest(part.folder / "tokens.bin") != part.meta["sha256"]["tokens.bin"]:
-                        self.damaged = part.folder
+                        self._note(part.folder, store)
                         return
             # A disk that fails now fails the training itself, which says so; so does a shard that is damaged otherwise.
             except (OSError, DataError):
                 return
+
+    def _note(self, folder: Path, store: Store) -> None:
+        """Keep what is to be said of damaged tokens."""
+        if isinstance(store, ShardedStore) and store.stays_as_it_is:
+            self.advice = "the folder is to be copied again from where it was made"
+        else:
+            forget(folder)
+            self.advice = "the next start tokenises the data again"
+        self.damaged = folder

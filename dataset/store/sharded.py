@@ -14,6 +14,7 @@ A shard is opened when one of its documents is asked for. How many rows a corpus
 (dataset/grouped_plan.py).
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from common.errors import DataError
-from common.files import atomic_file, read_small
+from common.files import atomic_file, let_files_be_open, read_small
 from dataset.reading.faults import BadLines
 from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, has_store_fields
 from dataset.store.interface import Ints
@@ -37,6 +38,9 @@ from dataset.store.joined import Joined
 MOST_MANIFEST_BYTES = 128 << 20
 # Shards that are mapped at a time. A group of documents (dataset/grouped_plan.py) has some dozens.
 KEPT_SHARDS = 256
+# Of each; a mixture has several stores.
+FILES_OF_SHARD = 4
+OPEN_FILES = 16 * KEPT_SHARDS * FILES_OF_SHARD
 
 
 class ShardEntry(NamedTuple):
@@ -92,9 +96,10 @@ class ShardPlace(Protocol):
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """Shards on this machine."""
+    """Shards on this machine. text_is_known: whether a start reads the text too, and makes a damaged shard anew from it."""
 
     folder: Path
+    text_is_known: bool = True
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -125,10 +130,14 @@ class ShardFolder:
             if digest_of_json(store.meta) != shard.meta:
                 raise DamagedStore("it is not the shard that the manifest tells of")
             return store
-        except (DamagedStore, OSError) as error:
-            # Without it the next start finds no shard and makes it.
-            (folder / "meta.json").unlink(missing_ok=True)
+        except (DamagedStore, FileNotFoundError) as error:
+            if not self.text_is_known:
+                raise DataError(f"{folder} is damaged ({error}); copy it again from where it was made") from None
+            forget(folder)
             raise DataError(f"{folder} is damaged ({error}); the next start makes it anew") from None
+        except OSError as error:
+            # Too many open files, a network folder that is away: the shard itself may be whole.
+            raise DataError(f"{folder} cannot be read now: {error.strerror or error}") from None
 
     def holds(self, shard: ShardEntry) -> bool:
         return True
@@ -146,6 +155,7 @@ class ShardedStore:
 
     def __init__(self, place: ShardPlace) -> None:
         self.place = place
+        let_files_be_open(OPEN_FILES)
         manifest, self.shards = _read_manifest(place.manifest())
         self.meta = manifest
         self.fingerprint: str = manifest["key"]
@@ -182,6 +192,11 @@ class ShardedStore:
         """Of one on this machine."""
         assert isinstance(self.place, ShardFolder)
         return self.place.folder
+
+    @property
+    def stays_as_it_is(self) -> bool:
+        """Whether a damaged shard cannot be made anew here, since only the tokens are known."""
+        return not (isinstance(self.place, ShardFolder) and self.place.text_is_known)
 
     def document(self, i: int) -> Ints:
         """The ids of document i."""
@@ -233,6 +248,12 @@ class ShardedStore:
 
 # What trainers open: a small corpus is one store, a large one has shards.
 Store = TokenStore | ShardedStore
+
+
+def forget(store: Path) -> None:
+    """Let the next start find no store in that folder, and make one."""
+    with contextlib.suppress(OSError):
+        (store / "meta.json").unlink()
 
 
 def bytes_of_shard(folder: Path) -> int:

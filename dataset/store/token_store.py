@@ -125,7 +125,9 @@ def open_tokenised(paths: list[str], encoder: DocumentEncoder, cache: DiskCache)
     if len(paths) > 1:
         raise DataError(f"{', '.join(paths)}: a token store stands alone; give each source a share, as in {path}:0.5")
     folder = path.removesuffix(MANIFEST).rstrip("/\\")
-    place = RemoteShards(folder, cache) if is_address(path) else ShardFolder(expanded(folder or "."))
+    place = (
+        RemoteShards(folder, cache) if is_address(path) else ShardFolder(expanded(folder or "."), text_is_known=False)
+    )
     try:
         store = ShardedStore(place)
     except (DamagedStore, OSError) as error:

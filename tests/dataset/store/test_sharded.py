@@ -1,5 +1,6 @@
 """Stores of shards. References: the one store of the same corpus, np.unique of its lengths, EpochPlan and a token ledger."""
 
+import errno
 import gzip
 import json
 import os
@@ -15,11 +16,12 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
+from common.files import let_files_be_open
 from dataset import grouped_plan
 from dataset.corpus import Corpus
 from dataset.grouped_plan import GroupedPlan
 from dataset.loader import IGNORE, Assembler, UpdateSchedule, make_loader
-from dataset.store import builder, dealing
+from dataset.store import builder, dealing, sharded
 from dataset.store import check as store_check
 from dataset.store import format as store_format
 from dataset.store.builder import load
@@ -285,6 +287,50 @@ def test_a_damaged_shard_is_found_and_made_anew_alone(tmp_path, encoder, monkeyp
     if not file.startswith(".."):
         assert 3 <= len(encoded) <= 4, "a shard has four blocks"
         assert again.document(200).tolist() == store.document(200).tolist()
+
+
+def test_a_shard_that_cannot_be_opened_now_is_not_taken_for_damaged(tmp_path, encoder, monkeypatch):
+    store = open_or_build(write(tmp_path / "a.jsonl"), encoder, progress=False)
+    before = files_of(store.folder)
+
+    def no_more_files(folder):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(sharded, "TokenStore", no_more_files)
+    with pytest.raises(DataError, match=rf"{store.shards[3].name} cannot be read now: Too many open files"):
+        load(store.folder).shard(3)
+    assert files_of(store.folder) == before
+
+
+@pytest.mark.parametrize("file", ["tokens.bin", "offsets.bin"])
+def test_nothing_is_deleted_of_a_store_whose_text_is_not_here(tmp_path, encoder, monkeypatch, file):
+    """As it is where a run names the manifest."""
+    monkeypatch.setattr(store_check, "CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
+    built = open_or_build(write(tmp_path / "a.jsonl"), encoder, progress=False)
+    store = sharded.ShardedStore(sharded.ShardFolder(built.folder, text_is_known=False))
+    damaged = built.folder / built.shards[3].name / file
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    before = files_of(built.folder)
+    with pytest.raises(DataError, match="again from where it was made"):
+        DigestCheck([store]).raise_if_damaged(wait_s=60)
+        store.shard(3)
+    assert files_of(built.folder) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_more_files_may_be_open_as_far_as_the_system_allows(monkeypatch):
+    import resource
+
+    limits = [(1024, 20_000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, both: limits.append(both))
+    let_files_be_open(16_384)
+    let_files_be_open(30_000)
+    let_files_be_open(5_000)
+    assert limits == [(1024, 20_000), (16_384, 20_000), (20_000, 20_000)]
 
 
 def test_machines_without_a_common_disk_hand_their_shards_over(tmp_path, encoder, monkeypatch):
