@@ -15,7 +15,7 @@ from dataset.reading.conversations import CONVERSATION
 from dataset.shares import Source
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.inspect_settings import InspectSettings
-from trainer.pretrain.job import USUAL_TEXT, data_of
+from trainer.pretrain.data import USUAL_TEXT, data_of
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.job import SftJob
 from trainer.sft.settings import SftSettings

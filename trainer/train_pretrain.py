@@ -34,7 +34,8 @@ from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
 from trainer.pretrain.command import run_command
-from trainer.pretrain.job import PretrainJob, init_model
+from trainer.pretrain.first_model import init_model
+from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import given_settings, parse_args
 
 # What other people's code imports from here

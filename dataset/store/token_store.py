@@ -74,7 +74,8 @@ def build_shard(
     """The store of the files of `data_path` (several: one after the other), tokenised now if it is not there yet.
 
     The store lies in `.token_store/` beside the data, in the user's cache folder where that is read-only, or in
-    `cache_dir`; that of data behind addresses in one of the latter two. Of processes that start together one builds and the others wait. num_procs: default all cores.
+    `cache_dir`; that of data behind addresses in one of the latter two. Of processes that start together one builds and
+    the others wait. num_procs: default all cores.
     shard=(k, n): only part k of n (from 1) is made; the last part to finish puts the store together, and None is
     returned while parts are missing. text_suffixes: as in `find_files`. cache_gb: of the disk, for what is fetched from
     addresses. Raises DataError.

@@ -21,14 +21,6 @@ from trainer.saving.weights import save_weights
 
 
 @pytest.fixture(scope="module")
-def weight(tmp_path_factory):
-    stem = tmp_path_factory.mktemp("out") / "pretrain_32"
-    model = tiny_model(vocab_size=6400).eval()
-    save_weights(model.state_dict(), model.config.to_dict(), stem)
-    return f"{stem}.pth"
-
-
-@pytest.fixture(scope="module")
 def tokenizer():
     return load_tokenizer(ROOT / "model")
 

@@ -2,23 +2,11 @@
 
 import json
 
-import pytest
-
 from scripts import evaluate, generate, play
 from scripts.arguments import play_parser
-from tests.helpers import tiny_model
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from trainer.saving.weights import save_weights
 
 PAIR = {"sentence_good": "the cat sat on the mat", "sentence_bad": "the cat sat the on mat"}
-
-
-@pytest.fixture(scope="module")
-def weight(tmp_path_factory):
-    stem = tmp_path_factory.mktemp("out") / "pretrain_32"
-    model = tiny_model(vocab_size=6400).eval()
-    save_weights(model.state_dict(), model.config.to_dict(), stem)
-    return f"{stem}.pth"
 
 
 def test_generate(weight, capsys):

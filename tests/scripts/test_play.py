@@ -11,16 +11,7 @@ import pytest
 from common.errors import UserError
 from scripts import export_hf, play
 from scripts.arguments import play_parser
-from tests.helpers import ROOT, tiny_model
-from trainer.saving.weights import save_weights
-
-
-@pytest.fixture(scope="module")
-def weight(tmp_path_factory):
-    stem = tmp_path_factory.mktemp("out") / "pretrain_32"
-    model = tiny_model(vocab_size=6400).eval()
-    save_weights(model.state_dict(), model.config.to_dict(), stem)
-    return f"{stem}.pth"
+from tests.helpers import ROOT
 
 
 def opened(*arguments):

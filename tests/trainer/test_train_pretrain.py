@@ -19,7 +19,8 @@ from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_share
 from trainer import train_pretrain
 from trainer.engine import Engine
 from trainer.pretrain import settings as pretrain_settings
-from trainer.pretrain.job import PretrainJob, find_weight
+from trainer.pretrain.first_model import find_weight
+from trainer.pretrain.job import PretrainJob
 
 LOG_LINE = re.compile(
     r"^Epoch:\[(\d+)/(\d+)\]\((\d+)/(\d+)\) loss:(\d+\.\d{3}) lr:(\d\.\d{12}) epoch_Time:(\d+\.\d)min:", re.MULTILINE

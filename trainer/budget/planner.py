@@ -36,7 +36,8 @@ from trainer.job import Surroundings
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import Ranks, on_main
-from trainer.pretrain.job import PretrainJob, check_length
+from trainer.pretrain.first_model import check_length
+from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.public_weights import settings_of_folder
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 

@@ -1,31 +1,25 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files."""
 
 import math
-import os
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
-from common.notices import announce
-from common.paths import ROOT, utf8_folder
+from common.paths import utf8_folder
 from common.processes import seconds_since_start
 from common.wording import counted
 from dataset.corpus import EVAL_ROWS, Corpus
-from dataset.embedded_corpus import build_embedded_corpus
 from dataset.leaks_at_start import AGAINST, leak_notices
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
-from dataset.planned_mixture import RunLength
 from dataset.quality.evaluation_texts import Evaluation, evaluation_of
-from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size, vocabulary_digest
@@ -54,7 +48,9 @@ from trainer.pace import Course, Pace
 from trainer.parallel import Shards, build_on_main, ranks_of_group
 from trainer.pretrain import trial
 from trainer.pretrain.compressors import compressed
+from trainer.pretrain.data import USUAL_TEXT, open_corpus
 from trainer.pretrain.division import note_on_small, settle
+from trainer.pretrain.first_model import check_length, config_from_flags, find_weight, init_model
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory_plan import MemoryPlan
@@ -62,7 +58,6 @@ from trainer.pretrain.notices import WORTH_A_NOTICE, SizeOfRun, notices
 from trainer.pretrain.planned_end import PlannedEnd
 from trainer.pretrain.public_weights import (
     PublicModel,
-    checked_folder,
     model_of_folder,
     settings_of_folder,
     tokenizer_notices,
@@ -70,42 +65,14 @@ from trainer.pretrain.public_weights import (
 from trainer.pretrain.settings import (
     AUTO_ROWS,
     DEFAULT_TOKENIZER,
-    MODEL_FLAGS,
-    DataSettings,
     PretrainSettings,
-    weight_candidates,
-    weight_folder,
     weight_name,
 )
-from trainer.pretrain.weights_at_hand import flags_of_trainer, weights_instead
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 from trainer.updates import rows_of_update, rows_of_warmup, schedule_of
-
-# Such as Qwen/Qwen3-0.6B-Base
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-class UsualData(NamedTuple):
-    """What is trained on where no data is named: a file in dataset/, and where that is absent an embedded one.
-
-    build: writes the embedded one to a path, unless it is there. what: what is in it.
-    """
-
-    file: str
-    embedded: str
-    build: Callable[[Path], Path]
-    what: str
-
-
-USUAL_TEXT = UsualData(
-    "pretrain_hq.jsonl",
-    "python_docs.jsonl",
-    build_embedded_corpus,
-    "the documentation inside the installed Python",
-)
 
 
 class PretrainJob(Job[Recipe, Batch, Totals]):
@@ -597,134 +564,3 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             # attention may add up in any order in its backward pass there, so that a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
         return said
-
-
-def config_from_flags(settings: PretrainSettings, vocab_size: int, tokenizer: Any) -> MiniMindConfig:
-    """The config of a fresh model."""
-    asked = {name: getattr(settings, name) for name in MODEL_FLAGS}
-    return MiniMindConfig(
-        **asked,
-        vocab_size=vocab_size,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-
-
-def init_model(
-    config: MiniMindConfig,
-    from_weight: str = "none",
-    out_dir: str | Path = ROOT / "out",
-    init_scheme: str = "default",
-) -> MiniMindForCausalLM:
-    """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, the path of a
-    .pth, or a Hugging Face folder.
-
-    Errors: UserError in one line for a missing file and for weights of another shape than `config`.
-    """
-    if from_weight == "none":
-        model = MiniMindForCausalLM(config)
-        if init_scheme == "zero_out":
-            # Every block begins as the identity.
-            for name, parameter in model.named_parameters():
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    torch.nn.init.zeros_(parameter)
-        return model
-    folder = weight_folder(from_weight, out_dir, config.hidden_size, config.use_moe)
-    if folder is not None:
-        return model_of_folder(checked_folder(folder, config))
-    path = find_weight(from_weight, config, Path(out_dir))
-    if not path.exists():
-        raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, config, Path(out_dir))}")
-    asked = {name: getattr(config, name) for name in MODEL_FLAGS}
-    try:
-        return MiniMindForCausalLM.from_pth(path, **asked)
-    except (ValueError, OSError) as error:
-        raise UserError(f"--from_weight: {error}; the flags of the model group must fit it") from error
-
-
-def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path:
-    """The .pth that --from_weight means: a path, with or without its ending, or a name as in --save_weight."""
-    path = Path(from_weight)
-    if path.suffix == ".pth":
-        return path
-    candidates = weight_candidates(from_weight, out_dir, config.hidden_size, config.use_moe)
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    return candidates[0]
-
-
-def why_not_found(from_weight: str, path: Path, config: MiniMindConfig, out_dir: Path) -> str:
-    """What to say of a --from_weight that is neither a model's folder nor `path`, the .pth that it would mean."""
-    if from_weight.endswith(".safetensors") and os.path.isfile(from_weight):
-        return f"name the folder that holds it and its config.json, {Path(from_weight).parent}"
-    asked = {name: getattr(config, name) for name in MODEL_FLAGS}
-    flags_of = partial(flags_of_trainer, asked=asked)
-    instead = weights_instead(path.parent, out_dir, first=Path(from_weight).name, flags_of=flags_of)
-    if os.path.isdir(from_weight):
-        return (
-            "no config.json; a folder of Hugging Face's save_pretrained or a download is wanted, or a .pth, and "
-            f"{path} is not there; {instead}"
-        )
-    if from_weight.endswith(".pth"):
-        return f"no such file; {instead}"
-    said = f"there is neither such a folder nor {path}; {instead}"
-    if HUB_NAME.fullmatch(from_weight) and not Path(from_weight).parent.is_dir():
-        said += "; a model of the Hugging Face hub is downloaded first, with hf download"
-    return said
-
-
-def open_corpus(
-    settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: type[Corpus], usual: UsualData
-) -> Corpus:
-    """The Corpus of the settings."""
-    return kind(
-        data_of(settings, usual, tell=ranks.is_main),
-        encoder,
-        max_seq_len=settings.max_seq_len,
-        seed=settings.seed,
-        pack=settings.pack,
-        long_documents=settings.long_documents,
-        val_path=settings.val_path,
-        val_fraction=settings.val_fraction,
-        allow_val_overlap=settings.allow_val_overlap,
-        deduplicate=settings.deduplicate,
-        length=RunLength(settings.epochs, settings.max_updates, rows_before_division(settings, ranks)),
-        cache_dir=settings.cache_dir,
-        cache_gb=settings.cache_gb,
-        text_field=settings.text_field,
-        text_suffixes=settings.text_suffixes,
-        skip_bad_lines=settings.skip_bad_lines,
-        progress=ranks.is_main,
-    )
-
-
-def rows_before_division(settings: PretrainSettings, ranks: Ranks) -> int:
-    """Of an update of all ranks, also while --batch_size auto has no number yet: it has the rows that it has without."""
-    rows = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
-    return rows_of_update(replace(settings, batch_size=rows), ranks)
-
-
-def data_of(settings: DataSettings, usual: UsualData = USUAL_TEXT, tell: bool = True) -> Sequence[str | Source]:
-    """What --data_path or --mixture names; the embedded data where neither that nor the usual file is there."""
-    if settings.mixture:
-        return read_mixture(Path(settings.mixture))
-    if settings.data_path:
-        return settings.data_path
-    default = ROOT / "dataset" / usual.file
-    if default.exists():
-        return [str(default)]
-    embedded = usual.build(ROOT / "dataset" / usual.embedded)
-    if tell:
-        announce(
-            f"{default} is not there: training on {embedded}, {usual.what}.\n"
-            "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
-        )
-    return [str(embedded)]
-
-
-def check_length(max_seq_len: int, config: MiniMindConfig) -> None:
-    """Errors: UserError for rows that are longer than the table of positions."""
-    if max_seq_len > config.max_position_embeddings:
-        raise UserError(f"--max_seq_len {max_seq_len} is beyond the position table of {config.max_position_embeddings}")

@@ -13,7 +13,8 @@ from trainer.engine import Engine
 from trainer.evaluation import samples
 from trainer.job import Progress
 from trainer.machine.signals import StopSignals
-from trainer.pretrain.job import PretrainJob, UsualData
+from trainer.pretrain.data import UsualData
+from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import PretrainSettings
 from trainer.reporting.next_commands import NextCommand
 from trainer.reporting.records import ANSWERS

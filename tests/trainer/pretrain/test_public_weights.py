@@ -29,7 +29,8 @@ from scripts.common import load_model
 from tests.helpers import ROOT, command_line, flags, losses, records, train, write_corpus
 from tests.model.public import KINDS, change_config, write_public
 from trainer import train_pretrain
-from trainer.pretrain.job import PretrainJob, init_model
+from trainer.pretrain.first_model import init_model
+from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, parse_args
 
 ENTRIES = 300
