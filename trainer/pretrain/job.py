@@ -427,17 +427,28 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         epochs = self._epochs(first)
         rows_of_run = min(first.n_rows * epochs, self.max_updates * rows_of_update(settings, self.ranks))
         # As if each row were one document, which is the most that it can cost: this decides on compiling.
-        per_token = flops_per_token(config, first.T)
-        flops = per_token * rows_of_run * first.T / self.ranks.world_size
+        flops = flops_per_token(config, first.T) * rows_of_run * first.T / self.ranks.world_size
         trained = first.row_targets(0, first.n_rows)
-        # As the flags count them, rounded up: the last micro-batch may have fewer rows.
-        rows_of_flags = settings.usual_rows() if self.asked.batch_size == AUTO_ROWS else self.asked.batch_size
-        of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else self.ranks.micro_batches_at_once)
-        micro_batches = math.ceil(rows_of_run / of_all_ranks)
         rows = self.corpus.plan(progress.epoch)
         self.forecast = self._forecast(first, flops)
         parameters = sum(p.numel() for p in self.model.parameters())
-        lines = [*self.corpus.notices, *self.corpus.mixture_report(progress.epoch)]
+        return Outlook(
+            rows=rows,
+            lines=self._description(progress.epoch, rows, parameters),
+            notices=self._notices(first, rows_of_run, parameters),
+            model_fields={**config.to_diff_dict(), "parameters": parameters},
+            n_documents=len(self.corpus.store),
+            data_fields=self._data_fields(progress),
+            # For the share of the product rate in the log: what a trained token of this corpus really needs.
+            flops_per_token=flops_per_token(config, mean_context(first)) * (first.n_pairs / trained),
+            flops=flops,
+            epochs=epochs,
+        )
+
+    def _description(self, epoch: int, rows: RowPlan, parameters: int) -> list[str]:
+        """Lines on the data and the model. rows: of the epoch."""
+        settings, config = self.settings, self.config
+        lines = [*self.corpus.notices, *self.corpus.mixture_report(epoch)]
         lines += self.corpus.cut_off_report(rows)
         if self.ranks.is_main:
             lines += leak_notices(self.corpus, self.against)
@@ -451,6 +462,15 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             f"{counted(rows.row_targets(0, rows.n_rows), 'token')} to train in {counted(rows.n_rows, 'row')} of {rows.T} "
             f"({rows.fill:.1%} full)",
         ]
+        return lines
+
+    def _notices(self, first: RowPlan, rows_of_run: float, parameters: int) -> list[str]:
+        """Lines on what a user may want to change. first: the plan of epoch 0."""
+        settings = self.settings
+        # As the flags count them, rounded up: the last micro-batch may have fewer rows.
+        rows_of_flags = settings.usual_rows() if self.asked.batch_size == AUTO_ROWS else self.asked.batch_size
+        of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else self.ranks.micro_batches_at_once)
+        micro_batches = math.ceil(rows_of_run / of_all_ranks)
         run = SizeOfRun(
             parameters=parameters,
             tokens=rows_of_run * first.T * first.fill,
@@ -465,23 +485,12 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         if self.precision_notice:
             own_notices.append(self.precision_notice)
         if run.tokens >= WORTH_A_NOTICE and not self.batch_notice:
-            self.batch_notice = note_on_small(settings, config, first.n_rows, first.T, self.memory)
+            self.batch_notice = note_on_small(settings, self.config, first.n_rows, first.T, self.memory)
         shards = self.shards.described if self.shards is not None else None
         for line in (shards, self.batch_notice, self.memory.warning()):
             if line:
                 own_notices.append(line)
-        return Outlook(
-            rows=rows,
-            lines=lines,
-            notices=[*own_notices, *notices(self.asked, self.ranks, self.corpus, micro_batches, run)],
-            model_fields={**config.to_diff_dict(), "parameters": parameters},
-            n_documents=len(self.corpus.store),
-            data_fields=self._data_fields(progress),
-            # For the share of the product rate in the log: what a trained token of this corpus really needs.
-            flops_per_token=flops_per_token(config, mean_context(first)) * (first.n_pairs / trained),
-            flops=flops,
-            epochs=epochs,
-        )
+        return [*own_notices, *notices(self.asked, self.ranks, self.corpus, micro_batches, run)]
 
     def _forecast(self, first: RowPlan, flops: float) -> Forecast | None:
         """What the run may expect; None where no law is known for it, and for a run of seconds."""
