@@ -18,6 +18,7 @@ rank without rows computes some that count for nothing, also in evaluations and 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -42,6 +43,9 @@ FORWARD_METHODS = ("training_losses",)
 # The dimension of a mesh of ranks along which tensors are divided: the last one, and its name.
 SHARD_DIM = -1
 SHARD = "shard"
+# How long the ranks wait for each other in a save at least. Its time is that of their disks, and rank 0 writes the weights
+# of the whole model before its part.
+LONGEST_SAVE = timedelta(hours=1)
 
 
 def ranks_of_group(shard: str, ranks: Ranks) -> int:
@@ -105,7 +109,8 @@ class Shards:
                 # The ranks of a group follow each other, so that they are on one machine as far as that is large enough.
                 mesh = init_device_mesh(device.type, (self.replicas, group_size), mesh_dim_names=("replicate", SHARD))
             # Of all ranks, for the threads that save: their messages must not come between those of the training.
-            self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=ranks.timeout)
+            timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
+            self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         self.group: dist.ProcessGroup = mesh.get_group(SHARD)
         weights = model.state_dict() if ranks.is_main else {}
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

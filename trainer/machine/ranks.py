@@ -4,7 +4,8 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ ResultT = TypeVar("ResultT")
 # How long the processes of a divided command wait for a message. The end of one of them is noticed otherwise and at once
 # (machine/children.py); a limit would end a run that was stopped with Ctrl-Z over night.
 COPIES_WAIT_S = 30 * 24 * 3600
+# How often rank 0 says that it still works while the others wait for it, at least
+SIGN_OF_LIFE_S = 30.0
 
 # How an error of one rank ends all of them. A rank that raised while the others wait for it in a collective would leave
 # them there until the time limit of the process group. There are three cases:
@@ -36,24 +39,56 @@ COPIES_WAIT_S = 30 * 24 * 3600
 def on_main(ranks: "Ranks", work: Callable[[], ResultT]) -> ResultT:
     """The result of `work()`, which rank 0 alone does while the others wait; small, since all ranks get it.
 
-    Errors: what a user can mend ends all ranks; only rank 0 prints its line.
+    It may take longer than the ranks wait for a message. Errors: what a user can mend ends all ranks; only rank 0 prints
+    its line.
     """
-    # The result, whether it failed. Any: torch sends a list of objects of every kind.
-    answer: list[Any] = [None, False]
+    # The result, whether it failed, whether it is there. Any: torch sends a list of objects of every kind.
+    answer: list[Any] = [None, False, True]
     error: UserError | DataError | None = None
     if ranks.is_main:
         try:
-            with user_errors():
+            with signs_of_life(ranks), user_errors():
                 answer[0] = work()
         except (UserError, DataError) as caught:
             error = caught
             answer[1] = True
     if ranks.world_size > 1:
         dist.broadcast_object_list(answer, src=0)
-    result, failed = answer
+        while not answer[2]:
+            dist.broadcast_object_list(answer, src=0)
+    result, failed, _ = answer
     if failed:
         raise error or SaidByAnotherRank
     return result
+
+
+@contextlib.contextmanager
+def signs_of_life(ranks: "Ranks") -> Iterator[None]:
+    """While this block of rank 0 runs, the ranks that wait for its answer in `on_main` hear that it still works.
+
+    What takes long is then told apart from a rank that is gone, which says nothing.
+    """
+    if ranks.world_size == 1:
+        yield
+        return
+    pause = SIGN_OF_LIFE_S
+    if ranks.timeout is not None:
+        pause = min(pause, ranks.timeout.total_seconds() / 4)
+    is_done = threading.Event()
+
+    def tell() -> None:
+        # NCCL: a thread begins on the first GPU, which is that of rank 0. A rank that is gone is noticed with the answer.
+        with contextlib.suppress(RuntimeError):
+            while not is_done.wait(pause):
+                dist.broadcast_object_list([None, False, False], src=0)
+
+    teller = threading.Thread(target=tell, name="signs of life", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        teller.join()
 
 
 def loss_of_a_rank(error: Exception) -> str | None:

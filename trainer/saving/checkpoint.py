@@ -26,14 +26,14 @@ import glob
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from common.errors import BadContentError, UserError
+from common.errors import BadContentError, SaidByAnotherRank, UserError
 from common.files import (
     HashingWriter,
     atomic_file,
@@ -46,9 +46,12 @@ from common.files import (
     replace,
 )
 from model.weight_files import check_kind
+from trainer.machine.ranks import Ranks, first_said, on_main
 from trainer.parallel import Part, is_divided, part_of
 from trainer.saving.weights import write_tensors
 
+# A run of one process
+ALONE = Ranks()
 # Of a digest file: 64 digits and the name of a file.
 MOST_DIGEST_BYTES = 4096
 # Of SUMS, which has such a line for each rank.
@@ -144,27 +147,34 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device="cpu")
 
 
-def verified(path: Path) -> bool:
-    """Whether a checkpoint's bytes are those that its digest file was made from, or its digests, if it is a folder of parts."""
+def verified(path: Path, rank: int = 0, world_size: int = 1) -> bool:
+    """Whether a checkpoint's bytes are those that its digest file was made from, or its digests, if it is a folder of parts.
+
+    Of a folder, rank `rank` of world_size reads its share of the files: such a folder may be too large for one rank.
+    """
     try:
         if path.is_dir():
-            return verified_folder(path)
+            return verified_folder(path, rank, world_size)
         expected = read_small(f"{path}.sha256", MOST_DIGEST_BYTES).decode().split()[0]
         return path.is_file() and file_digest(path) == expected
     except (OSError, IndexError, UnicodeDecodeError):
         return False
 
 
-def verified_folder(folder: Path) -> bool:
-    """Whether a folder has the files that its digests were made from, and no others. Errors: OSError, UnicodeDecodeError."""
+def verified_folder(folder: Path, rank: int, world_size: int) -> bool:
+    """Whether a folder has the files that its digests were made from, and no others. Errors: OSError, UnicodeDecodeError.
+
+    The digest of each world_size-th file is compared, beginning with number `rank`.
+    """
     expected = {}
     for line in read_small(folder / SUMS, MOST_SUMS_BYTES).decode().splitlines():
         digest, _, name = line.partition("  ")
         expected[name] = digest
     found = {path.name for path in folder.iterdir()} - {SUMS}
     is_complete = expected.keys() == found and {RUN, PARTS} <= found
+    share = sorted(found)[rank::world_size]
     return is_complete and all(
-        (folder / name).is_file() and file_digest(folder / name) == expected[name] for name in sorted(found)
+        (folder / name).is_file() and file_digest(folder / name) == expected[name] for name in share
     )
 
 
@@ -372,34 +382,28 @@ class Checkpoints:
         self,
         notice: Callable[[str], None] = print,
         check: Callable[[Any, Path], None] | None = None,
-        besides: Collection[Path] = (),
+        fill: Callable[[Any, Path], Any] | None = None,
+        ranks: Ranks = ALONE,
     ) -> tuple[Any, Path] | None:
         """(state, path) of the newest checkpoint whose digest and content hold, or None where there is none at all.
 
-        Those that do not are named through `notice` and passed over. check(state, path): raises BadContentError for a
-        content that cannot be used. besides: those that are passed over too, and were named. Errors: UserError where some
-        exist and none holds; what `check` raises besides.
+        All ranks must call it, and get the same one; they see the same folder. Those that do not hold are named through
+        `notice` and passed over.
+        check(state, path): raises BadContentError for a content that cannot be used; rank 0 does it for all.
+        fill(state, path): gives the state of a folder of parts its numbers, on each rank those that it needs; errors as those
+        of `check`.
+        Errors: UserError where some exist and none holds; what `check` raises besides.
         """
-        for digest_file in self.folder.glob("update_*.pt.sha256"):
-            # Killed between the two renames.
-            if not digest_file.with_suffix("").exists():
-                digest_file.unlink(missing_ok=True)
-        paths = self.paths()
+        paths = on_main(ranks, self._paths_at_start)
         for path in paths:
-            if path in besides:
-                continue
-            if not verified(path):
-                notice(f"{path}: damaged or without its digest; passed over")
-                self._damaged.add(path)
-                continue
             try:
-                state = load_checkpoint(path)
-                if check is not None:
-                    check(state, path)
+                return self._read(path, check, fill, ranks), path
             except BadContentError as error:
-                self.pass_over(path, error, notice)
-                continue
-            return state, path
+                notice(f"{path}: {error}; passed over")
+                self._damaged.add(path)
+        if paths and not ranks.is_main:
+            # All ranks are here; rank 0 says why.
+            raise SaidByAnotherRank
         if paths:
             raise UserError(
                 f"{self.folder}: none of its {len(paths)} checkpoints is intact; "
@@ -407,7 +411,53 @@ class Checkpoints:
             )
         return None
 
-    def pass_over(self, path: Path, error: BadContentError, notice: Callable[[str], None] = print) -> None:
-        """Say what is wrong with the content of a checkpoint whose digest holds. It does not count as kept."""
-        notice(f"{path}: its digest holds, but not its content ({error}); passed over")
-        self._damaged.add(path)
+    def _paths_at_start(self) -> list[Path]:
+        """`paths`, when nothing is being written."""
+        for digest_file in self.folder.glob("update_*.pt.sha256"):
+            # Killed between the two renames.
+            if not digest_file.with_suffix("").exists():
+                digest_file.unlink(missing_ok=True)
+        return self.paths()
+
+    def _read(
+        self,
+        path: Path,
+        check: Callable[[Any, Path], None] | None,
+        fill: Callable[[Any, Path], Any] | None,
+        ranks: Ranks,
+    ) -> Any:
+        """The state in a checkpoint. Errors: BadContentError on all ranks for what one of them has found, see `newest`."""
+        # A folder has no suffix.
+        if path.suffix:
+            is_intact = on_main(ranks, lambda: verified(path))
+        else:
+            is_intact = not first_said(ranks, "" if verified(path, ranks.rank, ranks.world_size) else "damaged")
+        if not is_intact:
+            raise BadContentError("damaged or without its digest")
+        state: Any = None
+
+        def load() -> str:
+            """Returns what is wrong, "": nothing."""
+            nonlocal state
+            try:
+                state = load_checkpoint(path)
+                if check is not None:
+                    check(state, path)
+            except BadContentError as error:
+                return str(error)
+            return ""
+
+        wrong = on_main(ranks, load)
+        if not wrong:
+            try:
+                if not ranks.is_main:
+                    # Of a single file, ranks that divide the model need their parts alone.
+                    state = load_checkpoint(path, mapped=self.group is not None)
+                if fill is not None and not path.suffix:
+                    state = fill(state, path)
+            except BadContentError as error:
+                wrong = str(error)
+            wrong = first_said(ranks, wrong)
+        if wrong:
+            raise BadContentError(f"its digest holds, but not its content ({wrong})")
+        return state

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from common.errors import BadContentError, UserError
+from common.errors import UserError
 from common.wording import counted
 from dataset.mixed_plan import Move
 from dataset.shares import spelt
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.machine.ranks import first_said, on_main
+from trainer.machine.ranks import on_main
 from trainer.pace import Course
-from trainer.saving.checkpoint import load_checkpoint, update_of, verified
+from trainer.saving.checkpoint import update_of, verified
 from trainer.saving.checkpoint_content import check_fit, check_form, require
 from trainer.updates import rows_of_update
 
@@ -179,42 +179,14 @@ def choose(trainer: "Trainer") -> tuple[dict[str, Any], Path] | None:
 
     Of a divided model each rank reads no more than its part. Errors: as those of `resume`.
     """
-    say = trainer.reporter.say
-    state: Any = None
-    passed_over: set[Path] = set()
 
     def check(content: Any, path: Path) -> None:
         check_checkpoint(content, path, trainer)
 
-    def newest() -> str | None:
-        nonlocal state
-        found = trainer.checkpoints.newest(say, check, passed_over)
-        if not found:
-            return None
-        state, path = found
-        return str(path)
+    def fill(content: Any, path: Path) -> dict[str, Any]:
+        return with_parts(trainer, content, path)
 
-    while True:
-        # All ranks follow the choice of rank 0; the folder is one that all of them see.
-        chosen = on_main(trainer.ranks, newest)
-        if chosen is None:
-            return None
-        path = Path(chosen)
-        # The other ranks, which were told the path alone.
-        if not trainer.ranks.is_main:
-            state = load_checkpoint(path, mapped=trainer.engine.shards is not None)
-        if not path.is_dir():
-            return state, path
-        wrong = ""
-        try:
-            state = with_parts(trainer, state, path)
-        except BadContentError as error:
-            wrong = str(error)
-        wrong = first_said(trainer.ranks, wrong)
-        if not wrong:
-            return state, path
-        trainer.checkpoints.pass_over(path, BadContentError(wrong), say)
-        passed_over.add(path)
+    return trainer.checkpoints.newest(trainer.reporter.say, check, fill, trainer.ranks)
 
 
 def with_parts(trainer: "Trainer", state: dict[str, Any], folder: Path) -> dict[str, Any]:

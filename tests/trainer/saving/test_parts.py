@@ -17,6 +17,7 @@ from common.errors import BadContentError, UserError
 from tests.faults.harness import seeded_random
 from tests.faults.test_damage import Payload, malicious
 from trainer.parallel import Part, rows_of_ranks
+from trainer.saving import checkpoint as checkpoint_module
 from trainer.saving import parts as parts_module
 from trainer.saving.checkpoint import PARTS, RUN, SUMS, Checkpoints, load_checkpoint, remove_temporaries, verified
 from trainer.saving.parts import KNOWN, filled
@@ -213,6 +214,32 @@ def test_missing_files_are_noticed(copy, name):
         if name == FIRST_FILE:
             with pytest.raises(BadContentError, match="a part is elsewhere"):
                 filled(load_checkpoint(path), path)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_ranks_share_the_comparison(copy, monkeypatch, world_size):
+    """Each file is read by one rank, which alone notices its damage; what is missing is noticed by all."""
+    _, path = copy
+    read_by = {}
+
+    def verdicts():
+        return [verified(path, rank, world_size) for rank in range(world_size)]
+
+    def counted(file):
+        read_by[file.name] = read_by.get(file.name, 0) + 1
+        return file_digest(file)
+
+    file_digest = checkpoint_module.file_digest
+    monkeypatch.setattr(checkpoint_module, "file_digest", counted)
+    assert all(verdicts())
+    assert read_by == dict.fromkeys((FIRST_FILE, PARTS, RUN), 1)
+    for name in (FIRST_FILE, PARTS, RUN):
+        good = (path / name).read_bytes()
+        (path / name).write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        assert verdicts().count(False) == 1
+        (path / name).write_bytes(good)
+    (path / FIRST_FILE).unlink()
+    assert not any(verdicts())
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "empty folder for a checkpoint"])
