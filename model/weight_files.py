@@ -1,8 +1,10 @@
 """Reading the tensors of a `.pth` that may come from anywhere: no code is run, and nothing is believed unchecked."""
 
+import os
 import re
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -105,14 +107,26 @@ def kind_of(head: bytes) -> str:
 
 
 def _check_zip(path: Path) -> None:
-    """torch stores its files uncompressed, so an archive holds no more than its own size; a bomb does."""
+    """ValueError where unpacking the archive would fill memory."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
+        with open(path, "rb") as file:
+            is_stored = holds_no_more_than_its_size(file)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         raise ValueError(f"{path}: not a readable weight file (the archive is damaged or cut off)") from None
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+    if not is_stored:
         raise ValueError(f"{path}: not a readable weight file (it is a compressed archive, which torch never writes)")
+
+
+def holds_no_more_than_its_size(archive: IO[bytes]) -> bool:
+    """Whether a ZIP archive stores its files uncompressed and apart from each other, as torch does; a bomb does not.
+
+    Errors: those of zipfile, for what is no archive.
+    """
+    with zipfile.ZipFile(archive) as opened:
+        entries = opened.infolist()
+    size = archive.seek(0, os.SEEK_END)
+    is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    return is_stored and sum(entry.file_size for entry in entries) <= size
 
 
 def _check_tensor(path: Path, key: str, tensor: torch.Tensor) -> None:

@@ -28,6 +28,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from common.errors import UserError
+from common.nested import replaced
 from dataset.loader import ceil_div
 from trainer.machine.ranks import Ranks, network_of, on_main
 from trainer.machine.settings import FULL, NONE
@@ -271,22 +272,14 @@ def gathered(state: Any, ranks: Ranks) -> Any:
 
     All ranks must call it. Rank 0 alone keeps what is gathered, one tensor after the other; the others have None there.
     """
-    # {id of a divided tensor: the whole}
-    wholes: dict[int, torch.Tensor | None] = {}
 
-    def of(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: of(item) for name, item in value.items()}
-        if isinstance(value, list):
-            return [of(item) for item in value]
+    def whole(name: str, value: Any) -> Any:
         if not is_divided(value):
             return value
-        if id(value) not in wholes:
-            whole = whole_of(value)
-            wholes[id(value)] = whole.cpu() if ranks.is_main else None
-        return wholes[id(value)]
+        gathered_value = whole_of(value)
+        return gathered_value.cpu() if ranks.is_main else None
 
-    return of(state)
+    return replaced(state, whole)
 
 
 def divided_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Weight files from anywhere: damaged, hostile or of another kind. Each ends in one line, with nothing run or half loaded."""
 
+import copy
 import json
 import math
 import os
@@ -78,6 +79,20 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path):
             packed.writestr(name, plain.read(name))
         packed.writestr("archive/data/999", bytes(100 << 20))
     assert bomb.stat().st_size < 1 << 20
+    refuse(bomb, "compressed archive")
+
+
+def test_an_archive_whose_files_share_their_bytes_is_refused(tmp_path):
+    """Each of a thousand names would give the same megabyte again."""
+    bomb = tmp_path / "bomb.pth"
+    with zipfile.ZipFile(bomb, "w") as archive:
+        archive.writestr("a/data/0", bytes(1 << 20))
+        for number in range(1, 1000):
+            again = copy.copy(archive.filelist[0])
+            again.filename = f"a/data/{number}"
+            archive.filelist.append(again)
+    with zipfile.ZipFile(bomb) as archive:
+        assert sum(entry.file_size for entry in archive.infolist()) == 1000 << 20
     refuse(bomb, "compressed archive")
 
 

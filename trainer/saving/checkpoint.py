@@ -45,9 +45,10 @@ from common.files import (
     remove,
     replace,
 )
+from common.nested import replaced
 from model.weight_files import check_kind
 from trainer.machine.ranks import Ranks, first_said, on_main
-from trainer.parallel import Part, is_divided, part_of
+from trainer.parallel import is_divided, part_of
 from trainer.saving.weights import write_tensors
 
 # A run of one process
@@ -86,7 +87,7 @@ def snapshot(value: Any) -> Any:
     the copies.
     """
     copies = _Copies()
-    copied = copies.of(value)
+    copied = replaced(value, copies.of)
     if copies.under_way:
         # Before this nothing may read a copy, and no later update may begin to change what is copied.
         torch.cuda.synchronize()
@@ -94,27 +95,17 @@ def snapshot(value: Any) -> Any:
 
 
 class _Copies:
-    """Of the tensors in a nest of dicts and lists. under_way: those of a GPU have not arrived yet."""
+    """Of the tensors in a nest. under_way: those of a GPU have not arrived yet."""
 
     def __init__(self) -> None:
         self.tensors: dict[Any, torch.Tensor] = {}
-        # {id of a divided tensor: its part}
-        self.parts: dict[int, Part] = {}
         self.under_way = False
 
-    def of(self, value: Any) -> Any:
+    def of(self, name: str, value: Any) -> Any:
         if is_divided(value):
-            if id(value) not in self.parts:
-                part = part_of(value)
-                self.parts[id(value)] = dataclasses.replace(part, own=self._of_tensor(part.own))
-            return self.parts[id(value)]
-        if isinstance(value, torch.Tensor):
-            return self._of_tensor(value)
-        if isinstance(value, dict):
-            return {name: self.of(item) for name, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self.of(item) for item in value)
-        return value
+            part = part_of(value)
+            return dataclasses.replace(part, own=self._of_tensor(part.own))
+        return self._of_tensor(value) if isinstance(value, torch.Tensor) else value
 
     def _of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)

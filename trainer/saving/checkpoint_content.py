@@ -217,6 +217,7 @@ def check_engine(state: dict[str, Any], engine: Any, update: int, of_parts: bool
         return
     parts: Any = state["optimizer"].get("optimizers")
     require(isinstance(parts, list) and len(parts) == len(together), "optimizer: another number of optimisers")
+    require(len(state["optimizer"]) == 1, "optimizer: an entry is unknown")
     for part, own in zip(parts, together, strict=True):
         require(isinstance(part, dict), f"optimizer: a {type(part).__name__} in place of a dict")
         _check_optimizer(part, own, applied, of_parts)
@@ -237,6 +238,8 @@ def _check_optimizer(state: dict[str, Any], own: torch.optim.Optimizer, applied:
     """applied: updates that changed the weights; without one an optimiser may have nothing to keep. of_parts: see check_fit."""
     groups: Any = state.get("param_groups")
     of_parameter: Any = state.get("state")
+    strange = sorted(map(str, state.keys() - {"param_groups", "state"}))
+    require(not strange, f"optimizer: an entry {strange[:1]} is unknown")
     mine = own.state_dict()["param_groups"]
     require(isinstance(groups, list) and len(groups) == len(mine), "optimizer: another number of groups")
     for group, my_group in zip(groups, mine, strict=True):

@@ -6,16 +6,18 @@
         run.pt                             all else that a resume needs, and the shapes of the divided tensors
         SHA256SUMS                         the digest of each of these files, as `sha256sum -c` reads it
 
-torch.distributed.checkpoint (DCP) plans who writes what and, at a resume, who reads what, so any number of ranks can go on.
-What it does not promise is added here:
+torch.distributed.checkpoint (DCP) plans who writes what, and writes it. Its metadata say where each row is, so any number of
+ranks can go on. What it does not promise is added here:
 
 1. Everything is written to a folder of another name, made durable, read back by the rank that wrote it, and renamed by rank 0
    when all ranks are done. A folder with its own name is whole.
 2. A digest is made from what is written, by the rank that writes it. A resume compares them all before it reads anything
    else (`checkpoint.verified`). DCP itself loads a file with a flipped bit.
 3. Nothing that is read can run code. DCP pickles what it knows of the parts, and unpickles objects without a check. Here the
-   former goes through torch's restricted unpickler, and objects are never asked for: the parts are tensors alone.
-4. Memory for a part is filled with NaN before it is read. So a place that no part of the checkpoint fills is found by the
+   former goes through torch's restricted unpickler, and parts are tensors alone, read by ourselves.
+4. Nothing that is read takes more memory than the run itself: only tensors that it has, of their sizes, from places inside
+   the folder's files, uncompressed.
+5. Memory for a part is filled with NaN before it is read. So a place that no part of the checkpoint fills is found by the
    check of the numbers.
 
 It takes a second to import, and most runs do without.
@@ -33,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
@@ -43,24 +45,23 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    ReadItem,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from common.errors import BadContentError
 from common.files import HashingWriter, file_digest, forget_cached, remove, sync_folder
+from common.nested import replaced
+from model.weight_files import check_kind, holds_no_more_than_its_size
 from trainer.parallel import Part, rows_of_ranks
 from trainer.saving.checkpoint import PARTS, RUN, SUMS
 from trainer.saving.checkpoint_content import require
 from trainer.saving.weights import torch_errors_of
 
+# How the names of what is divided begin
+WEIGHTS = "model."
+MOMENTS = "engine.optimizer."
+# Bytes that torch.save adds to the numbers of a tensor, at most; it is some 1,300.
+MOST_OVERHEAD = 1 << 16
 # All that parts.pt is made of, beside plain containers and what torch allows by itself.
 KNOWN: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     _MEM_FORMAT_ENCODING,
@@ -222,6 +223,19 @@ def chunk_of(part: Part) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size(offsets), part.own.shape)
 
 
+def taken_apart(state: dict[str, Any]) -> tuple[dict[str, Part], Any]:
+    """({name: Part}, the state with tensors without content, of the whole shapes, in the place of the parts)."""
+    parts: dict[str, Part] = {}
+
+    def shape_of(name: str, value: Any) -> Any:
+        if not isinstance(value, Part):
+            return value
+        parts[name] = value
+        return torch.empty(value.shape, dtype=value.own.dtype, device="meta")
+
+    return parts, replaced(state, shape_of)
+
+
 # ------------------------------------------------------------------------------------------------ reading
 
 
@@ -236,6 +250,8 @@ def filled(state: Any, folder: Path, rank: int = 0, size: int = 1) -> Any:
     def room(name: str, tensor: Any) -> Any:
         if not (isinstance(tensor, torch.Tensor) and tensor.is_meta):
             return tensor
+        # What is there has been compared with the run's own, so it asks for as much memory as the run itself.
+        require(name.startswith((WEIGHTS, MOMENTS)), f"{name} has no numbers")
         require(tensor.dim() > 0 and tensor.is_floating_point(), f"{name} cannot be divided")
         rows = rows_of_ranks(tensor.shape[0], size)
         own = torch.full((rows[rank], *tensor.shape[1:]), torch.nan, dtype=tensor.dtype)
@@ -249,7 +265,7 @@ def filled(state: Any, folder: Path, rank: int = 0, size: int = 1) -> Any:
     read_parts(parts, folder)
     for name, part in parts.items():
         # Moments may be infinite, weights may not.
-        numbers_hold = torch.isfinite(part.own) if name.startswith("model.") else ~torch.isnan(part.own)
+        numbers_hold = torch.isfinite(part.own) if name.startswith(WEIGHTS) else ~torch.isnan(part.own)
         require(bool(numbers_hold.all()), f"{name} has numbers that are NaN or infinite, or lacks some")
     return state
 
@@ -257,20 +273,11 @@ def filled(state: Any, folder: Path, rank: int = 0, size: int = 1) -> Any:
 def read_parts(parts: dict[str, Part], folder: Path) -> None:
     """Fill them, as far as the checkpoint has what they want. Errors: BadContentError, MemoryError."""
     try:
-        with torch.serialization.safe_globals(KNOWN):
-            metadata = torch.load(folder / PARTS, weights_only=True)
-        names = {path.name for path in folder.iterdir()}
-        # No file of another place is read.
-        require(all(place.relative_path in names for place in metadata.storage_data.values()), "a part is elsewhere")
-        items: list[ReadItem] = []
+        metadata = read_metadata(folder)
+        strange = sorted(metadata.state_dict_metadata.keys() - parts.keys())
+        require(not strange, f"it has parts of unknown tensors, {strange[:1]}")
         for name, part in parts.items():
-            # Of tensors, never of objects.
-            if len(part.own):
-                items += create_read_items_for_chunk_list(name, metadata.state_dict_metadata[name], [chunk_of(part)])
-        # The last steps of `dcp.load`, whose first one would unpickle a file.
-        reader = dcp.FileSystemReader(folder)
-        reader.set_up_storage_reader(metadata, is_coordinator=True)
-        reader.read_data(LoadPlan(items), _IntoParts(parts)).wait()
+            fill(part, name, metadata, folder)
     except (MemoryError, BadContentError):
         raise
     except Exception as error:
@@ -278,51 +285,56 @@ def read_parts(parts: dict[str, Part], folder: Path) -> None:
         raise BadContentError(f"its parts cannot be read, {type(error).__name__}") from error
 
 
-class _IntoParts(DefaultLoadPlanner):
-    """Knows the memory into which DCP reads."""
-
-    def __init__(self, parts: dict[str, Part]) -> None:
-        super().__init__()
-        self.parts = parts
-
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        return self.parts[index.fqn].own
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        # What is inherited unpickles it without a check.
-        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
-
-
-# ------------------------------------------------------------------------------------------------ nests
-
-
-def replaced(state: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
-    """A nest of dicts and lists with change(name, value) in the place of each value. name: keys and numbers with dots between.
-
-    A value that is in it twice is asked for once, by its first name, so that tied tensors stay one.
-    """
-    known: dict[int, Any] = {}
-
-    def of(value: Any, name: str) -> Any:
-        if isinstance(value, dict):
-            return {key: of(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
-        if isinstance(value, list):
-            return [of(item, f"{name}.{number}") for number, item in enumerate(value)]
-        if id(value) not in known:
-            known[id(value)] = change(name, value)
-        return known[id(value)]
-
-    return of(state, name)
+def read_metadata(folder: Path) -> Metadata:
+    """What a checkpoint says of where its parts are; each place is in a file of the folder. Errors: BadContentError and others."""
+    path = folder / PARTS
+    check_kind(path)
+    with torch.serialization.safe_globals(KNOWN):
+        metadata = torch.load(path, weights_only=True)
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    for place in metadata.storage_data.values():
+        # No file of another place is read.
+        require(place.relative_path in sizes, "a part is elsewhere")
+        is_inside = 0 <= place.offset <= place.offset + place.length <= sizes[place.relative_path]
+        require(is_inside, f"a part is beyond the end of {place.relative_path}")
+        # Names of programs that would unpack it.
+        require(not place.transform_descriptors, "a part is packed")
+    return metadata
 
 
-def taken_apart(state: dict[str, Any]) -> tuple[dict[str, Part], Any]:
-    """({name: Part}, the state with tensors without content, of the whole shapes, in the place of the parts)."""
-    parts: dict[str, Part] = {}
+def fill(part: Part, name: str, metadata: Metadata, folder: Path) -> None:
+    """Copy the rows of a part from where the metadata say that they are. Errors: BadContentError and others."""
+    stored = metadata.state_dict_metadata[name]
+    dtype = part.own.dtype
+    if not isinstance(stored, TensorStorageMetadata):
+        raise BadContentError(f"{name} is no tensor among its parts")
+    require(stored.size == part.shape and stored.properties.dtype == dtype, f"{name} is another tensor among its parts")
+    # So as much is read as the tensor has, whatever the metadata say.
+    require(sum(chunk.sizes[0] for chunk in stored.chunks) == part.shape[0], f"{name} has other rows among its parts")
+    end_row = part.first_row + len(part.own)
+    for chunk in stored.chunks:
+        first = chunk.offsets[0]
+        has_rows = (
+            chunk.sizes[0] > 0 and first >= 0 and chunk.sizes[1:] == part.shape[1:] and not any(chunk.offsets[1:])
+        )
+        require(has_rows, f"{name} has a part that is no rows of it")
+        begin = max(first, part.first_row)
+        end = min(first + chunk.sizes[0], end_row)
+        if begin < end:
+            rows = tensor_at(metadata.storage_data[MetadataIndex(name, chunk.offsets)], folder, chunk.sizes, dtype)
+            part.own[begin - part.first_row : end - part.first_row] = rows[begin - first : end - first]
 
-    def shape_of(name: str, value: Any) -> Any:
-        if not isinstance(value, Part):
-            return value
-        parts[name] = value
-        return torch.empty(value.shape, dtype=value.own.dtype, device="meta")
 
-    return parts, replaced(state, shape_of)
+def tensor_at(place: _StorageInfo, folder: Path, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor that a part of a file holds. Errors: BadContentError where it is another one, and others."""
+    where = f"{place.relative_path}, byte {place.offset:,}"
+    require(place.length <= shape.numel() * dtype.itemsize + MOST_OVERHEAD, f"{where}: too long for a part")
+    with open(folder / place.relative_path, "rb") as file:
+        file.seek(place.offset)
+        content = io.BytesIO(file.read(place.length))
+    require(holds_no_more_than_its_size(content), f"{where}: a compressed archive, which torch never writes")
+    content.seek(0)
+    tensor = torch.load(content, map_location="cpu", weights_only=True)
+    is_wanted = isinstance(tensor, torch.Tensor) and tensor.shape == shape and tensor.dtype == dtype
+    require(is_wanted and tensor.layout is torch.strided and not tensor.is_meta, f"{where}: another tensor")
+    return tensor

@@ -111,6 +111,8 @@ WRONG = {
     "group with other parameters": ((*ADAMW, "param_groups", 0, "params"), [7]),
     "no state of a parameter": ((*ADAMW, "state", 0), put),
     "no state at all": ((*MUON, "state"), {}),
+    "optimiser with more": ((*ADAMW, "surprise"), torch.ones(1)),
+    "optimisers with more": (("engine", "optimizer", "surprise"), torch.ones(1)),
     "moment missing": ((*ADAMW, "state", 0, "exp_avg"), put),
     "moment of another shape": ((*ADAMW, "state", 0, "exp_avg_sq"), torch.ones(2)),
     "momentum is NaN": ((*MUON, "state", 0, "momentum_buffer", 0), math.nan),

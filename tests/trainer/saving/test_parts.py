@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import os
 import pickle
 import shutil
@@ -359,6 +360,134 @@ def test_metadata_that_do_not_fit_are_refused(copy, fault):
         del metadata.state_dict_metadata["model.weight"]
     torch.save({"a list": [], "a tensor": torch.zeros(3)}.get(fault, metadata), path / PARTS)
     with pytest.raises(BadContentError):
+        read(path)
+
+
+FAULTS_OF_A_PLACE = {
+    "packed": ("a part is packed", {"transform_descriptors": ["stream.zstd/1"]}),
+    "beyond the end": ("a part is beyond the end", {"length": 1 << 40}),
+    "before the beginning": ("a part is beyond the end", {"offset": -1}),
+    "of negative length": ("a part is beyond the end", {"length": -1}),
+    "text": ("cannot be read, TypeError", {"offset": "0"}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_A_PLACE)
+def test_places_that_cannot_be_are_refused(copy, fault):
+    _, path = copy
+    message, changes = FAULTS_OF_A_PLACE[fault]
+    metadata = metadata_of(path)
+    vars(next(iter(metadata.storage_data.values()))).update(changes)
+    torch.save(metadata, path / PARTS)
+    with pytest.raises(BadContentError, match=message):
+        read(path)
+
+
+def archive_of(tensor, compression=zipfile.ZIP_STORED):
+    """What torch.save writes, or the same compressed."""
+    plain, packed = io.BytesIO(), io.BytesIO()
+    torch.save(tensor, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", compression) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    return packed.getvalue() if compression != zipfile.ZIP_STORED else plain.getvalue()
+
+
+def put_part(path, content):
+    """Make content the part of model.weight, as the metadata tell."""
+    metadata = metadata_of(path)
+    index = next(index for index in metadata.storage_data if index.fqn == "model.weight")
+    place = metadata.storage_data[index]
+    place.offset, place.length = (path / FIRST_FILE).stat().st_size, len(content)
+    with open(path / FIRST_FILE, "ab") as file:
+        file.write(content)
+    torch.save(metadata, path / PARTS)
+
+
+def test_a_part_that_is_put_elsewhere_in_the_file_is_read(copy):
+    """So the tests below fail for what they change."""
+    _, path = copy
+    put_part(path, archive_of(torch.ones(7, 3)))
+    assert torch.equal(found(read(path))["weight"], torch.ones(7, 3))
+
+
+HOSTILE_PARTS = {
+    "compressed archive": (lambda: archive_of(torch.zeros(4_000_000), zipfile.ZIP_DEFLATED), "a compressed archive"),
+    "more than the tensor has": (lambda: archive_of(torch.zeros(100_000)), "too long for a part"),
+    "another shape": (lambda: archive_of(torch.zeros(3, 7)), "another tensor"),
+    "another type": (lambda: archive_of(torch.zeros(7, 3, dtype=torch.float64)), "another tensor"),
+    "sparse": (lambda: archive_of(torch.eye(7)[:, :3].to_sparse()), "another tensor"),
+    "without content": (lambda: archive_of(torch.zeros(7, 3, device="meta")), "another tensor"),
+    "no tensor": (lambda: archive_of([1.0]), "another tensor"),
+    "format before archives": (lambda: pickle.dumps([1.0]), "cannot be read, BadZipFile"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_PARTS)
+def test_parts_that_are_something_else_are_refused(copy, kind):
+    """Before memory is taken for them."""
+    _, path = copy
+    make, message = HOSTILE_PARTS[kind]
+    put_part(path, make())
+    with pytest.raises(BadContentError, match=message):
+        read(path)
+
+
+def test_compressed_metadata_are_refused(copy):
+    _, path = copy
+    (path / PARTS).write_bytes(archive_of(metadata_of(path), zipfile.ZIP_DEFLATED))
+    with pytest.raises(BadContentError, match="cannot be read, ValueError"):
+        read(path)
+
+
+def more_of_a_tensor(metadata):
+    stored = metadata.state_dict_metadata["model.weight"]
+    stored.chunks = stored.chunks * 1000
+
+
+def unknown_tensor(metadata):
+    metadata.state_dict_metadata["model.surprise"] = metadata.state_dict_metadata["model.weight"]
+
+
+def other_shape(metadata):
+    metadata.state_dict_metadata["model.weight"].size = torch.Size((1 << 40, 3))
+
+
+def columns(metadata):
+    """Which numbers of a part are meant is not told by rows alone."""
+    metadata.state_dict_metadata["model.weight"].chunks[0].offsets = torch.Size((0, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (more_of_a_tensor, "model.weight has other rows"),
+        (unknown_tensor, "parts of unknown tensors, .*model.surprise"),
+        (other_shape, "model.weight is another tensor"),
+        (columns, "no rows of it"),
+    ],
+)
+def test_metadata_of_other_tensors_are_refused(copy, change, message):
+    _, path = copy
+    metadata = metadata_of(path)
+    change(metadata)
+    torch.save(metadata, path / PARTS)
+    with pytest.raises(BadContentError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize("place", ["surprise", "engine", "in a tuple"])
+def test_tensors_without_numbers_have_no_other_place(copy, place):
+    """Memory would be taken for them: four terabytes."""
+    _, path = copy
+    content = load_checkpoint(path)
+    huge = torch.empty(1 << 40, device="meta")
+    if place == "engine":
+        content["engine"]["surprise"] = huge
+    else:
+        content["surprise"] = (huge,) if place == "in a tuple" else huge
+    torch.save(content, path / RUN)
+    with pytest.raises(BadContentError, match="surprise.* has no numbers"):
         read(path)
 
 
