@@ -27,6 +27,7 @@ import contextlib
 import errno
 import io
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -84,7 +85,10 @@ def write_checkpoint(state: dict[str, Any], path: Path, group: dist.ProcessGroup
     is left then.
     """
     is_main = dist.get_rank(group) == 0
-    temporary = path.with_name(f"{path.name}.tmp")
+    # A rank of an earlier launch that is not gone yet may still be writing. What it writes is in a folder of another name.
+    token = [secrets.token_hex(4)]
+    dist.broadcast_object_list(token, src=0, group=group)
+    temporary = path.with_name(f"{path.name}.{token[0]}.tmp")
     files = _HashingFiles()
     wrong: BaseException | None = None
     try:
@@ -115,6 +119,9 @@ def write_checkpoint(state: dict[str, Any], path: Path, group: dist.ProcessGroup
             file.flush()
             os.fsync(file.fileno())
         sync_folder(temporary)
+        strange = sorted(set(os.listdir(temporary)) - digests.keys() - {SUMS})
+        if strange:
+            raise OSError(errno.EEXIST, "was written by none of the ranks", str(temporary / strange[0]))
         put_in_place(temporary, path)
     except BaseException:
         remove(temporary)
@@ -182,12 +189,6 @@ class _Writer(dcp.FileSystemWriter):
     def __init__(self, folder: Path, files: _HashingFiles) -> None:
         super().__init__(folder)
         self.fs = files
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        if self.rank == 0:
-            # Of a save that failed. No rank writes before all have planned.
-            remove(Path(self.path))
-        return super().prepare_local_plan(plan)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}

@@ -558,6 +558,46 @@ def test_ranks_that_see_other_folders_are_told(group, copy, monkeypatch):
     assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"]
 
 
+def test_each_save_has_a_folder_of_its_own(group, copy, monkeypatch):
+    """What a rank of an earlier launch goes on writing comes into no checkpoint of this one, even under the same name."""
+    folder, _ = copy
+    names = []
+    write_files = parts_module._write_files
+
+    def with_a_straggler(state, temporary, *arguments):
+        for number, name in enumerate((*names, "update_00000003.tmp")):
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / f"__{number}_0.distcp").write_bytes(b"of an earlier launch")
+        names.append(temporary.name)
+        write_files(state, temporary, *arguments)
+
+    monkeypatch.setattr(parts_module, "_write_files", with_a_straggler)
+    for _ in range(2):
+        save(Checkpoints(folder, group=group), 3)
+        assert sorted(os.listdir(folder / "update_00000003")) == [SUMS, FIRST_FILE, PARTS, RUN]
+        assert verified(folder / "update_00000003")
+    assert len({*names, "update_00000003.tmp"}) == 3
+    # The next start clears away what the others have left.
+    remove_temporaries(folder.parent / "run", folder)
+    assert sorted(os.listdir(folder)) == ["update_00000002", "update_00000003"]
+
+
+def test_a_file_that_no_rank_has_written_ends_the_save(group, copy, monkeypatch):
+    folder, _ = copy
+    write_files = parts_module._write_files
+
+    def with_a_guest(state, temporary, *arguments):
+        write_files(state, temporary, *arguments)
+        (temporary / "__1_0.distcp").write_bytes(b"of another launch")
+
+    monkeypatch.setattr(parts_module, "_write_files", with_a_guest)
+    checkpoints = Checkpoints(folder, group=group)
+    checkpoints.save(state(3), 3)
+    with pytest.raises(OSError, match="was written by none of the ranks.*__1_0.distcp"):
+        checkpoints.wait()
+    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"]
+
+
 def test_a_disk_that_returns_something_else_ends_the_save(group, copy, monkeypatch):
     folder, _ = copy
     monkeypatch.setattr(parts_module, "file_digest", lambda path: "0" * 64)
