@@ -34,6 +34,7 @@ from trainer.machine.ranks import Ranks, network_of, on_main
 from trainer.machine.settings import FULL, NONE
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
@@ -86,6 +87,27 @@ def build_on_main(ranks: Ranks, build: Callable[[], ModelT]) -> ModelT:
         return kind(config)
 
 
+def mesh_of(ranks: Ranks, group_size: int, device_type: str) -> "DeviceMesh":
+    """How the ranks stand to each other: those of a group along the last dimension, those that hold the same along the first.
+
+    A collective.
+    """
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    replicas = ranks.world_size // group_size
+    if replicas == 1:
+        # Its group is that of all ranks.
+        return init_device_mesh(device_type, (group_size,), mesh_dim_names=(SHARD,))
+    # The ranks of a group follow each other, so that they are on one machine as far as that is large enough.
+    numbers = torch.arange(ranks.world_size).view(replicas, group_size)
+    # torch would make these groups too, but they would wait for half an hour, whatever --dist_timeout says.
+    groups = []
+    for numbers_of_groups in (numbers.T, numbers):
+        own, _ = dist.new_subgroups_by_enumeration(numbers_of_groups.tolist(), timeout=ranks.timeout)
+        groups.append(own)
+    return DeviceMesh.from_group(groups, device_type, numbers, mesh_dim_names=("replicate", SHARD))
+
+
 class Shards:
     """The model of this run, divided among groups of ranks. All ranks must make it, and make the same calls of it.
 
@@ -95,7 +117,6 @@ class Shards:
 
     def __init__(self, model: nn.Module, group_size: int, ranks: Ranks, device: torch.device) -> None:
         # They take a second to import, and most runs do without.
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
         assert ranks.world_size % group_size == 0
@@ -104,11 +125,7 @@ class Shards:
         # That hold the same.
         self.replicas = ranks.world_size // group_size
         with network_of(ranks):
-            if self.replicas == 1:
-                mesh = init_device_mesh(device.type, (group_size,), mesh_dim_names=(SHARD,))
-            else:
-                # The ranks of a group follow each other, so that they are on one machine as far as that is large enough.
-                mesh = init_device_mesh(device.type, (self.replicas, group_size), mesh_dim_names=("replicate", SHARD))
+            mesh = mesh_of(ranks, group_size, device.type)
             # Of all ranks, for the threads that save: their messages must not come between those of the training.
             timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
             self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)

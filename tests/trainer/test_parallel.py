@@ -5,6 +5,9 @@ One start of the processes serves many tests: importing torch takes longer than 
 
 import gc
 import json
+import time
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +25,7 @@ from tests.trainer.test_train_electra import train as electra
 from tests.updates import ALL_KINDS, gradients, reference_gradients, relative_difference
 from trainer import train_pretrain
 from trainer.engine import Engine
-from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.machine.ranks import Ranks, init_distributed_mode, loss_of_a_rank
 from trainer.optim.build import build_optimizer
 from trainer.parallel import Shards, build_on_main, gathered, is_divided, own_part, ranks_of_group, whole_of
 from trainer.pretrain.loss import pretrain_loss
@@ -332,6 +335,48 @@ def worst(kind, ranks, group_size, prepare=None):
         max(relative_difference(found, formula) for found in cuts),
         max(relative_difference(found, one) for found, one in zip(cuts, alone, strict=True)),
     ]
+
+
+def timeouts_of_groups(group_size):
+    """(seconds, ranks) of each process group that divides the model, and what a silent rank leads to."""
+
+    def work(ranks):
+        model = tiny_model()
+        Shards(model, group_size, replace(ranks, timeout=timedelta(seconds=3)), CPU)
+        mesh = model.model.norm.weight.device_mesh
+        groups = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+        found = []
+        for group in groups:
+            timeout = group._get_backend(CPU).options._timeout
+            found.append((timeout.total_seconds(), dist.get_process_group_ranks(group)))
+        said = ""
+        try:
+            if ranks.rank != 3:
+                whole_of(model.model.norm.weight)
+        except RuntimeError as error:
+            said = loss_of_a_rank(error)
+        # Ranks of another group do not wait for it.
+        store = dist.distributed_c10d._get_default_store()
+        store.add("done", 1)
+        while store.add("done", 0) < ranks.world_size:
+            time.sleep(0.01)
+        return {"groups": found, "said": said}
+
+    return in_group("timeouts", work)
+
+
+@pytest.mark.slow
+def test_groups_that_hold_the_same_wait_no_longer_than_dist_timeout():
+    """Rank 3 is silent, for which rank 2 waits in their group."""
+    results = run_ranks(timeouts_of_groups, 2, world_size=4)
+    assert [result["groups"] for result in results] == [
+        [(3.0, [0, 2]), (3.0, [0, 1])],
+        [(3.0, [1, 3]), (3.0, [0, 1])],
+        [(3.0, [0, 2]), (3.0, [2, 3])],
+        [(3.0, [1, 3]), (3.0, [2, 3])],
+    ]
+    assert "silent for longer than --dist_timeout" in results[2]["said"]
+    assert [results[rank]["said"] for rank in (0, 1, 3)] == [""] * 3
 
 
 @pytest.mark.slow
