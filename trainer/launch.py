@@ -12,13 +12,14 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from trainer.job import Surroundings
+from trainer.machine.agreement import compare_settings
 from trainer.machine.children import side_by_side
 from trainer.machine.command_line import launch_line
 from trainer.machine.processes import ALONE, Division
 from trainer.machine.random_state import deterministic
 from trainer.machine.ranks import Ranks, init_distributed_mode, join_copies, on_main
 from trainer.machine.signals import StopSignals
-from trainer.saving.places import check_writable
+from trainer.saving.places import check_seen_by_all, check_writable
 from trainer.saving.run_lock import hold, release_all
 
 
@@ -89,6 +90,7 @@ def run_rank(
         # Before a GPU is first used.
         at_end.enter_context(deterministic(settings.deterministic))
         ranks, device = join()
+        compare_settings(ranks, settings)
         exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))
         # After an error this is not reached, and the other ranks would not reach it either.
         if dist.is_initialized():
@@ -105,7 +107,7 @@ def claim(ranks: Ranks, *stems: Path) -> None:
     """Make the folders of the runs' files, and keep other runs from writing them until this command ends.
 
     stems: paths of the files without their endings. Errors: UserError that names the run that is writing them, or says
-    why none can.
+    why none can, or that a rank sees another folder.
     """
 
     def claim_all() -> None:
@@ -115,6 +117,8 @@ def claim(ranks: Ranks, *stems: Path) -> None:
             hold(stem)
 
     on_main(ranks, claim_all)
+    for stem in stems:
+        check_seen_by_all(stem, ranks)
 
 
 def make_folder(folder: Path, flag: str = "--out_dir") -> None:

@@ -30,6 +30,7 @@ from trainer.job import (
     TotalsT,
     Update,
 )
+from trainer.machine.agreement import compare_with_main
 from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import told_in_a_line
@@ -85,6 +86,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.signals = surroundings.signals
         self.command = surroundings.command
         self.notices = surroundings.notices
+        # Before the ranks give each other weights, whose shapes follow from it
+        compare_with_main(self.ranks, job.identity)
         self.engine = Engine(
             job.model,
             job.optimizer,

@@ -163,18 +163,10 @@ class Lab:
 
     def start_ranks(self, name, world_size=2, hooks=None, hooks_of_rank=None, **changes):
         """One process per rank, joined as torchrun would join them."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        processes, attempt = [], f"{self.count + 1} together"
-        for rank in range(world_size):
-            environment = {
-                "FAULTS_ATTEMPT": attempt,
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            }  # fmt: skip
+        processes, attempt = [], {"FAULTS_ATTEMPT": f"{self.count + 1} together"}
+        for rank, environment in enumerate(rank_environments(world_size)):
             own = {**(hooks or {}), **(hooks_of_rank or {}).get(rank, {})}
-            processes.append(self.start(name, own, environment, **changes))
+            processes.append(self.start(name, own, {**attempt, **environment}, **changes))
         return processes
 
     def run_ranks(self, name, world_size=2, expect=0, **options):
@@ -265,6 +257,15 @@ class Lab:
                 assert sorted(found) == wanted
                 found, epoch = [], epoch + 1
         assert (found, epoch) == ([], epochs)
+
+
+def rank_environments(world_size):
+    """The variables that torchrun sets for each rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **common} for rank in range(world_size)]
 
 
 def whole_state(path):

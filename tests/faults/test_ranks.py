@@ -2,6 +2,8 @@
 
 import math
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.harness import ROOT, Lab, make_corpus, start_torchrun
+from tests.faults.harness import ROOT, Lab, make_corpus, rank_environments, start_torchrun
 from trainer.saving.checkpoint import load_checkpoint
 
 SCRIPT = ROOT / "trainer" / "train_pretrain.py"
@@ -95,6 +97,45 @@ def test_a_divided_model_goes_on_with_other_ranks(lab, optimizer, rel_tol):
     lab.run_ranks("run", 2, hooks=ledger, from_resume=1)
     lab.check_ledger(lab.folder / "ledger", epochs=3)
     ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"), rel_tol=rel_tol)
+
+
+def run_apart(lab, of_rank_1, **changes):
+    """Two ranks, of which the second one has other flags; their processes, which have ended."""
+    environments = rank_environments(2)
+    processes = [
+        lab.start("run", None, environments[rank], **{**changes, **(of_rank_1 if rank else {})}) for rank in range(2)
+    ]
+    assert [process.wait() for process in processes] == [2, 2]
+    assert processes[1].err == "" and processes[0].err.count("\n") == 1
+    return processes
+
+
+@pytest.mark.parametrize("flag", ["batch_size", "seed"])
+def test_ranks_with_other_flags_are_told(lab, flag):
+    processes = run_apart(lab, {flag: 7, "num_workers": 1})
+    assert f"rank 1 on '{socket.gethostname()}' has --{flag} 7 (rank 0: " in processes[0].err
+    assert "num_workers" not in processes[0].err and lab.checkpoints("run") == []
+
+
+def test_ranks_with_other_data_are_told(lab):
+    """Of the same name, as a copy on another machine that was not renewed. The same data in another place will do."""
+    (lab.folder / "copy").mkdir()
+    copy = lab.folder / "copy" / lab.corpus.name
+    shutil.copy(lab.corpus, copy)
+    environments = rank_environments(2)
+    processes = [lab.start("run", None, environments[0]), lab.start("run", None, environments[1], data_path=copy)]
+    assert [process.wait() for process in processes] == [0, 0]
+    make_corpus(copy, seed=1)
+    processes = run_apart(lab, {"data_path": copy})
+    assert "rank 1 on " in processes[0].err and " has data " in processes[0].err
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_ranks_that_see_other_folders_are_told(lab, shard):
+    """As on machines without a shared disk, where one would begin afresh while the other goes on."""
+    processes = run_apart(lab, {"out_dir": lab.folder / "elsewhere"}, shard=shard, from_resume=1)
+    assert "does not see what rank 0 writes there: all ranks need one --out_dir" in processes[0].err
+    assert str(lab.folder / "run") in processes[0].err and lab.leftovers("run") == []
 
 
 def test_a_global_batch_that_cannot_be_kept(lab):

@@ -3,13 +3,20 @@
 import contextlib
 import errno
 import os
+import secrets
 import shutil
+import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError
+from common.errors import SaidByAnotherRank, UserError
+from trainer.machine.ranks import Ranks, first_said, on_main
 from trainer.optim.build import KEPT
+
+# How long a machine may take to see a file that another one has written to a network file system
+SEEN_WITHIN_S = 5.0
 
 
 def check_writable(stem: Path) -> None:
@@ -36,6 +43,44 @@ def check_kinds(stem: Path, files: Iterable[Path] = (), folders: Iterable[Path] 
     for path in (stem.with_name(f"{stem.name}_resume"), *folders):
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file, and a folder of this run is to go there: move it away")
+
+
+def check_seen_by_all(stem: Path, ranks: Ranks) -> None:
+    """Errors: UserError where a rank does not see what rank 0 writes beside `stem`. All ranks must call it.
+
+    A rank that resumes would find no checkpoint there, or another one.
+    """
+    if ranks.world_size == 1:
+        return
+
+    def write() -> Path:
+        # A restart after a kill clears it away.
+        path = stem.with_name(f".{stem.name}.{secrets.token_hex(8)}.tmp")
+        path.touch()
+        return path
+
+    path = on_main(ranks, write)
+    own = stem.with_name(path.name)
+    unseen = (
+        "" if appears(own) else f"rank {ranks.rank} on {socket.gethostname()!r} does not see what rank 0 writes there"
+    )
+    said = first_said(ranks, unseen)
+    if ranks.is_main:
+        path.unlink(missing_ok=True)
+    if said and ranks.is_main:
+        raise UserError(f"{stem.parent}: {said}: all ranks need one --out_dir, which all machines share")
+    if said:
+        raise SaidByAnotherRank
+
+
+def appears(path: Path) -> bool:
+    """Whether a file that is there can be seen, perhaps after a while."""
+    give_up = time.monotonic() + SEEN_WITHIN_S
+    while not path.exists():
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _try_to_write(path: Path) -> None:

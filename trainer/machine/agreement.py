@@ -1,0 +1,78 @@
+"""Ranks that were started with other flags, packages or data than rank 0: found at the start, and told in one line.
+
+On several machines each rank reads its own command line, its own packages and its own copy of the data. The ranks of a run
+make the same plan without a word to each other, so with different ones they would train other rows than they should, or
+wait for messages that nobody sends.
+"""
+
+import importlib.metadata
+import socket
+from collections.abc import Mapping
+
+import torch.distributed as dist
+
+from common.errors import SaidByAnotherRank, UserError
+from trainer.machine.ranks import Ranks, first_said
+
+# Of the flags, what each machine may have in its own way: devices, workers, and the places of its files. What is in the files is
+# compared by their digests.
+OWN_OF_A_MACHINE = frozenset(
+    {
+        "cache_dir",
+        "cache_gb",
+        "data_dir",
+        "data_path",
+        "dev_file",
+        "device",
+        "local_rank",
+        "model_path",
+        "num_workers",
+        "out_dir",
+        "test_file",
+        "tokenizer_path",
+        "train_file",
+        "val_path",
+        "vocab_path",
+    }
+)
+# That compute, or draw the order of the rows
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+NOTHING = "none"
+
+
+def compare_settings(ranks: Ranks, settings: object) -> None:
+    """All ranks must call it. settings: those of the command. Errors: UserError where a rank has other flags or packages."""
+    flags = {f"--{name}": value for name, value in vars(settings).items() if name not in OWN_OF_A_MACHINE}
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    compare_with_main(ranks, {**flags, **packages})
+
+
+def compare_with_main(ranks: Ranks, facts: Mapping[str, object]) -> None:
+    """All ranks must call it. facts: of this rank, {what it is: value}. Errors: UserError where they are not those of rank 0."""
+    if ranks.world_size == 1:
+        return
+    of_main = [facts]
+    dist.broadcast_object_list(of_main, src=0)
+    found = differences(facts, of_main[0])
+    who = f"rank {ranks.rank} on {socket.gethostname()!r}"
+    said = first_said(ranks, f"{who} has {found}: all ranks need the same flags, packages and data" if found else "")
+    if said:
+        raise UserError(said) if ranks.is_main else SaidByAnotherRank
+
+
+def differences(facts: Mapping[str, object], of_main: Mapping[str, object]) -> str:
+    """Part of a line on the facts that differ from those of rank 0; "": none does."""
+    own, main = one_level(facts), one_level(of_main)
+    names = [name for name in sorted({*own, *main}) if own.get(name, NOTHING) != main.get(name, NOTHING)]
+    return ", ".join(f"{name} {own.get(name, NOTHING)} (rank 0: {main.get(name, NOTHING)})" for name in names)
+
+
+def one_level(facts: Mapping[str, object]) -> dict[str, object]:
+    """The facts with the entries of dicts in the place of these."""
+    told: dict[str, object] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            told.update({f"{name} {entry}": below for entry, below in value.items()})
+        else:
+            told[name] = value
+    return told
