@@ -66,7 +66,7 @@ test: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow"
 
 test-all: $(VENV)/.installed-dev $(VENV)/.installed-llama
-	$(RUN) -m pytest $(PROCESSES) -rs
+	$(RUN) -m pytest $(PROCESSES) -rs --durations=30
 
 bench: $(VENV)/.installed-dev
 	$(RUN) benchmarks/bench.py $(ARGS)
