@@ -5,11 +5,14 @@ make the same plan without a word to each other, so with different ones they wou
 wait for messages that nobody sends.
 """
 
-import importlib.metadata
 import socket
 from collections.abc import Mapping
 
+import numpy as np
+import tokenizers
+import torch
 import torch.distributed as dist
+import transformers
 
 from common.errors import SaidByAnotherRank, UserError
 from trainer.machine.ranks import Ranks, first_said
@@ -35,15 +38,19 @@ OWN_OF_A_MACHINE = frozenset(
         "vocab_path",
     }
 )
-# That compute, or draw the order of the rows
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 NOTHING = "none"
 
 
 def compare_settings(ranks: Ranks, settings: object) -> None:
     """All ranks must call it. settings: those of the command. Errors: UserError where a rank has other flags or packages."""
     flags = {f"--{name}": value for name, value in vars(settings).items() if name not in OWN_OF_A_MACHINE}
-    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    # That compute, or draw the order of the rows
+    packages = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "numpy": np.__version__,
+    }
     compare_with_main(ranks, {**flags, **packages})
 
 
