@@ -8,16 +8,23 @@ V: vocabulary.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from common.packages import refuse_foreign_attention
-from model.checkpointing import recompute_layers
-from model.electra.compiled_encoder import compile_layers, eager_if
 from model.electra.masking import IGNORE
+from model.electra.pretrainer import (
+    FLOPS_OF_MULTIPLY_ADD,
+    Pretrainer,
+    encoder_inputs,
+    encoder_multiply_adds,
+    fill_in,
+    is_real,
+    masked_head_multiply_adds,
+)
 from model.electra.sizes import POSITION_INITS, WEIGHT_INITS, Size
 
 # Of the discriminator's probability: the metrics' AUC is exact to half a bin.
@@ -182,8 +189,11 @@ def check_embeddings(generator: ElectraConfig, discriminator: ElectraConfig) -> 
             )
 
 
-class ElectraPretrainer(torch.nn.Module):
+class ElectraPretrainer(Pretrainer):
     """Generator and discriminator, with one set of embeddings unless the generator's config says that it has its own."""
+
+    NETWORKS: ClassVar[tuple[str, ...]] = ("generator", "discriminator")
+    ENCODER: ClassVar[str] = "discriminator"
 
     def __init__(
         self,
@@ -204,7 +214,6 @@ class ElectraPretrainer(torch.nn.Module):
         super().__init__()
         self.generator = generator
         self.discriminator = discriminator
-        self.compiled_shape: tuple[int, int] | None = None
         self.sampling = sampling
         self.gen_smooth = gen_smooth
         self.disc_smooth = disc_smooth
@@ -271,40 +280,21 @@ class ElectraPretrainer(torch.nn.Module):
 
         sampled: int64 [R, K] in place of the generator's draw (tests).
         """
-        R, T = ids.shape
-        # An evaluation, without dropout, would compile a graph of its own.
-        is_for_it = self.training and self.compiled_shape == (R, T)
-        with eager_if(self.compiled_shape is not None and not is_for_it):
-            real = torch.arange(T, device=ids.device) < lengths[:, None]
-            # With four dimensions: transformers takes such a mask as it is, without a look inside.
-            visible = real[:, None, None, :].expand(R, 1, T, T)
-            inputs = {"token_type_ids": token_type_ids, "attention_mask": visible}
-
-            hidden = self.generator.electra(masked_ids, **inputs).last_hidden_state
-            rows = torch.arange(R, device=ids.device)[:, None]
-            at_masked = self.generator.generator_predictions(hidden[rows, positions].flatten(0, 1))
-            logits = self.generator.generator_lm_head(at_masked).float()  # [M, V]
-            flat = labels.flatten()
-            mlm = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum", label_smoothing=self.gen_smooth)
+        with self.graphs_for(ids):
+            real = is_real(ids, lengths)
+            inputs = encoder_inputs(real, token_type_ids)
+            filled_in = fill_in(self.generator, masked_ids, positions, labels, inputs, self.gen_smooth)
             with torch.no_grad():
-                used = labels != IGNORE
-                correct = (logits.argmax(-1) == flat).sum()
                 if sampled is None:
-                    sampled = sample(self.to_draw_from(logits, flat), self.sampling).view_as(labels)
-                # A place that is not used points at position 0: what it adds there is 0.
-                nothing = torch.zeros_like(ids)
-                draws = nothing.scatter_add(1, positions, used.long())
-                total = nothing.scatter_add(1, positions, torch.where(used, sampled, 0))
-                # As in the original code, a position that was drawn twice gets the mean of both tokens' ids.
-                corrupted = torch.where(draws > 0, total // draws.clamp(min=1), ids)
+                    sampled = self.draw(filled_in.logits, labels)
+                corrupted = corrupted_rows(ids, positions, labels, sampled)
                 replaced = corrupted != ids
+            disc, disc_logits = self.find_out(corrupted, replaced, real, inputs)
+            return Losses(filled_in.loss, disc, sampled, corrupted, replaced, disc_logits, filled_in.correct)
 
-            disc_logits = self.discriminator(corrupted, **inputs).logits.float()
-            # As https://github.com/richarddwang/electra_pytorch smooths: "replaced" stays 1, "original" becomes disc_smooth.
-            target = torch.where(replaced, 1.0, self.disc_smooth)
-            disc = F.binary_cross_entropy_with_logits(disc_logits, target, reduction="none")
-            disc = torch.where(real, disc, 0.0).sum()
-            return Losses(mlm, disc, sampled, corrupted, replaced, disc_logits, correct)
+    def draw(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The generator's tokens, int64 [R, K]. logits: [M, V]; labels: [R, K]."""
+        return sample(self.to_draw_from(logits, labels.flatten()), self.sampling).view_as(labels)
 
     def to_draw_from(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE."""
@@ -316,21 +306,31 @@ class ElectraPretrainer(torch.nn.Module):
             logits = logits.scatter(1, original, -torch.inf)
         return logits
 
-    def gradient_checkpointing_enable(self) -> None:
-        """Keep only what enters each layer, and compute the rest again in the backward pass."""
-        for network in (self.generator, self.discriminator):
-            recompute_layers(network)
+    def find_out(
+        self, corrupted: torch.Tensor, replaced: torch.Tensor, real: torch.Tensor, inputs: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the discriminator's loss, summed over the positions without padding, 0-d; its logits, float32 [R, T]).
 
-    def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
-        """Compile the layers, one graph for all of a network. shape: (rows, positions) of the batches that use it; others,
-        as an epoch's last, are computed without. None: all use it, each shape with a graph of its own.
-
-        Nothing depends on dtype here, and nothing is to be said.
+        corrupted, replaced, real: [R, T]; inputs: of encoder_inputs.
         """
-        self.compiled_shape = shape
-        for network in (self.generator, self.discriminator):
-            compile_layers(network)
-        return ""
+        logits = self.discriminator(corrupted, **inputs).logits.float()
+        # As https://github.com/richarddwang/electra_pytorch smooths: "replaced" stays 1, "original" becomes disc_smooth.
+        target = torch.where(replaced, 1.0, self.disc_smooth)
+        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        return torch.where(real, losses, 0.0).sum(), logits
+
+
+def corrupted_rows(
+    ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor, sampled: torch.Tensor
+) -> torch.Tensor:
+    """The text with the generator's tokens at the masked positions, int64 [R, T]. positions, labels, sampled: [R, K]."""
+    used = labels != IGNORE
+    # A place that is not used points at position 0: what it adds there is 0.
+    nothing = torch.zeros_like(ids)
+    draws = nothing.scatter_add(1, positions, used.long())
+    total = nothing.scatter_add(1, positions, torch.where(used, sampled, 0))
+    # As in the original code, a position that was drawn twice gets the mean of both tokens' ids.
+    return torch.where(draws > 0, total // draws.clamp(min=1), ids)
 
 
 def flops_per_token(
@@ -338,19 +338,8 @@ def flops_per_token(
 ) -> float:
     """Floating-point operations of a training step per position, counted as for the main trainer: matrix products
     alone, 2 per multiply-add forward and twice that backward, full attention over `length` positions."""
-    weights = 0.0
-    attention = 0.0
-    for config in (generator, discriminator):
-        h = config.hidden_size
-        e = config.embedding_size
-        layers = config.num_hidden_layers
-        weights += layers * (4 * h * h + 2 * h * config.intermediate_size)
-        # Embeddings of another width are brought to that of the layers.
-        if e != h:
-            weights += e * h
-        attention += 2 * layers * length * h
+    multiply_adds = encoder_multiply_adds(generator, length) + encoder_multiply_adds(discriminator, length)
     # The generator's head works at the masked positions alone.
-    e = generator.embedding_size
-    weights += masked_share * (generator.hidden_size * e + e * generator.vocab_size)
-    weights += discriminator.hidden_size**2
-    return 6 * (weights + attention)
+    multiply_adds += masked_share * masked_head_multiply_adds(generator)
+    multiply_adds += discriminator.hidden_size**2
+    return FLOPS_OF_MULTIPLY_ADD * multiply_adds

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+# What is trained: see trainer/electra/objective.py.
+ELECTRA = "electra"
+MLM = "mlm"
+OBJECTIVES = (ELECTRA, MLM)
 SAMPLING = ("fp32_gumbel", "fp16_gumbel", "multinomial")
 MASK_STYLES = ("electra", "bert")
 # Which positions are masked: see `mask_count` and `chosen_positions` in masking.py.

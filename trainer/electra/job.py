@@ -1,7 +1,8 @@
-"""Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files."""
+"""Pretraining of an ELECTRA as a Job: its data, rate and files. Networks and loss: objective.py."""
 
 import math
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,13 @@ from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.masking import original_cap
-from model.electra.model_electra import ElectraPretrainer, flops_per_token
-from model.electra.sizes import SIZES
-from trainer.electra.example import look_at
-from trainer.electra.loss import N_SUMS, LossWeights, electra_loss, metrics
+from model.electra.pretrainer import Pretrainer
+from model.electra.sizes import MLM, SIZES
 from trainer.electra.micro_batch import batch_size_of
-from trainer.electra.networks import NETWORKS, OWN, architecture, init_model, open_vocabulary
+from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
+from trainer.electra.objective import objective_of
 from trainer.electra.settings import WARM_UP, ElectraSettings
-from trainer.electra.validation import AucAlarm, Validation, has_text
+from trainer.electra.validation import Validation, has_text
 from trainer.engine import Engine
 from trainer.job import Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
@@ -44,7 +44,7 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.parallel import Shards, ranks_of_group
 from trainer.recipes import PRETRAINING, is_of_recipe, recipe_lines
-from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
+from trainer.reporting.charts import SKIPPED, SPEED
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.updates import rows_of_update, schedule_of
@@ -55,11 +55,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
 
     settings: ElectraSettings
-    model: ElectraPretrainer
+    model: Pretrainer
 
     counts_updates = True
-    n_sums = N_SUMS
-    shown = ("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second")
     may_change = (
         "learning_rate",
         "muon_lr",
@@ -89,19 +87,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         "tokenizer": "--vocab_path or --model_path",
     }
 
-    charts = (
-        LOSS,
-        Chart(
-            "Losses of generator (nats per token) and discriminator",
-            ("mlm_loss", "disc_loss", "val_mlm_loss", "val_disc_loss"),
-            logarithmic=True,
-        ),
-        Chart("Accuracy of generator and discriminator", ("gen_acc", "disc_acc", "val_gen_acc", "val_disc_acc")),
-        Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc", "val_disc_auc")),
-        *SPEED,
-        SKIPPED,
-    )
-
     def __init__(self, settings: ElectraSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.ranks = surroundings.ranks
@@ -114,19 +99,21 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         with user_errors():
             self._claim_files()
             self._read_data()
-            self.model = init_model(settings, self.tokenizer, self.device)
+            self.objective = objective_of(settings, self.tokenizer, self.device)
+            self.model = self.objective.model
+            if settings.budget_flops is not None:
+                settings.max_steps = max(1, round(settings.budget_flops / self._flops_of_update()))
             self.mask_cap = mask_cap(settings)
             # The original code masks [UNK] like any word.
             unknown = self.tokenizer.unk_token_id if self.mask_cap is None else None
             self.examples = Examples(
                 self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown, self.documents
             )
-            self.loss_weights = LossWeights(settings.gen_weight, settings.disc_weight)
             self.validation: Validation | None = None
             if self.held_out is not None:
-                self.validation = Validation(self.held_out, settings, self.tokenizer, self.mask_cap, self.loss_weights)
+                self.validation = Validation(self.held_out, settings, self.tokenizer, self.mask_cap, self.objective)
         # Saved with the networks, so that a pipeline knows where to cut a long text.
-        self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
+        self.tokenizer.model_max_length = self.model.encoder_config.max_position_embeddings
         if settings.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.model.train()
@@ -161,10 +148,12 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
         # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
+        self.n_sums = self.objective.n_sums
+        self.shown = (*self.objective.shown, "grad_norm", "updates_per_second")
+        self.charts = (*self.objective.charts, *SPEED, SKIPPED)
         self.save_at = SavedUpdates(settings)
         self.evaluates = self.validation is not None
         self.eval_interval = settings.eval_interval
-        self.auc_alarm = AucAlarm(settings)
         self.sample_interval = settings.example_interval
         row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
         # Runs of earlier versions know no other choice, and can be gone on with.
@@ -183,9 +172,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     def _claim_files(self) -> None:
         """The names of the run's files. From here on no other run may write them."""
-        self.folder = Path(self.settings.out_dir) / f"electra_{self.settings.size}"
+        objective = self.settings.objective
+        self.folder = Path(self.settings.out_dir) / f"{objective}_{self.settings.size}"
         self.stem = self.folder / self.folder.name
-        self.outputs = {name: self.folder / name for name in NETWORKS}
+        self.outputs = {name: self.folder / name for name in PRETRAINERS[objective].NETWORKS}
         claim(self.ranks, self.stem)
         on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
         # Networks that an earlier run has saved on its way.
@@ -245,22 +235,22 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return ElectraPlan(self.examples, self.settings.mask_share, self.settings.seed, epoch, self.mask_cap)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        return electra_loss(self.model, batch, totals, self.loss_weights)
+        return self.objective.loss(batch, totals)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         return rate(self.settings, progress.update)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-        return metrics(sums, self.loss_weights)
+        return self.objective.metrics(sums)
 
     def evaluate(
         self, engine: Engine[Batch, Totals], signals: StopSignals, update: int
     ) -> tuple[dict[str, float], int]:
         assert self.validation is not None
-        return self.validation(engine, self.model, signals)
+        return self.validation(engine, signals)
 
     def alarm_of_evaluation(self, values: Mapping[str, float], update: int) -> str | None:
-        return self.auc_alarm.line(update, values["val_disc_auc"], values["val_mlm_loss"])
+        return self.objective.alarm(values, update)
 
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
@@ -268,14 +258,24 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         """The first example of the first epoch, masked as it is there, at every look."""
         batch = self.assembler[self.plan(0).recipe(range(1))]
         # So short that a stop waits for the next update, where the ranks agree on it.
-        return [look_at(engine, self.model, self.tokenizer, batch)], 0
+        return self.objective.look(engine, self.tokenizer, batch), 0
+
+    def _flops_of_update(self) -> float:
+        """Of all ranks, padding included: it is computed too."""
+        settings = self.settings
+        positions = rows_of_update(settings, self.ranks) * settings.max_seq_len
+        return positions * self.objective.flops_per_position(settings.max_seq_len, settings.mask_share)
+
+    def settings_to_keep(self) -> ElectraSettings:
+        """Without --budget_flops: --max_steps says the same, with which --from_resume may go on for longer."""
+        return replace(self.settings, budget_flops=None)
 
     def begin(self) -> None:
         if not self.settings.vocab_path:
             on_main(self.ranks, lambda: save_wordpiece(self.tokenizer, self.folder / OWN))
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
-        """Write both networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
+        """Write the networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
         earlier ones below it."""
         settings = self.settings
         percent = 100.0 if update >= settings.max_steps else save_points(settings).get(update)
@@ -286,11 +286,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self._save_networks(self.folder / f"checkpoint-{update}", weights)
 
     def _save_networks(self, target: Path, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write both networks and the tokenizer to a folder."""
+        """Write all networks and the tokenizer to a folder."""
         target.mkdir(exist_ok=True)
         # It would be drawn over our own.
         disable_progress_bar()
-        for name in NETWORKS:
+        for name in self.model.NETWORKS:
             # Generator and discriminator are one module here, and two models on the disk.
             prefix = f"{name}."
             own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
@@ -301,19 +301,20 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     # ---------------------------------------------------------------------------------------- what is said of it
 
     def next_commands(self) -> list[NextCommand]:
+        encoder = self.model.ENCODER
         fine_tune = (
-            "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
+            f"python {{top}}trainer/train_glue.py --task all --data_dir glue_data --model_path {{folder}}/{encoder}"
         )
-        return [NextCommand("fine-tune the discriminator", fine_tune)]
+        return [NextCommand(f"fine-tune the {encoder}", fine_tune)]
 
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings
         plan = self.plan(progress.epoch)
-        generator = self.model.generator.config
-        discriminator = self.model.discriminator.config
-        per_position = flops_per_token(generator, discriminator, settings.max_seq_len, settings.mask_share)
+        encoder = self.model.encoder_config
+        others = {name: getattr(self.model, name) for name in self.model.NETWORKS if name != self.model.ENCODER}
+        per_position = self.objective.flops_per_position(settings.max_seq_len, settings.mask_share)
         updates_per_epoch = schedule_of(settings, self.ranks, plan.n_rows).n_updates
-        positions_of_rank = settings.max_steps * rows_of_update(settings, self.ranks) / self.ranks.world_size * plan.T
+        flops = settings.max_steps * self._flops_of_update()
         parameters = sum(p.numel() for p in self.model.parameters())
         one_segment = float((self.examples.second == 0).mean())
         copies = notice_of(self.store)
@@ -324,9 +325,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             *notices_of_paths(settings.data_path or [], settings.text_suffixes),
             *([copies] if copies else []),
             *self.store.bad_lines.report(),
-            f"model: ELECTRA {settings.size}, {parameters / 1e6:.2f} M parameters, "
-            f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "
-            f"(generator {generator.hidden_size}), {generator.vocab_size:,} entries, "
+            f"model: {self.objective.title} {settings.size}, {parameters / 1e6:.2f} M parameters, "
+            f"{counted(encoder.num_hidden_layers, 'layer')} of width {encoder.hidden_size}"
+            f"{self.objective.remark}, {encoder.vocab_size:,} entries, "
             f"{per_position / 1e6:.1f} MFLOP per position",
             f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
@@ -338,15 +339,20 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return Outlook(
             rows=plan,
             lines=lines,
-            notices=[*precision, *notices(settings, self.ranks)],
+            notices=[
+                f"work: {flops:.6g} FLOP; --budget_flops {flops:.6g} gives a run with other networks as much",
+                *precision,
+                *notices(settings, self.ranks),
+            ],
             model_fields={
-                **discriminator.to_diff_dict(),
-                "generator": generator.to_diff_dict(),
+                **encoder.to_diff_dict(),
+                **{name: network.config.to_diff_dict() for name, network in others.items()},
                 "parameters": parameters,
+                "training_flops": flops,
             },
             n_documents=len(self.store),
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
-            flops=per_position * positions_of_rank,
+            flops=flops / self.ranks.world_size,
             epochs=math.ceil(settings.max_steps / updates_per_epoch),
         )
 
@@ -357,6 +363,21 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
         compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype)
         return said
+
+
+# What --objective mlm has no use for.
+OF_TWO_NETWORKS = (
+    "generator_divisor",
+    "generator_layers",
+    "untied_embeddings",
+    "gen_weight",
+    "disc_weight",
+    "sampling",
+    "temperature",
+    "disallow_correct",
+    "disc_smooth",
+    "example_interval",
+)
 
 
 def rate(settings: ElectraSettings, update: int) -> float:
@@ -415,10 +436,12 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
         ("allow_val_overlap", settings.allow_val_overlap and not settings.val_path, "no --val_path"),
         ("use_compile", recomputed, "--gradient_checkpointing recomputes layers without it"),
     ]
+    if settings.objective == MLM:
+        cases += [(name, is_changed(settings, name), "--objective mlm has one network") for name in OF_TWO_NETWORKS]
     for name in ("init_std", "position_init", "weight_init"):
         is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
         cases.append((name, bool(settings.model_path) and is_given, "the weights come from --model_path"))
-    if settings.generator_config is not None:
+    if settings.discriminator_config is not None:
         for name in ("init_std", "position_init", "dropout"):
             is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
             cases.append((name, is_given, "the files of the networks say it"))

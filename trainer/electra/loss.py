@@ -9,6 +9,7 @@ import torch
 from dataset.electra.electra_dataset import Batch, Totals
 from model.electra.masking import IGNORE
 from model.electra.model_electra import AUC_BINS, ElectraPretrainer, Losses
+from model.electra.pretrainer import is_real
 
 # Of the discriminator's loss beside the generator's, as published.
 DISC_WEIGHT = 50.0
@@ -47,8 +48,7 @@ def shared_out(found: Losses, totals: Totals, weights: LossWeights) -> torch.Ten
 def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
     """What is added up of a batch for `metrics`, float32 [N_SUMS]: see `electra_loss`."""
     with torch.no_grad():
-        positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
-        real = positions < batch.lengths[:, None]
+        real = is_real(batch.ids, batch.lengths)
         # The engine skips an update with a NaN, but an index must exist before that.
         probability = found.disc_logits.sigmoid().nan_to_num(0.0)
         bin_of_token = (probability * AUC_BINS).long().clamp(max=AUC_BINS - 1) + AUC_BINS * found.replaced

@@ -1,6 +1,6 @@
 """What an ELECTRA run has to divide among processes, known before anything of it is opened."""
 
-from model.electra.sizes import SIZES
+from model.electra.sizes import MLM, SIZES
 from trainer.electra.settings import ElectraSettings
 from trainer.machine.processes import Divisible
 
@@ -17,7 +17,8 @@ def micro_batch_of(settings: ElectraSettings) -> Divisible:
     inner = settings.intermediate_size or published.ffn
     # The generator is narrower, and shares the embeddings.
     one_network = layers * (4 * width * width + 2 * width * inner)
-    parameters = 2 * one_network + VOCABULARY * (settings.embedding_size or published.embedding)
+    networks = 1 if settings.objective == MLM else 2
+    parameters = networks * one_network + VOCABULARY * (settings.embedding_size or published.embedding)
     return Divisible(rows, settings.max_seq_len, parameters)
 
 

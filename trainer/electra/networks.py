@@ -1,7 +1,9 @@
 """The two networks of an ELECTRA run and its vocabulary: fresh ones, or those of an earlier run."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import ElectraConfig, PreTrainedTokenizerBase
@@ -12,9 +14,11 @@ from common.packages import loader_reason
 from dataset.tokenizing.sample import Source, draw_sample
 from dataset.tokenizing.vocabulary import check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiece, wordpiece
+from model.electra.masked_lm import MaskedLanguageModel
 from model.electra.model_electra import UNTIED, ElectraPretrainer, configs
-from model.electra.sizes import SIZES
-from trainer.electra.network_files import configs_of_files
+from model.electra.pretrainer import Pretrainer
+from model.electra.sizes import ELECTRA, MLM, SIZES
+from trainer.electra.network_files import config_of_file, configs_of_files
 from trainer.electra.settings import ElectraSettings
 from trainer.machine.measure import total_memory
 from trainer.machine.out_of_memory import gigabytes
@@ -27,7 +31,9 @@ SAMPLE_BYTES = 60e6
 # Weight, gradient and AdamW's two moments in fp32.
 BYTES_PER_PARAMETER = 16
 CPU = torch.device("cpu")
-NETWORKS = ("discriminator", "generator")
+# By --objective.
+PRETRAINERS: dict[str, type[Pretrainer]] = {ELECTRA: ElectraPretrainer, MLM: MaskedLanguageModel}
+PretrainerT = TypeVar("PretrainerT", bound=Pretrainer)
 # The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins
 ARCHITECTURE = (
     "vocab_size",
@@ -43,12 +49,12 @@ ARCHITECTURE = (
 )
 
 
-def architecture(model: ElectraPretrainer) -> dict[str, list[Any]]:
-    """{field: [generator's value, discriminator's]} of those fields of ARCHITECTURE that the configs have."""
+def architecture(model: Pretrainer) -> dict[str, list[Any]]:
+    """{field: its value in each network} of those fields of ARCHITECTURE that the configs have."""
     found = {}
     for name in ARCHITECTURE:
-        values = [getattr(network.config, name, None) for network in (model.generator, model.discriminator)]
-        if values != [None, None]:
+        values = [getattr(network.config, name, None) for network in model.networks()]
+        if any(value is not None for value in values):
             found[name] = values
     return found
 
@@ -82,9 +88,9 @@ def open_vocabulary(
 
 
 def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer beside --model_path's discriminator. Errors: UserError where there is none."""
+    """The tokenizer beside --model_path's encoder. Errors: UserError where there is none."""
     check_networks(settings)
-    place = Path(settings.model_path or "", "discriminator")
+    place = Path(settings.model_path or "", PRETRAINERS[settings.objective].ENCODER)
     try:
         return load_wordpiece(place)
     except ValueError as error:
@@ -106,17 +112,31 @@ def init_model(
         "disallow_correct": settings.disallow_correct,
     }
     if settings.model_path:
-        model = load_networks(settings, tokenizer, options)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = settings.dropout
-        return model
+        load = partial(ElectraPretrainer.from_pretrained, untied_embeddings=settings.untied_embeddings, **options)
+        return load_networks(settings, tokenizer, load)
     if settings.generator_config is not None:
         generator, discriminator = configs_of_files(settings, tokenizer)
     else:
         generator, discriminator = configs_of_flags(settings, tokenizer)
-    check_memory(generator, discriminator, device)
-    return ElectraPretrainer.from_configs(generator, discriminator, settings.weight_init, **options)
+    build = partial(ElectraPretrainer.from_configs, generator, discriminator)
+    check_memory(build, discriminator, device)
+    return build(settings.weight_init, **options)
+
+
+def init_masked_lm(
+    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device = CPU
+) -> MaskedLanguageModel:
+    """A fresh encoder, or that of --model_path. Errors: as of init_model."""
+    smoothing = settings.gen_smooth
+    if settings.model_path:
+        return load_networks(settings, tokenizer, partial(MaskedLanguageModel.from_pretrained, smoothing=smoothing))
+    if settings.discriminator_config is not None:
+        config = config_of_file("--discriminator_config", settings.discriminator_config, settings, tokenizer)
+    else:
+        _, config = configs_of_flags(settings, tokenizer)
+    build = partial(MaskedLanguageModel.from_config, config)
+    check_memory(build, config, device)
+    return build(settings.weight_init, smoothing)
 
 
 def configs_of_flags(
@@ -129,7 +149,8 @@ def configs_of_flags(
         "heads": settings.num_attention_heads,
         "ffn": settings.intermediate_size,
         "embedding": settings.embedding_size,
-        "divisor": settings.generator_divisor,
+        # Without a generator there is nothing that it must divide.
+        "divisor": 1 if settings.objective == MLM else settings.generator_divisor,
     }
     generator, discriminator = configs(
         SIZES[settings.size],
@@ -147,17 +168,18 @@ def configs_of_flags(
     return generator, discriminator
 
 
-def check_memory(generator: Any, discriminator: Any, device: torch.device) -> None:
-    """Errors: UserError where not even the weights, gradients and AdamW's moments fit; before any is made."""
+def check_memory(build: Callable[[], Pretrainer], encoder: ElectraConfig, device: torch.device) -> None:
+    """Errors: UserError where not even the weights, gradients and AdamW's moments fit; before any is made. build: makes the
+    networks, encoder: the config of the one that is fine-tuned."""
     # On this device tensors have a shape and no content, and nothing is drawn.
     with torch.device("meta"):
-        networks = ElectraPretrainer.from_configs(generator, discriminator)
+        networks = build()
     parameters = sum(parameter.numel() for parameter in networks.parameters())
     needed = parameters * BYTES_PER_PARAMETER
     there = total_memory(device)
     if there is not None and needed > there:
         raise UserError(
-            f"hidden_size {discriminator.hidden_size}, num_hidden_layers {discriminator.num_hidden_layers}: "
+            f"hidden_size {encoder.hidden_size}, num_hidden_layers {encoder.num_hidden_layers}: "
             f"{parameters / 1e9:,.1f} billion parameters need {gigabytes(needed)} to train, and this machine has "
             f"{gigabytes(there)} on {device}: choose a smaller --size, --hidden_size or --num_hidden_layers"
         )
@@ -171,33 +193,36 @@ def set_dropout(config: Any, dropout: float) -> None:
 
 def check_networks(settings: ElectraSettings) -> None:
     """Errors: UserError where a network is missing in --model_path."""
-    for name in NETWORKS:
+    names = PRETRAINERS[settings.objective].NETWORKS
+    for name in names:
         if not Path(settings.model_path or "", name, "config.json").is_file():
             raise UserError(
-                f"--model_path {settings.model_path}: no {name}/config.json there; train_electra.py leaves a folder with "
-                "both networks"
+                f"--model_path {settings.model_path}: no {name}/config.json there; train_electra.py --objective "
+                f"{settings.objective} leaves a folder with {' and '.join(names)}"
             )
 
 
 def load_networks(
-    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
-) -> ElectraPretrainer:
-    """The networks of --model_path. Errors: UserError where they cannot be loaded, or do not fit the tokenizer or the
-    flags."""
+    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, load: Callable[[Path], PretrainerT]
+) -> PretrainerT:
+    """The networks of --model_path, with --dropout. load: gives those of a folder. Errors: UserError where they cannot be
+    loaded, or do not fit the tokenizer or the flags."""
     what = f"--model_path {settings.model_path}"
     check_networks(settings)
     try:
-        folder = Path(settings.model_path or "")
-        model = ElectraPretrainer.from_pretrained(folder, settings.untied_embeddings, **options)
+        model = load(Path(settings.model_path or ""))
     except UserError:
         raise
     except Exception as error:
         # Each loader raises its own kinds.
         raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
-    check_size(len(tokenizer), model.discriminator.config.vocab_size, what)
-    for network in (model.generator, model.discriminator):
+    check_size(len(tokenizer), model.encoder_config.vocab_size, what)
+    for network in model.networks():
         for name, least in (("vocab_size", len(tokenizer)), ("max_position_embeddings", settings.max_seq_len)):
             if getattr(network.config, name) < least:
                 raise UserError(f"{what}: {name} is {getattr(network.config, name)}, {least} is wanted")
         set_dropout(network.config, settings.dropout)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = settings.dropout
     return model

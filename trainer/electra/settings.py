@@ -11,12 +11,15 @@ from dataset.reading.settings import OFF, DocumentSettings, TextSettings
 from model.electra.sizes import (
     MASK_CHOICES,
     MASK_STYLES,
+    MLM,
+    OBJECTIVES,
     POSITION_INITS,
     SAMPLING,
     SHORTEST,
     SIZES,
     WEIGHT_INITS,
 )
+from trainer.budget.settings import amount
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
@@ -152,7 +155,18 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
         help="original: all settings as in the published code; flags and --config win over them",
         first=True,
     )
+    objective: str = setting(
+        "electra",
+        choices=OBJECTIVES,
+        help="electra: a generator and a discriminator; mlm: one encoder of the discriminator's size fills in masked tokens, "
+        "as BERT does",
+    )
     max_steps: int = setting(None, check=positive(int), help="updates", first=True)
+    budget_flops: float | None = setting(
+        None,
+        check=amount,
+        help="train so many floating-point operations, as 1e15, in place of --max_steps: the updates follow from the networks",
+    )
     batch_size: int = with_default(UpdateSettings, "batch_size", None)
     accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1)
     learning_rate: float = with_default(UpdateSettings, "learning_rate", None)
@@ -173,7 +187,7 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
         1.0, check=positive(float), help="what the generator's logits are divided by before a token is drawn"
     )
     disallow_correct: bool = switch(False, help="never draw the original token, so that each masked one is replaced")
-    gen_smooth: float = setting(0.0, check=fraction, help="label smoothing of the generator")
+    gen_smooth: float = setting(0.0, check=fraction, help="label smoothing of the loss at masked tokens")
     disc_smooth: float = setting(
         0.0,
         check=fraction,
@@ -198,7 +212,13 @@ class ElectraSettings(
 
     def check(self) -> None:
         published = SIZES[self.size]
-        for name in ("max_steps", "max_seq_len", "learning_rate", "mask_share"):
+        if self.budget_flops is not None and self.max_steps is not None:
+            raise ValueError("--budget_flops and --max_steps exclude each other: drop one")
+        published_values = ["max_seq_len", "learning_rate", "mask_share"]
+        # A budget's updates follow from the networks, which are not there yet.
+        if self.budget_flops is None:
+            published_values.append("max_steps")
+        for name in published_values:
             if getattr(self, name) is None:
                 setattr(self, name, getattr(published, name))
         sizes = (
@@ -214,7 +234,9 @@ class ElectraSettings(
         files = [name for name in ("generator_config", "discriminator_config") if getattr(self, name) is not None]
         if self.model_path and (given or files):
             raise ValueError(f"--model_path decides the networks: drop --{[*given, *files][0]}")
-        if len(files) == 1:
+        if self.objective == MLM and self.generator_config:
+            raise ValueError("--objective mlm has no generator: drop --generator_config")
+        if len(files) == 1 and self.objective != MLM:
             raise ValueError(f"--{files[0]} needs the other one too: --generator_config and --discriminator_config")
         if files and given:
             raise ValueError(f"--{files[0]} decides the networks: drop --{given[0]}")

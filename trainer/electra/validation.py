@@ -1,4 +1,7 @@
-"""Held-out examples of an ELECTRA: both losses, accuracy and AUC on fixed masks and draws, and what their course tells."""
+"""Held-out examples of train_electra.py: losses, accuracy and AUC on fixed masks and draws, and what their course tells."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -9,8 +12,6 @@ from dataset.held_out import HeldOut
 from dataset.loader import ceil_div
 from dataset.sources import sum_of_targets
 from dataset.store.interface import Documents, Ints
-from model.electra.model_electra import ElectraPretrainer
-from trainer.electra.loss import N_SUMS, LossWeights, metrics, sums_of
 from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
 from trainer.evaluation import sums_over_batches, undisturbed
@@ -18,8 +19,6 @@ from trainer.machine.signals import StopSignals
 
 # Of examples, masks and draws: the same in every run, so that the figures of two runs can be compared.
 SEED = 0
-# Of `metrics`, those that are shown of an evaluation.
-FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
 
 # What an AUC of a discriminator that has learned nothing may have by chance; docs/experiments.md has the runs.
 PLATEAU = 0.57
@@ -36,6 +35,24 @@ def has_text(store: Documents, documents: Ints) -> bool:
     return sum_of_targets(store, documents) > 0
 
 
+class Evaluated(Protocol):
+    """What is evaluated; see Objective in objective.py."""
+
+    @property
+    def n_sums(self) -> int:
+        """How many numbers `sums` gives."""
+
+    @property
+    def figures(self) -> Sequence[str]:
+        """The metrics that are told."""
+
+    def sums(self, batch: Batch) -> torch.Tensor:
+        """What is added up of a batch."""
+
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+        """({metric: value}, positions) of such sums."""
+
+
 class Validation:
     """The examples of held-out documents in the order of the data, and their figures."""
 
@@ -45,7 +62,7 @@ class Validation:
         settings: ElectraSettings,
         tokenizer: PreTrainedTokenizerBase,
         cap: int | None,
-        weights: LossWeights,
+        evaluated: Evaluated,
     ) -> None:
         """cap: see `mask_cap`. Errors: ValueError, DataError, as Examples has them."""
         store = held_out.val_store
@@ -55,7 +72,7 @@ class Validation:
         self.plan = ElectraPlan(examples, settings.mask_share, SEED, 0, cap, shuffle=False)
         self.assembler = ElectraAssembler(store, tokenizer, T, settings.mask_share, settings.mask_style, SEED, cap)
         self.batch_size = settings.eval_batch_size
-        self.weights = weights
+        self.evaluated = evaluated
         self.n_documents = len(held_out.val_documents)
 
     def __len__(self) -> int:
@@ -72,24 +89,23 @@ class Validation:
         return f"validation: {counted(self.n_documents, 'document')}, {counted(self.plan.n_rows, 'example')}"
 
     @torch.no_grad()
-    def __call__(
-        self, engine: Engine[Batch, Totals], model: ElectraPretrainer, signals: StopSignals
-    ) -> tuple[dict[str, float], int]:
+    def __call__(self, engine: Engine[Batch, Totals], signals: StopSignals) -> tuple[dict[str, float], int]:
         """({val_{figure}: value}, number of a stop signal that came meanwhile, or 0), the same on every world size."""
+
+        evaluated = self.evaluated
 
         def figures_of(number: int) -> list[float]:
             batch = self[number].to(engine.device)
             # What is drawn depends on nothing but the batch.
             torch.manual_seed(SEED + number)
             with engine.autocast():
-                found = model(*batch)
-            figures: list[float] = sums_of(found, batch).tolist()
+                figures: list[float] = evaluated.sums(batch).tolist()
             return figures
 
         with undisturbed(engine):
-            sums, stop_signal = sums_over_batches(engine, len(self), figures_of, N_SUMS, signals)
-        values, _ = metrics(sums, self.weights)
-        return {f"val_{name}": values.get(name, float("nan")) for name in FIGURES}, stop_signal
+            sums, stop_signal = sums_over_batches(engine, len(self), figures_of, evaluated.n_sums, signals)
+        values, _ = evaluated.metrics(sums)
+        return {f"val_{name}": values.get(name, float("nan")) for name in evaluated.figures}, stop_signal
 
 
 class AucAlarm:

@@ -1,0 +1,157 @@
+"""--objective: which networks are trained and by which loss, what is logged of it, and what is fine-tuned afterwards.
+
+electra   replaced-token detection: a small generator fills in masked tokens, a discriminator tells which are not the original
+mlm       masked language modelling: one encoder of the discriminator's size fills in masked tokens, as BERT does
+
+Both read the same examples with the same masked positions, so they can be compared. The job (job.py) has what they share.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dataset.electra.electra_dataset import Batch, Totals
+from model.electra import masked_lm, model_electra
+from model.electra.masked_lm import MaskedLanguageModel
+from model.electra.model_electra import ElectraPretrainer
+from model.electra.pretrainer import Pretrainer
+from model.electra.sizes import MLM
+from trainer.electra import masked_loss
+from trainer.electra.example import look_at
+from trainer.electra.loss import N_SUMS, LossWeights, electra_loss, metrics, sums_of
+from trainer.electra.networks import init_masked_lm, init_model
+from trainer.electra.settings import ElectraSettings
+from trainer.electra.validation import AucAlarm
+from trainer.engine import Engine
+from trainer.reporting.charts import LOSS, Chart
+
+
+class Objective(ABC):
+    """The networks of a run and their loss.
+
+    title, remark: of the networks, for the lines at the start. n_sums: how many `sums` there are. shown, figures: of
+    `metrics`, what is in a log line, and what is told of an evaluation.
+    """
+
+    title: ClassVar[str]
+    n_sums: ClassVar[int]
+    shown: ClassVar[tuple[str, ...]]
+    figures: ClassVar[tuple[str, ...]]
+    charts: ClassVar[tuple[Chart, ...]]
+
+    model: Pretrainer
+    remark: str = ""
+
+    @abstractmethod
+    def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+        """(a micro-batch's share of the update's loss, 0-d; its `sums`)."""
+
+    @abstractmethod
+    def sums(self, batch: Batch) -> torch.Tensor:
+        """What is added up of a batch for `metrics`, float32 [n_sums]."""
+
+    @abstractmethod
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+        """(what to log, positions without padding)."""
+
+    @abstractmethod
+    def flops_per_position(self, length: int, masked_share: float) -> float:
+        """Of a training step with rows of `length` positions."""
+
+    def alarm(self, values: Mapping[str, float], update: int) -> str | None:
+        """What to say of the figures of an evaluation; None: nothing."""
+        return None
+
+    def look(
+        self, engine: Engine[Batch, Totals], tokenizer: PreTrainedTokenizerBase, batch: Batch
+    ) -> list[tuple[str, str]]:
+        """[(text of the batch's only example, the same and what the networks make of it)], if there is something to show."""
+        return []
+
+
+class ReplacedTokenDetection(Objective):
+    """ELECTRA."""
+
+    title = "ELECTRA"
+    n_sums = N_SUMS
+    shown = ("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
+    figures = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
+    charts = (
+        LOSS,
+        Chart(
+            "Losses of generator (nats per token) and discriminator",
+            ("mlm_loss", "disc_loss", "val_mlm_loss", "val_disc_loss"),
+            logarithmic=True,
+        ),
+        Chart("Accuracy of generator and discriminator", ("gen_acc", "disc_acc", "val_gen_acc", "val_disc_acc")),
+        Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc", "val_disc_auc")),
+    )
+
+    model: ElectraPretrainer
+
+    def __init__(self, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
+        """Errors: UserError, ValueError where the flags do not fit."""
+        self.model = init_model(settings, tokenizer, device)
+        self.weights = LossWeights(settings.gen_weight, settings.disc_weight)
+        self.auc_alarm = AucAlarm(settings)
+        self.remark = f" (generator {self.model.generator.config.hidden_size})"
+
+    def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+        return electra_loss(self.model, batch, totals, self.weights)
+
+    def sums(self, batch: Batch) -> torch.Tensor:
+        return sums_of(self.model(*batch), batch)
+
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+        return metrics(sums, self.weights)
+
+    def flops_per_position(self, length: int, masked_share: float) -> float:
+        generator = self.model.generator.config
+        discriminator = self.model.discriminator.config
+        return model_electra.flops_per_token(generator, discriminator, length, masked_share)
+
+    def alarm(self, values: Mapping[str, float], update: int) -> str | None:
+        return self.auc_alarm.line(update, values["val_disc_auc"], values["val_mlm_loss"])
+
+    def look(
+        self, engine: Engine[Batch, Totals], tokenizer: PreTrainedTokenizerBase, batch: Batch
+    ) -> list[tuple[str, str]]:
+        return [look_at(engine, self.model, tokenizer, batch)]
+
+
+class MaskedTokens(Objective):
+    """Masked language modelling."""
+
+    title = "masked language model"
+    n_sums = masked_loss.N_SUMS
+    shown = ("mlm_acc",)
+    figures = ("loss", "mlm_acc")
+    charts = (LOSS, Chart("Accuracy at the masked positions", ("mlm_acc", "val_mlm_acc")))
+
+    model: MaskedLanguageModel
+
+    def __init__(self, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
+        """Errors: UserError, ValueError where the flags do not fit."""
+        self.model = init_masked_lm(settings, tokenizer, device)
+
+    def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+        return masked_loss.masked_loss(self.model, batch, totals)
+
+    def sums(self, batch: Batch) -> torch.Tensor:
+        return masked_loss.sums_of(self.model(*batch), batch)
+
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+        return masked_loss.metrics(sums)
+
+    def flops_per_position(self, length: int, masked_share: float) -> float:
+        return masked_lm.flops_per_token(self.model.encoder.config, length, masked_share)
+
+
+def objective_of(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> Objective:
+    """That of --objective, with its networks on the CPU. Errors: UserError, ValueError where the flags do not fit."""
+    if settings.objective == MLM:
+        return MaskedTokens(settings, tokenizer, device)
+    return ReplacedTokenDetection(settings, tokenizer, device)
