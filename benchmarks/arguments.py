@@ -18,6 +18,8 @@ STEP_SIZES: dict[str, dict[str, Any]] = {
 }
 SIZES = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **STEP_SIZES, "electra": {}}
 SIDES = ("plain", "hf", "hf-compiled", "ours")
+# What worth.py calls the network without pretraining.
+WITHOUT = "none"
 DATA_SECTIONS = ("tokenise", "start", "packing", "planning", "loader", "mixture")
 # Of gpu.py, in their order
 GPU_SECTIONS = (
@@ -75,6 +77,25 @@ def budget_parser() -> Parser:
     p.add_argument("--seconds", type=positive(float), default=90, help="of the turns that tell how fast each is")
     p.add_argument("--seed", type=seed, default=42, help="of all runs")
     p.add_argument("--work", default=str(ROOT / "out" / "budget"), help="folder of the runs")
+    return p
+
+
+def worth_parser() -> Parser:
+    """The flags of worth.py."""
+    p = new_parser("worth.py", "What pretraining is worth on GLUE, against the same network without.")
+    p.add_argument("--data_dir", required=True, help="the benchmark's folder (with CoLA, SST-2 ...)")
+    p.add_argument(
+        "--networks",
+        nargs="+",
+        required=True,
+        metavar="NAME=FOLDER",
+        help="folders of runs of train_electra.py, or of save_pretrained; the first one's shape is fine-tuned without "
+        "pretraining too",
+    )
+    p.add_argument("--task", default="cola,mrpc,stsb,sst2,rte", help="some of these, between commas")
+    p.add_argument("--num_seeds", type=positive(int), default=5, help="runs of each network on each task")
+    p.add_argument("--seed", type=seed, default=42, help="of the first run; the others have the next ones")
+    p.add_argument("--work", default=str(ROOT / "out" / "worth"), help="folder of the fine-tunings")
     return p
 
 

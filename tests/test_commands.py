@@ -54,6 +54,7 @@ PARSERS = {
     "benchmarks/scaling.py": benchmark_arguments.scaling_parser,
     "benchmarks/readers.py": benchmark_arguments.readers_parser,
     "benchmarks/step.py": benchmark_arguments.step_parser,
+    "benchmarks/worth.py": benchmark_arguments.worth_parser,
 }
 
 

@@ -1,0 +1,196 @@
+"""benchmarks/worth.py. References: the figures of train_glue.py's own files by numpy, and by hand."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+from benchmarks import worth
+from benchmarks.arguments import worth_parser
+from benchmarks.worth import Figure, Network, Tuning, comparisons, networks_of, table, verdict, work_of
+from common.errors import UserError
+from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.dataset.glue.test_glue_dataset import WORDS
+from tests.helpers import ROOT
+from tests.trainer.glue.glue_helpers import write_task
+from tests.trainer.test_train_electra import train
+from trainer import train_glue
+
+SIZES = {
+    "embedding_size": 8,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+
+
+def save_network(folder, kind=ElectraForPreTraining, **changes):
+    """Random weights, in the layout of a run of train_electra.py."""
+    torch.manual_seed(0)
+    config = ElectraConfig(vocab_size=len(WORDS), max_position_embeddings=128, **{**SIZES, **changes})
+    kind(config).save_pretrained(folder)
+    BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(folder)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """glue/ with two tasks, and two runs of pretraining."""
+    for name in ("CoLA", "STS-B"):
+        write_task(tmp_path / "glue", name, {"train.tsv": 12, "dev.tsv": 8})
+    save_network(tmp_path / "electra_small" / "discriminator")
+    save_network(tmp_path / "mlm_small" / "encoder", ElectraForMaskedLM)
+    return tmp_path
+
+
+def flags(place, *networks, **changes):
+    named = [f"{name}={place / folder}" for name, folder in networks]
+    words = {"data_dir": place / "glue", "work": place / "work", "task": "cola", "num_seeds": 2, **changes}
+    return [*(word for name, value in words.items() for word in (f"--{name}", str(value))), "--networks", *named]
+
+
+BOTH = (("electra", "electra_small"), ("mlm", "mlm_small"))
+
+
+def start(monkeypatch, words):
+    """Call the benchmark with train_glue.py in this process. Returns the commands that it ran."""
+    ran = []
+
+    def in_this_process(command, log):
+        ran.append(command[2:])
+        assert train_glue.main([*command[2:], "--device", "cpu", "--use_compile", "0"]) == 0
+        return 1.0
+
+    monkeypatch.setattr(worth, "run", in_this_process)
+    monkeypatch.setattr(worth, "TUNINGS", {"cola": Tuning(1e-3, 1), "stsb": Tuning(1e-3, 1)})
+    monkeypatch.setattr(sys, "argv", ["worth.py", *words])
+    worth.main()
+    return ran
+
+
+def value_of(command, flag):
+    """The last one counts."""
+    return [value for name, value in zip(command, command[1:], strict=False) if name == f"--{flag}"][-1]
+
+
+def test_each_network_is_fine_tuned_once(place, monkeypatch, capsys):
+    """The table has the figures of train_glue.py's files; a second start runs nothing, one with another network only that."""
+    ran = start(monkeypatch, flags(place, *BOTH, task="cola,STS-B"))
+    timed, tuned = ran[:2], ran[2:]
+    assert [value_of(command, "max_steps") for command in timed] == ["12", "12"]
+    places = [
+        (value_of(c, "out_dir").rsplit("/", 1)[1], value_of(c, "task"), value_of(c, "from_scratch")) for c in tuned
+    ]
+    assert places == [
+        (name, task, str(int(name == "none"))) for name in ("none", "electra", "mlm") for task in ("cola", "stsb")
+    ]
+    out = capsys.readouterr().out
+    assert "6 fine-tunings with 2 seeds each are left, about " in out
+    for name in ("none", "electra", "mlm"):
+        cells = []
+        for task, metric in (("cola", "matthews"), ("stsb", "pearson")):
+            files = [place / "work" / name / task / f"seed_{seed}" / "eval_results.json" for seed in (42, 43)]
+            values = [100 * (json.loads(file.read_text())["results"][metric] or 0) for file in files]
+            cells.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
+        work = {"none": "0"}.get(name, "-")
+        assert f"| {name} | {work} | {' | '.join(cells)} |" in out
+
+    assert start(monkeypatch, flags(place, *BOTH, task="cola,stsb")) == []
+    # A third network, of which one seed is asked for.
+    save_network(place / "other" / "encoder", initializer_range=0.3)
+    ran = start(monkeypatch, flags(place, *BOTH, ("other", "other"), task="cola", num_seeds=1))
+    assert [value_of(command, "model_path") for command in ran] == [str(place / "other" / "encoder")]
+
+
+def test_other_weights_under_the_same_name_are_refused(place, monkeypatch):
+    start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
+    save_network(place / "electra_small" / "discriminator", initializer_range=0.3)
+    with pytest.raises(UserError, match="has fine-tunings of another network"):
+        start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
+
+
+def test_a_fine_tuning_that_failed_is_told(place):
+    with pytest.raises(UserError, match=f"ended with 3, see {place}/log.txt"):
+        worth.run([sys.executable, "-c", "import sys; print('why'); sys.exit(3)"], place / "log.txt")
+    assert (place / "log.txt").read_text() == "why\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["electra"], "NAME=FOLDER is wanted"),
+        (["a/b=electra_small"], "NAME=FOLDER is wanted"),
+        (["none=electra_small"], "called none already"),
+        (["a=electra_small", "a=mlm_small"], "called a already"),
+        (["a=glue"], "no config.json in"),
+        (["a=electra_small", "b=wide"], "hidden_size is 16 in .* and 32 in"),
+    ],
+)
+def test_networks_that_cannot_be_compared(place, arguments, words):
+    save_network(place / "wide" / "encoder", hidden_size=32)
+    with pytest.raises(UserError, match=words):
+        networks_of([argument.replace("=", f"={place}/") for argument in arguments])
+
+
+def test_the_work_of_a_run_has_that_of_its_stages(tmp_path):
+    """Reference: what the runs print."""
+    data = {"data_path": write_lines(tmp_path / "data.jsonl")[0], "vocab_path": write_vocab(tmp_path / "vocab.txt")}
+    first = train(**data, out_dir=tmp_path / "a", max_steps=2)
+    sizes = dict.fromkeys(
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+    )
+    stage = {**data, **sizes, "model_path": tmp_path / "a" / "electra_small", "out_dir": tmp_path / "b"}
+    second = train(**stage, max_steps=3, max_seq_len=40)
+    of_runs = [run.job.outlook(run.progress).flops for run in (first, second)]
+    assert work_of(tmp_path / "a" / "electra_small") == pytest.approx(of_runs[0])
+    assert work_of(tmp_path / "b" / "electra_small") == pytest.approx(sum(of_runs))
+    (tmp_path / "a" / "electra_small" / "electra_small.metrics.jsonl").unlink()
+    assert work_of(tmp_path / "b" / "electra_small") is None
+
+
+def test_verdicts():
+    """By hand: the difference against the larger of the two deviations."""
+    assert verdict(Figure(70.0, 1.0), Figure(67.9, 2.0)) == "+2.1 above"
+    assert verdict(Figure(70.0, 1.0), Figure(68.0, 2.0)) == "+2.0 alike"
+    assert verdict(Figure(67.0, 1.0), Figure(68.5, 0.5)) == "-1.5 below"
+    # One seed has no deviation.
+    assert verdict(Figure(67.0, float("nan")), Figure(60.0, float("nan"))) == "+7.0 alike"
+
+
+def test_networks_with_as_much_work_are_compared_with_each_other(tmp_path):
+    networks = [
+        Network(name, tmp_path, flops)
+        for name, flops in (("none", 0.0), ("short", 1e14), ("electra", 4e14), ("mlm", 4.02e14), ("foreign", None))
+    ]
+    means = {"none": 60.0, "short": 62.0, "electra": 70.0, "mlm": 69.0, "foreign": 50.0}
+    figures = {(name, "rte"): Figure(mean, 1.5) for name, mean in means.items()}
+    assert comparisons(networks, ["rte"], figures) == [
+        "|  | above | RTE |",
+        "|---|---:|---|",
+        "| short against none | 1 of 1 | +2.0 above |",
+        "| electra against none | 1 of 1 | +10.0 above |",
+        "| mlm against none | 1 of 1 | +9.0 above |",
+        "| foreign against none | 0 of 1 | -10.0 below |",
+        "| electra against mlm | 0 of 1 | +1.0 alike |",
+    ]
+    assert table(networks, ["rte"], figures)[2:4] == ["| none | 0 | 60.0 ± 1.5 |", "| short | 1e+14 | 62.0 ± 1.5 |"]
+
+
+def test_every_task_has_a_tuning():
+    default = worth_parser().get_default("task").split(",")
+    assert set(default) == set(worth.TUNINGS)
+
+
+@pytest.mark.slow
+def test_the_command(place):
+    """By path, as a user starts it; an error is one line."""
+    script = str(ROOT / "benchmarks" / "worth.py")
+    ended = subprocess.run([sys.executable, script, *flags(place, BOTH[0])], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "| electra against none | " in ended.stdout
+    ended = subprocess.run([sys.executable, script, *flags(place, ("a", "none_there"))], capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stderr.startswith("error: --networks: no config.json in ")
