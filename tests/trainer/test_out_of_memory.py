@@ -13,7 +13,8 @@ from transformers import ElectraConfig, ElectraForPreTraining
 
 from common.errors import UserError
 from model.config import MiniMindConfig
-from model.electra.model_electra import configs
+from model.electra.masked_lm import MaskedLanguageModel
+from model.electra.model_electra import ElectraPretrainer, configs
 from model.electra.sizes import SIZES
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.dataset.glue.test_glue_dataset import WORDS
@@ -488,7 +489,8 @@ def test_looking_at_the_size_of_electra_networks_draws_nothing(tmp_path):
     """Reference: torch's random state before."""
     generator, discriminator = configs(SIZES["small"], 100, 0, 32, 0.02, "normal")
     before = torch.get_rng_state()
-    networks.check_memory(generator, discriminator, CPU)
+    networks.check_memory(lambda: ElectraPretrainer.from_configs(generator, discriminator), discriminator, CPU)
+    networks.check_memory(lambda: MaskedLanguageModel.from_config(discriminator), discriminator, CPU)
     assert torch.equal(torch.get_rng_state(), before)
 
 
