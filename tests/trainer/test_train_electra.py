@@ -172,7 +172,7 @@ def test_it_goes_on_from_the_networks_of_a_folder(data, tmp_path, capsys):
     assert "--init_std 0.1 has no effect" in out and "--position_init sinusoidal has no effect" in out
     with pytest.raises(SystemExit):
         train(**{**data, **place})
-    with pytest.raises(UserError, match="no discriminator/config.json"):
+    with pytest.raises(UserError, match="no generator/config.json"):
         train(**{**data, **sizes, **place, "model_path": tmp_path})
     config = tmp_path / "a" / "electra_small" / "generator" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "evil/attention"}))

@@ -44,7 +44,6 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.parallel import Shards, ranks_of_group
 from trainer.recipes import PRETRAINING, is_of_recipe, recipe_lines
-from trainer.reporting.charts import SKIPPED, SPEED
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.updates import rows_of_update, schedule_of
@@ -150,7 +149,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.max_updates = settings.max_steps
         self.n_sums = self.objective.n_sums
         self.shown = (*self.objective.shown, "grad_norm", "updates_per_second")
-        self.charts = (*self.objective.charts, *SPEED, SKIPPED)
+        self.charts = self.objective.charts
         self.save_at = SavedUpdates(settings)
         self.evaluates = self.validation is not None
         self.eval_interval = settings.eval_interval

@@ -26,7 +26,7 @@ from trainer.electra.networks import init_masked_lm, init_model
 from trainer.electra.settings import ElectraSettings
 from trainer.electra.validation import AucAlarm
 from trainer.engine import Engine
-from trainer.reporting.charts import LOSS, Chart
+from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 
 
 class Objective(ABC):
@@ -88,6 +88,8 @@ class ReplacedTokenDetection(Objective):
         ),
         Chart("Accuracy of generator and discriminator", ("gen_acc", "disc_acc", "val_gen_acc", "val_disc_acc")),
         Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc", "val_disc_auc")),
+        *SPEED,
+        SKIPPED,
     )
 
     model: ElectraPretrainer
@@ -129,7 +131,7 @@ class MaskedTokens(Objective):
     n_sums = masked_loss.N_SUMS
     shown = ("mlm_acc",)
     figures = ("loss", "mlm_acc")
-    charts = (LOSS, Chart("Accuracy at the masked positions", ("mlm_acc", "val_mlm_acc")))
+    charts = (LOSS, Chart("Accuracy at the masked positions", ("mlm_acc", "val_mlm_acc")), *SPEED, SKIPPED)
 
     model: MaskedLanguageModel
 
