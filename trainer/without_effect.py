@@ -32,8 +32,7 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     muon_lr = hasattr(settings, "muon_lr") and is_changed(settings, "muon_lr") and settings.optimizer != "muon"
     on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
     has_no_project = settings.tracker in ("none", "tensorboard")
-    # train_glue.py has no such flag.
-    of_one = getattr(settings, "shard", NONE) != NONE and ranks.world_size == 1
+    of_one = settings.shard != NONE and ranks.world_size == 1
     on_cpu = settings.deterministic and pick_device(settings.device).type == "cpu"
     cases = [
         ("deterministic", on_cpu, "on a CPU every run gives the same bits anyway"),

@@ -92,7 +92,7 @@ DEFAULTS = {
         "eval_all_checkpoints": False, "recipe": "default", "head": "huggingface", "double_unordered": False,
         "lr_schedule": "separate_linear", "top_layer_exponent": 1, "adam_bias_correction": True, "adam_epsilon": 1e-6,
         "loss_reduction": "mean", "score_divisor": 1.0, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 0,
-        "gradient_checkpointing": False, "deterministic": False, "dist_timeout": 600,
+        "gradient_checkpointing": False, "deterministic": False, "dist_timeout": 600, "shard": "none",
     },
 }  # fmt: skip
 

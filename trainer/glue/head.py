@@ -106,8 +106,8 @@ def to_save(model: Any, weights: Weights) -> dict[str, torch.Tensor]:
     return others | {f"{PREFIX}{name}": weight for name, weight in for_transformers(own).items()}
 
 
-def load_saved(model: Any, path: Path) -> None:
-    """Give a model the weights of a model.safetensors that was saved of it."""
+def saved_weights(model: Any, path: Path) -> dict[str, torch.Tensor]:
+    """The state dict of a model, of a model.safetensors that was saved of it."""
     weights = load_file(path)
     if isinstance(getattr(model, "classifier", None), PlainHead):
         own = {name.removeprefix(PREFIX): weight for name, weight in weights.items() if name.startswith(PREFIX)}
@@ -115,4 +115,4 @@ def load_saved(model: Any, path: Path) -> None:
         assert plain is not None, f"{path} has another head"
         weights = {name: weight for name, weight in weights.items() if not name.startswith(PREFIX)}
         weights |= {f"{PREFIX}{name}": weight for name, weight in plain.items()}
-    model.load_state_dict(weights)
+    return weights

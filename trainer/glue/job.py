@@ -22,7 +22,7 @@ from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from model.checkpointing import recompute_layers
 from trainer.engine import Engine
 from trainer.glue.files import Data
-from trainer.glue.head import load_saved
+from trainer.glue.head import saved_weights
 from trainer.glue.model import (
     Layers,
     compiled_shape,
@@ -45,6 +45,7 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.parallel import Shards, ranks_of_group
 from trainer.reporting.charts import COMMON
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
@@ -128,10 +129,17 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # Before trained weights are loaded: the identity says what the run has begun with.
         begins_with = weights_digest(self.model)
         if trained is not None:
-            load_saved(self.model, trained)
+            self.model.load_state_dict(saved_weights(self.model, trained))
         if settings.gradient_checkpointing:
             recompute_layers(self.model)
-        self.model.to(self.device).train()
+        # FSDP2 gives its class another name.
+        self.model_name = type(self.model).__name__
+        self.model.train()
+        group_size = ranks_of_group(settings.shard, self.ranks)
+        if group_size > 1:
+            self.shards = Shards(self.model, group_size, self.ranks, self.device)
+        else:
+            self.model.to(self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
@@ -257,16 +265,20 @@ class GlueJob(Job[Ints, Batch, Totals]):
         if not settings.from_scratch:
             source = f"from {self.command.model_folder}, {new_weights(self.new_weights)}"
         lines = [
-            f"model: {type(self.model).__name__}, {parameters / 1e6:.2f} M parameters, {size_of(config)}{source}",
+            f"model: {self.model_name}, {parameters / 1e6:.2f} M parameters, {size_of(config)}{source}",
             f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {lengths.mean():.0f} tokens in the mean, "
             f"{plan.T} at most",
         ]
-        # The rates of the other seeds are the same.
-        is_first_seed = settings.seed == self.command.settings.seed
+        # Those of the other seeds are the same.
+        notices = []
+        if settings.seed == self.command.settings.seed:
+            notices.append(rates(self.optimizer.param_groups, settings))
+            if self.shards is not None:
+                notices.append(self.shards.described)
         return Outlook(
             rows=plan,
             lines=lines,
-            notices=[rates(self.optimizer.param_groups, settings)] if is_first_seed else [],
+            notices=notices,
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=plan.n_rows,
             epochs=epochs,

@@ -36,8 +36,9 @@ from model.electra.compiled_encoder import compile_layers, eager_if
 from model.electra.model_electra import init_position_embeddings
 from trainer.glue.head import PREFIX as HEAD_PREFIX
 from trainer.glue.head import set_plain_head, to_save
-from trainer.glue.padding import choose_way, computes_in, has_segments, is_known, notice, way_of
+from trainer.glue.padding import choose_way, computes_in, has_segments, is_known, notice, way_of, without_padding
 from trainer.glue.settings import GlueSettings
+from trainer.machine.settings import NONE
 from trainer.optim.build import parameter_groups
 
 # What transformers calls a model with a head for each kind of task.
@@ -255,6 +256,12 @@ def check_models(
     for task in tasks:
         model, _ = init_model(settings, task, folder, vocab_size)
     lines = [notice(model)]
+    if settings.shard != NONE and way_of(model) is without_padding:
+        # Each call of the model needs all ranks, and their batches have other numbers of lengths.
+        raise UserError(
+            f"--shard: {type(model).__name__} computes examples of one length together, which ranks that have a model together "
+            "cannot do: drop the flag"
+        )
     if not computes_in(model, dtype, settings.max_seq_len):
         lines.append(f"{type(model).__name__} cannot compute in {dtype}: training in float32 instead")
         dtype = torch.float32

@@ -13,7 +13,7 @@ from dataset.glue.glue_dataset import Batch, GlueAssembler, Totals
 from dataset.glue.glue_tasks import Task
 from trainer.engine import Engine
 from trainer.glue.ensemble import OUTPUTS, Outputs, write_outputs
-from trainer.glue.head import load_saved
+from trainer.glue.head import saved_weights
 from trainer.glue.measures import mean_loss, measured
 from trainer.glue.model import forward, score_divisor
 from trainer.glue.padding import real_outputs
@@ -73,9 +73,11 @@ class Evaluation:
         examples where every position has its own; number of a stop signal or 0).
 
         The batches hold examples of like length and are the same on every world size. Batch i is computed by rank i mod
-        world size; the sum over ranks adds zeros to it, so that all get the same.
+        world size; the sum over ranks adds zeros to it, so that all get the same. Where the ranks have divided the model they
+        compute together: one that has no batch left computes the last one, and nothing comes of it.
         """
-        model = self.engine.model
+        engine = self.engine
+        model = engine.model
         ranks = self.engine.ranks
         n = self.task.outputs
         # Examples of like length stand together, so that little is padding.
@@ -85,19 +87,26 @@ class Evaluation:
         # A last row for stop requests: signal numbers, how many.
         logits = torch.zeros(int(ends[-1]) + 1, max(n, 2))
         model.eval()
-        for lo in range(ranks.rank * self.batch_size, len(order), ranks.world_size * self.batch_size):
-            if self.signals.signum:
-                logits[-1, :2] = torch.tensor([self.signals.signum, 1])
+        batches = [order[lo : lo + self.batch_size] for lo in range(0, len(order), self.batch_size)]
+        for first in range(0, len(batches), ranks.world_size):
+            if engine.largest(self.signals.signum):
+                logits[-1, :2] = torch.tensor([self.signals.signum, self.signals.signum > 0])
                 break
-            numbers = order[lo : lo + self.batch_size]
-            batch = assembler[numbers].to(self.engine.device)
-            with self.engine.autocast():
+            number = first + ranks.rank
+            has_batch = number < len(batches)
+            if not has_batch and engine.shards is None:
+                break
+            numbers = batches[number if has_batch else -1]
+            batch = assembler[numbers].to(engine.device)
+            with engine.autocast():
                 found = real_outputs(forward(model, batch), batch).cpu()
-            places = np.concatenate([np.arange(ends[number] - sizes[number], ends[number]) for number in numbers])
+            if not has_batch:
+                break
+            places = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in numbers])
             logits[places, :n] = found
         model.train()
         if ranks.world_size > 1:
-            logits = logits.to(self.engine.device)
+            logits = logits.to(engine.device)
             dist.all_reduce(logits)
             logits = logits.cpu()
         signums, stopping = logits[-1, :2].tolist()
@@ -124,7 +133,8 @@ def look_back(
         return stop_signal
     result["checkpoints"] = {}
     for update, path in saved_models(folder):
-        load_saved(evaluation.engine.model, path / "model.safetensors")
+        engine = evaluation.engine
+        engine.load_weights(saved_weights(engine.model, path / "model.safetensors"))
         values, stop_signal = evaluation(update, anew=True)
         if stop_signal:
             return stop_signal

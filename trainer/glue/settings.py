@@ -11,7 +11,7 @@ from common.paths import ROOT
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.glue.glue_tasks import KINDS, METRICS, TASKS, Windows, task_list
 from dataset.reading.file_kinds import expanded
-from trainer.machine.settings import MachineSettings
+from trainer.machine.settings import ShardedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import UpdateSettings
 from trainer.recipes import FINE_TUNING, RECIPES, parse_with_recipe
@@ -222,10 +222,10 @@ class EvaluationSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class GlueMachine(MachineSettings):
+class GlueMachine(ShardedMachineSettings):
     """machine"""
 
-    num_workers: int = with_default(MachineSettings, "num_workers", 0)
+    num_workers: int = with_default(ShardedMachineSettings, "num_workers", 0)
 
 
 @dataclass(kw_only=True)

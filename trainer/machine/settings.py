@@ -58,17 +58,23 @@ class MachineSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class DividedMachineSettings(MachineSettings):
+class ShardedMachineSettings(MachineSettings):
+    """machine"""
+
+    shard: str = setting(
+        NONE,
+        check=ranks_of_model,
+        help="ranks that have weights, gradients and the optimiser's states together; full: all of them, none: each has its "
+        "own; groups of fewer hold the same",
+    )
+
+
+@dataclass(kw_only=True)
+class DividedMachineSettings(ShardedMachineSettings):
     """machine"""
 
     cpu_processes: str = setting(
         "auto",
         check=process_count,
         help="processes that share each micro-batch on a CPU, on Linux; 1: one process with all threads",
-    )
-    shard: str = setting(
-        NONE,
-        check=ranks_of_model,
-        help="ranks that have weights, gradients and the optimiser's states together; full: all of them, none: each has its "
-        "own; groups of fewer hold the same",
     )

@@ -122,7 +122,7 @@ def flags(folder, **changes):
     settings = {
         "model_path": folder, "max_seq_len": 64, "from_scratch": True, "dropout": None, "do_train": True,
         "head": "huggingface", "score_divisor": 1.0,
-        "use_compile": "1",
+        "use_compile": "1", "shard": "none",
     }  # fmt: skip
     return Namespace(**{**settings, **changes})
 
@@ -311,3 +311,7 @@ def test_a_family_that_mixes_padding_and_one_without_a_compiled_form_are_named(t
     assert lines["bert"] == ""
     assert lines["mpnet"] == "MPNetForSequenceClassification has no compiled form here: training without torch.compile"
     assert "FNetForSequenceClassification lets padding into its outputs" in lines["fnet"]
+    with pytest.raises(
+        UserError, match="--shard: FNetForSequenceClassification computes examples of one length together"
+    ):
+        glue_model.check_models(flags(folder, shard="full"), [TASKS["cola"]], folder, VOCABULARY)
