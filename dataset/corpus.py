@@ -23,8 +23,8 @@ from dataset.shares import Source, group_sources, name_of
 from dataset.sources import ConcatStore, Mixture, MostTargets, Share, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
-from dataset.store.interface import Documents, Ints
-from dataset.store.sharded import Store
+from dataset.store.interface import Documents, HasTokensAndOffsets, Ints
+from dataset.store.sharded import ShardedStore, Store
 from dataset.store.token_store import StoreOptions
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -121,7 +121,7 @@ class Corpus:
         self.stores = stores
         self.sources = [name_of(source.paths) for source in groups]
         self.paths_of_sources = [source.paths for source in groups]
-        self.store: Documents = ConcatStore(stores) if len(stores) > 1 else stores[0]
+        self.store: Store | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
         self.max_token_id = max(store.max_token_id for store in stores)
         self.bad_lines = [store.bad_lines for store in stores]
@@ -140,6 +140,8 @@ class Corpus:
 
         # The documents to train; None: all of the store.
         self.documents: Ints | None = None
+        # Those of the store that --val_fraction keeps from training; None: it is not given.
+        self.kept_back: Ints | None = None
         # Those to evaluate, and the store that they are in; None: there are none.
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
@@ -157,6 +159,7 @@ class Corpus:
         )
         if held_out is not None:
             self.documents = held_out.documents
+            self.kept_back = held_out.kept_back
             self.val_documents = held_out.val_documents
             self.val_store = held_out.val_store
             self.val_shared = held_out.val_shared
@@ -221,17 +224,27 @@ class Corpus:
             self.planned.replan(moves)
 
     def training_text(self) -> list[TrainingText]:
-        """Of each store the tokens, and the places of what is held out."""
+        """The tokens, and the places of what is held out: of each store, or of each shard that is on this machine if it has
+        some elsewhere."""
         texts = []
         first = 0
         for store in self.stores:
-            held_out = np.empty(0, np.int64)
-            if self.val_documents is not None and self.val_store is self.store:
-                lo, hi = np.searchsorted(self.val_documents, [first, first + len(store)])
-                held_out = self.val_documents[lo:hi].astype(np.int64) - first
-            texts.append(TrainingText(store, store.offsets[held_out], store.offsets[held_out + 1]))
+            if isinstance(store, ShardedStore) and store.is_elsewhere:
+                for i in store.shards_here():
+                    lo, hi = (store.bounds[i : i + 2] + first).tolist()
+                    texts.append(self._training_text_of(store.shard(i), lo, hi))
+            else:
+                texts.append(self._training_text_of(store, first, first + len(store)))
             first += len(store)
         return texts
+
+    def _training_text_of(self, store: HasTokensAndOffsets, lo: int, hi: int) -> TrainingText:
+        """store: the documents [lo, hi) of all."""
+        if self.kept_back is None:
+            return TrainingText(store)
+        begin, end = np.searchsorted(self.kept_back, [lo, hi])
+        held_out = self.kept_back[begin:end].astype(np.int64) - lo
+        return TrainingText(store, np.asarray(store.offsets[held_out]), np.asarray(store.offsets[held_out + 1]))
 
     def validation_runs(self, documents: Ints, runs_of_document: int) -> Runs:
         """What stands for some validation documents in a search for leaks. documents: their numbers in val_store."""

@@ -9,8 +9,10 @@ import numpy as np
 from common.errors import DataError
 from common.wording import counted
 from dataset.packing import chunks
-from dataset.sources import split_by_hash
+from dataset.sources import ConcatStore, split_by_hash
+from dataset.store.held_out_copy import copied_here
 from dataset.store.interface import Documents, Ints
+from dataset.store.sharded import ShardedStore, Store
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -27,6 +29,8 @@ class HeldOut:
     val_documents: Ints
     # Those of the data that are trained; None: all.
     documents: Ints | None = None
+    # Those of the data that --val_fraction keeps from training; None: documents of their own are evaluated.
+    kept_back: Ints | None = None
     # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
     val_shared: Ints | None = None
     # Of documents of their own; those of the data are known.
@@ -36,7 +40,7 @@ class HeldOut:
 
 
 def hold_out(
-    store: Documents,
+    store: Store | ConcatStore,
     encoder: DocumentEncoder,
     val_path: str | None,
     val_fraction: float,
@@ -45,7 +49,8 @@ def hold_out(
     nothing: str,
     **store_options: Unpack[StoreOptions],
 ) -> HeldOut | None:
-    """What --val_path or --val_fraction keeps from training on a store; None: neither is given.
+    """What --val_path or --val_fraction keeps from training on a store; None: neither is given. What is held out of shards that
+    lie elsewhere is copied to this machine.
 
     nothing: what is said of documents of which nothing is predicted. Errors: DataError where nothing is left to evaluate, and
     where all validation documents are trained too, unless `allow_val_overlap`.
@@ -67,7 +72,17 @@ def hold_out(
         )
     if not len(val_documents):
         raise DataError(f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it")
-    found = HeldOut(store, val_documents, documents)
+    found = HeldOut(store, val_documents, documents, val_documents)
+    stores = store.stores if isinstance(store, ConcatStore) else [store]
+    if any(isinstance(one, ShardedStore) and one.is_elsewhere for one in stores):
+        found.val_store = copied_here(
+            stores,
+            val_documents,
+            f"val_fraction {val_fraction}",
+            store_options.get("cache_dir"),
+            store_options.get("progress", True),
+        )
+        found.val_documents = np.arange(len(found.val_store), dtype=np.uint32)
     _refuse_empty(found, has_targets, f"what --val_fraction {val_fraction} holds out: {nothing}", "raise it")
     return found
 

@@ -9,7 +9,7 @@ Shapes. N: examples, R: rows (examples) of a batch, T: positions of a row, K: ma
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import chunks, permutation
-from dataset.store.interface import Column, HasOffsets, HasTokens, Ints
+from dataset.store.interface import Column, HasTokens, HasTokensAndOffsets, Ints
 from model.electra.masking import mask_count, mask_tokens, unit_interval
 from model.electra.sizes import SHORTEST
 
@@ -28,10 +28,6 @@ SINGLE = 0.1
 RANDOM_TARGET = 0.05
 # Chance that a line that would overfill the first segment goes into it all the same.
 OVERFLOW = 0.5
-
-
-class HasTokensAndOffsets(HasTokens, HasOffsets, Protocol):
-    """A token store, as far as the examples ask."""
 
 
 class Examples:

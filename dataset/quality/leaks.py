@@ -122,34 +122,33 @@ class TrainingText(NamedTuple):
 def read_through(searches: Sequence[Search], texts: Sequence[TrainingText], most: float = np.inf) -> float:
     """Lets the searches look at training text; returns the share of it that they have seen.
 
-    most: look at about so many tokens, in pieces that are evenly spread.
+    most: look at about so many tokens, in chunks that are evenly spread over all texts.
     """
-    total = max(sum(len(text.store.tokens) for text in texts), 1)
+    sizes = [len(text.store.tokens) for text in texts]
+    total = max(sum(sizes), 1)
+    # Chunks before each text, and in all.
+    bounds = np.cumsum([0, *(-(-size // CHUNK) for size in sizes)])
+    n_chunks = int(bounds[-1])
+    n_chosen = math.ceil(n_chunks * min(1.0, most / total))
     looked_at = 0
-    for text in texts:
-        looked_at += _read_through(searches, text, min(1.0, most / total))
+    for chosen in range(n_chosen):
+        number = chosen * n_chunks // n_chosen
+        of_text = int(np.searchsorted(bounds, number, side="right")) - 1
+        looked_at += _look_at_chunk(searches, texts[of_text], number - int(bounds[of_text]))
     return looked_at / total
 
 
-def _read_through(searches: Sequence[Search], text: TrainingText, share: float) -> int:
+def _look_at_chunk(searches: Sequence[Search], text: TrainingText, number: int) -> int:
     """How many tokens were looked at."""
-    store = text.store
-    n = len(store.tokens)
-    n_chunks = -(-n // CHUNK)
-    n_chosen = math.ceil(n_chunks * share)
-    looked_at = 0
-    for number in range(n_chosen):
-        lo = number * n_chunks // n_chosen * CHUNK
-        # The runs that begin in the chunk reach beyond it.
-        tokens = np.asarray(store.tokens[lo : lo + CHUNK + RUN - 1])
-        looked_at += min(CHUNK, n - lo)
-        if len(tokens) < RUN:
-            continue
+    lo = number * CHUNK
+    # The runs that begin in the chunk reach beyond it.
+    tokens = np.asarray(text.store.tokens[lo : lo + CHUNK + RUN - 1])
+    if len(tokens) >= RUN:
         hashes = run_hashes(tokens)
         hashes = hashes[_outside(lo, len(hashes), text.held_out_begins, text.held_out_ends)]
         for search in searches:
             search.look(hashes)
-    return looked_at
+    return min(CHUNK, len(tokens))
 
 
 def _outside(lo: int, n: int, begins: Ints, ends: Ints) -> Ints:

@@ -26,6 +26,7 @@ from dataset.reading.remote import USUAL_CACHE_GB, cache_in
 from dataset.reading.settings import EXACT, NEAR, OFF
 from dataset.store.builder import open_store
 from dataset.store.check import DigestCheck
+from dataset.store.copying import chosen_blocks
 from dataset.store.dealing import Place
 from dataset.store.encode_worker import EncodedBlock
 from dataset.store.format import TokenStore
@@ -39,8 +40,6 @@ from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when the same stores would lose other documents.
 VERSION = 1
-# Tokens that are copied at once, and one document more.
-BLOCK_TOKENS = 1 << 22
 
 
 def open_sources(
@@ -188,26 +187,5 @@ def _blocks(whole: Store, stays: Ints) -> Iterator[EncodedBlock]:
     """The documents that stay, in pieces of bounded size. stays: bool [documents]."""
     first = 0
     for store in whole.parts():
-        yield from _blocks_of_part(store, stays[first : first + len(store)])
+        yield from chosen_blocks(store, stays[first : first + len(store)])
         first += len(store)
-
-
-def _blocks_of_part(store: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
-    lo = 0
-    while lo < len(store):
-        # So many documents that have BLOCK_TOKENS together, but one at least.
-        hi = int(np.searchsorted(store.offsets, store.offsets[lo] + BLOCK_TOKENS, side="right")) - 1
-        hi = min(max(hi, lo + 1), len(store))
-        chosen = stays[lo:hi]
-        lengths = np.diff(store.offsets[lo : hi + 1])
-        tokens = store.tokens[store.offsets[lo] : store.offsets[hi]]
-        yield EncodedBlock(
-            tokens=tokens[np.repeat(chosen, lengths)],
-            lengths=lengths[chosen],
-            text_bytes=store.text_bytes[lo:hi][chosen],
-            hashes=store.doc_hash[lo:hi][chosen],
-            # Those of the whole store are taken over at once.
-            bad=store.bad_lines,
-            max_token_id=store.max_token_id,
-        )
-        lo = hi

@@ -32,7 +32,11 @@ class HasTokens(Protocol):
         """uint16 or uint32 [all tokens]: the documents end to end."""
 
 
-class Documents(HasOffsets, HasTokens, Protocol):
+class HasTokensAndOffsets(HasTokens, HasOffsets, Protocol):
+    """A token store, or a shard of one."""
+
+
+class Documents(HasTokensAndOffsets, Protocol):
     """Tokenised documents, numbered from 0: a TokenStore, a ShardedStore or a ConcatStore."""
 
     # Of the data and of how it was tokenised.

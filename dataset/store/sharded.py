@@ -88,7 +88,7 @@ class ShardPlace(Protocol):
 
     def open(self, shard: ShardEntry, dtype: np.dtype[Any]) -> Shard: ...
     def holds(self, shard: ShardEntry) -> bool:
-        """Whether a shard that is open has its place on the disk still."""
+        """Whether what is trained of a shard is on this machine."""
 
     def expect(self, now: Sequence[ShardEntry], soon: Sequence[ShardEntry]) -> None:
         """Documents of the shards `now` will be asked for, and of the shards `soon` after them."""
@@ -192,6 +192,15 @@ class ShardedStore:
         """Of one on this machine."""
         assert isinstance(self.place, ShardFolder)
         return self.place.folder
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether shards are fetched when they are asked for."""
+        return not isinstance(self.place, ShardFolder)
+
+    def shards_here(self) -> list[int]:
+        """The numbers of those that need not be fetched to be trained."""
+        return [i for i, shard in enumerate(self.shards) if self.place.holds(shard)]
 
     @property
     def stays_as_it_is(self) -> bool:

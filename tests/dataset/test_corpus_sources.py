@@ -9,8 +9,6 @@ from common.errors import DataError
 from dataset.corpus import Corpus
 from dataset.store.token_store import open_or_build
 from dataset.tokenize_corpus import main
-from dataset.tokenizing.encoder import DocumentEncoder
-from tests.dataset.tokenizing.test_encoder import small_tokenizer
 
 
 def write_files(folder, count):
@@ -24,11 +22,6 @@ def write_files(folder, count):
 
 def stores_in(folder):
     return sorted(path.name for path in (folder / ".token_store").iterdir() if path.is_dir())
-
-
-@pytest.fixture
-def encoder():
-    return DocumentEncoder(small_tokenizer())
 
 
 def test_files_of_a_pattern_that_the_shell_spelt_out_make_one_store_and_one_line(tmp_path, encoder, capsys):

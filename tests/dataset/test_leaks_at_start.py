@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from dataset import leaks_at_start
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder
@@ -11,17 +9,11 @@ from dataset.corpus import Corpus
 from dataset.leaks_at_start import AGAINST, leak_notices
 from dataset.quality.evaluation_texts import evaluation_of
 from dataset.reading.conversations import CONVERSATION
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import load_tokenizer
 from tests.chats import turn
 from tests.dataset.test_corpus_sources import write_texts
-from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, write_corpus
 from tests.helpers import train as pretrain
-
-
-@pytest.fixture
-def encoder():
-    return DocumentEncoder(small_tokenizer())
 
 
 def the_line(corpus, against=()):

@@ -21,8 +21,6 @@ from dataset.reading.documents import read_documents, split_into_blocks
 from dataset.reading.file_kinds import choose_files, find_files
 from dataset.reading.remote import remote_files
 from dataset.store.token_store import build_shard, open_or_build
-from dataset.tokenizing.encoder import DocumentEncoder
-from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, train
 from tests.s3_server import running_s3_server
 
@@ -42,11 +40,6 @@ def own_cache(tmp_path, monkeypatch):
     # Small pieces, so that small files have many.
     monkeypatch.setattr(remote, "PIECE_BYTES", 4096)
     monkeypatch.setattr(remote, "WAITS_S", (0.0, 0.0))
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    return DocumentEncoder(small_tokenizer())
 
 
 def digest(path):

@@ -11,22 +11,17 @@ import pytest
 from common.errors import DataError
 from dataset import tokenize_corpus
 from dataset.corpus import Corpus
+from dataset.store import copying
 from dataset.store import deduplicate as module
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.texts import stored_texts
 from dataset.store.token_store import open_or_build
-from dataset.tokenizing.encoder import DocumentEncoder, LineEncoder
+from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece
 from tests.dataset.electra.test_electra_dataset import write_vocab
 from tests.dataset.quality.planted import changed, chinese, english
-from tests.dataset.tokenizing.test_encoder import small_tokenizer
 
 ARRAYS = ("tokens", "offsets", "text_bytes", "doc_hash")
-
-
-@pytest.fixture
-def encoder():
-    return DocumentEncoder(small_tokenizer())
 
 
 def write(path, texts):
@@ -57,7 +52,7 @@ def bytes_of(folder):
 
 def test_copies_are_left_out_and_counted(tmp_path, encoder, monkeypatch):
     # Several blocks.
-    monkeypatch.setattr(module, "BLOCK_TOKENS", 500)
+    monkeypatch.setattr(copying, "BLOCK_TOKENS", 500)
     texts, no_exact, no_near = texts_with_copies()
     path = write(tmp_path / "a.jsonl", texts)
     (exact,) = open_sources([[path]], encoder, "exact", num_procs=1, progress=False)
@@ -120,7 +115,7 @@ def test_a_source_of_copies_alone_is_refused(tmp_path, encoder):
 
 
 def test_a_build_that_was_interrupted_goes_on(tmp_path, encoder, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK_TOKENS", 500)
+    monkeypatch.setattr(copying, "BLOCK_TOKENS", 500)
     monkeypatch.setattr("dataset.store.writer.CHECKPOINT_S", 0.0)
     texts, no_exact, _ = texts_with_copies()
     path = write(tmp_path / "a.jsonl", texts)

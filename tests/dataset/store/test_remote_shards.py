@@ -35,16 +35,9 @@ def s3():
         yield server
 
 
-@pytest.fixture(scope="module")
-def encoder():
-    return DocumentEncoder(small_tokenizer())
-
-
 @pytest.fixture(autouse=True)
-def small(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(builder, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(dealing, "SHARD_BYTES", 4000)
+def no_waits(small_shards, monkeypatch):
+    """Between two tries of a download."""
     monkeypatch.setattr(remote, "WAITS_S", (0.0, 0.0))
 
 

@@ -29,24 +29,11 @@ from dataset.store.check import DigestCheck
 from dataset.store.format import DamagedStore
 from dataset.store.sharded import ShardedStore
 from dataset.store.token_store import build_shard, open_or_build
-from dataset.tokenizing.encoder import DocumentEncoder
-from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT
 
+pytestmark = pytest.mark.usefixtures("small_shards")
+
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "two " * (i % 3) for i in range(400)]
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    return DocumentEncoder(small_tokenizer())
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch, tmp_path):
-    """Blocks of 1 kB and shards of 4 kB: the corpora below have about eight."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(builder, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(dealing, "SHARD_BYTES", 4000)
 
 
 def lines_of(texts):

@@ -32,11 +32,6 @@ from tests.helpers import ROOT
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "二三" * (i % 3) for i in range(300)]
 
 
-@pytest.fixture(scope="module")
-def encoder():
-    return DocumentEncoder(small_tokenizer())
-
-
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
