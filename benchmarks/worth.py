@@ -137,12 +137,14 @@ def work_of(folder: Path) -> float | None:
     """The floating-point operations of a run of train_electra.py, with those of the runs that it began with; None: its
     metrics are not there."""
     starts = []
+    updates = 0
     for metrics in folder.glob("*.metrics.jsonl"):
-        records = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+        records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
         starts += [record for record in records if "started" in record]
-    if not starts or "training_flops" not in starts[-1]["model"]:
+        updates = max(record["update"] for record in records)
+    if not starts or "flops_of_update" not in starts[-1]["model"]:
         return None
-    flops: float = starts[-1]["model"]["training_flops"]
+    flops: float = starts[-1]["model"]["flops_of_update"] * updates
     before = starts[-1]["settings"].get("model_path")
     if before is None:
         return flops

@@ -318,6 +318,10 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """What helps where memory is used up, for the line that ends the run: flags, and what they do."""
         return plain_advice(self.settings, "a smaller --max_seq_len or model")
 
+    def lines_at_the_end(self, progress: Progress) -> list[str]:
+        """What to say of a run that has trained to its end, on the main rank."""
+        return []
+
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
         """(what a finished run has done, the flag that lets it go on, "": none), for a run that is asked to do it again."""
         if progress.update >= self.max_updates:

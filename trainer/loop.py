@@ -167,7 +167,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 "their loss or gradient was not finite"
             )
         if exit_code == 0:
-            self.reporter.say(self.written)
+            for line in (*self.job.lines_at_the_end(self.progress), self.written):
+                self.reporter.say(line)
         self.reporter.close()
         if exit_code == 0 and self.settings.report and self.ranks.is_main:
             opening.write_own_report(self.job.stem, self.reporter.say)

@@ -29,6 +29,7 @@ if __name__ == "__main__":
 
     parse_args()
 
+from common.processes import count_from_here
 from trainer.electra.job import ElectraJob
 from trainer.electra.micro_batch import micro_batch_of
 from trainer.electra.settings import ElectraSettings, parse_args
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer with the given flags (default: the command line's). Returns the exit code."""
     # Another program that calls this function may have computed something before, and then cannot be copied.
     is_own_command = argv is None
+    if not is_own_command:
+        count_from_here()
     argv = sys.argv[1:] if argv is None else argv
     settings = parse_args(argv)
     division = divide(settings, partial(micro_batch_of, settings), by_itself=is_own_command)

@@ -65,7 +65,7 @@ DEFAULTS = {
         "val_path": None, "val_fraction": 0.0, "allow_val_overlap": False, "eval_interval": 500, "eval_batch_size": 32,
         "generator_layers": None, "untied_embeddings": False, "generator_config": None, "discriminator_config": None,
         "gen_weight": 1.0, "disc_weight": 50.0, "temperature": 1.0, "disallow_correct": False, "save_steps": 0,
-        "example_interval": 0, "objective": "electra", "budget_flops": None,
+        "example_interval": 0, "objective": "electra", "budget": None, "budget_flops": None,
         "weight_init": "normal", "mask_choice": "exact", "recipe": "default", "adam_epsilon": 1e-6,
         "data_path": None, "text_field": "text", "skip_bad_lines": False, "text_suffixes": None, "cache_dir": None, "cache_gb": 32.0,
         "vocab_path": None, "lower_case": True, "max_seq_len": 128, "mask_share": 0.15, "mask_style": "electra",

@@ -27,6 +27,7 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.masking import original_cap
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM, SIZES
+from trainer.electra.clock import USUAL_WARM_UP, most_updates, pace_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
 from trainer.electra.objective import objective_of
@@ -67,6 +68,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         "grad_clip",
         "weight_decay",
         "max_steps",
+        "budget",
+        "budget_flops",
         "gen_weight",
         "disc_weight",
         "sampling",
@@ -102,6 +105,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self.model = self.objective.model
             if settings.budget_flops is not None:
                 settings.max_steps = max(1, round(settings.budget_flops / self._flops_of_update()))
+            if settings.budget is not None:
+                settings.max_steps = most_updates(settings, self._flops_of_update(), self.device, self.ranks)
             self.mask_cap = mask_cap(settings)
             # The original code masks [UNK] like any word.
             unknown = self.tokenizer.unk_token_id if self.mask_cap is None else None
@@ -147,6 +152,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
         # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
+        if settings.budget is not None and self.ranks.is_main:
+            self.pace = pace_of(settings, self.validation, self.ranks, warmup_of(settings))
         self.n_sums = self.objective.n_sums
         self.shown = (*self.objective.shown, "grad_norm", "updates_per_second")
         self.charts = self.objective.charts
@@ -237,7 +244,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return self.objective.loss(batch, totals)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        return rate(self.settings, progress.update)
+        if progress.course is None:
+            return rate(self.settings, progress.update)
+        # The clock of --budget has moved the end.
+        warmup = min(1.0, progress.update / max(warmup_of(self.settings), 1))
+        return self.settings.learning_rate * warmup * progress.course.factor(progress.update)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return self.objective.metrics(sums)
@@ -266,8 +277,21 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return positions * self.objective.flops_per_position(settings.max_seq_len, settings.mask_share)
 
     def settings_to_keep(self) -> ElectraSettings:
-        """Without --budget_flops: --max_steps says the same, with which --from_resume may go on for longer."""
+        """Of --budget_flops the updates, with which --from_resume may go on for longer; of --budget the time alone."""
+        if self.settings.budget is not None:
+            return replace(self.settings, max_steps=None)  # type: ignore[arg-type]  # as where no flag says it
         return replace(self.settings, budget_flops=None)
+
+    def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
+        if self.settings.budget is not None:
+            # The clock has set the end.
+            return f"{counted(progress.update, 'update')} of --budget {self.settings.budget}", ""
+        return super().goal(progress, epochs)
+
+    def lines_at_the_end(self, progress: Progress) -> list[str]:
+        if self.settings.budget is None:
+            return []
+        return [line_on_work(progress.update * self._flops_of_update())]
 
     def begin(self) -> None:
         if not self.settings.vocab_path:
@@ -277,7 +301,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         """Write the networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
         earlier ones below it."""
         settings = self.settings
-        percent = 100.0 if update >= settings.max_steps else save_points(settings).get(update)
+        percent = 100.0 if is_last else save_points(settings).get(update)
         # What is published has the names that users expect; what was saved on the way lies below it.
         if percent is not None:
             self._save_networks(self.folder if percent == 100 else self.folder / f"percent_{percent:g}", weights)
@@ -339,7 +363,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             rows=plan,
             lines=lines,
             notices=[
-                f"work: {flops:.6g} FLOP; --budget_flops {flops:.6g} gives a run with other networks as much",
+                line_on_work(flops) if settings.budget is None else LINE_ON_CLOCK,
                 *precision,
                 *notices(settings, self.ranks),
             ],
@@ -347,7 +371,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
                 **encoder.to_diff_dict(),
                 **{name: network.config.to_diff_dict() for name, network in others.items()},
                 "parameters": parameters,
-                "training_flops": flops,
+                "flops_of_update": self._flops_of_update(),
             },
             n_documents=len(self.store),
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
@@ -381,11 +405,25 @@ OF_TWO_NETWORKS = (
 
 def rate(settings: ElectraSettings, update: int) -> float:
     """The learning rate of the update that comes after `update` others."""
-    warmup = settings.warmup_steps
-    if warmup is None:
-        warmup = min(WARM_UP, settings.max_steps // 10)
     schedule = ENCODER_SCHEDULES[settings.lr_schedule]
-    return settings.learning_rate * schedule(update, settings.max_steps, warmup)
+    return settings.learning_rate * schedule(update, settings.max_steps, warmup_of(settings))
+
+
+def warmup_of(settings: ElectraSettings) -> int:
+    """Updates of it."""
+    if settings.warmup_steps is not None:
+        return settings.warmup_steps
+    if settings.budget is not None:
+        return USUAL_WARM_UP
+    return min(WARM_UP, settings.max_steps // 10)
+
+
+LINE_ON_CLOCK = "the clock of --budget sets the number of updates once the first ones are timed; so far it is a guess"
+
+
+def line_on_work(flops: float) -> str:
+    """What a run computes, and how another one gets as much."""
+    return f"work: {flops:.6g} FLOP; --budget_flops {flops:.6g} gives a run with other networks as much"
 
 
 def mask_cap(settings: ElectraSettings) -> int | None:
@@ -396,7 +434,9 @@ def mask_cap(settings: ElectraSettings) -> int | None:
 
 
 def save_points(settings: ElectraSettings) -> dict[int, float]:
-    """{updates: percent} of --save_percents; the end is always one."""
+    """{updates: percent} of --save_percents; the end is always one. With --budget nobody knows them."""
+    if settings.budget is not None:
+        return {}
     points = {}
     for percent in (*settings.save_percents, 100.0):
         points[max(1, round(settings.max_steps * percent / 100))] = percent
@@ -414,10 +454,15 @@ class SavedUpdates(Container[int]):
         return update in self.points or update in self.kept
 
 
+# A clock may move the end of a run beyond what was planned.
+LATEST_UPDATE = 10**12
+
+
 def kept_updates(settings: ElectraSettings) -> range:
     """The updates whose networks --save_steps keeps."""
     every = settings.save_steps
-    return range(every, settings.max_steps + 1, every) if every else range(0)
+    end = LATEST_UPDATE if settings.budget is not None else settings.max_steps
+    return range(every, end + 1, every) if every else range(0)
 
 
 def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
@@ -429,6 +474,11 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     own_case = Path(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
     cases = [
         ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
+        (
+            "save_percents",
+            settings.budget is not None and is_changed(settings, "save_percents"),
+            "--budget moves the end",
+        ),
         ("warmup_steps", unused, "--lr_schedule one_cycle has its own"),
         ("eval_interval", is_changed(settings, "eval_interval") and not evaluates, "no validation data"),
         ("eval_batch_size", is_changed(settings, "eval_batch_size") and not evaluates, "no validation data"),

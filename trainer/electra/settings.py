@@ -19,7 +19,7 @@ from model.electra.sizes import (
     SIZES,
     WEIGHT_INITS,
 )
-from trainer.budget.settings import amount
+from trainer.budget.settings import amount, duration
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
@@ -29,6 +29,8 @@ from trainer.reporting.settings import OutputSettings, log_interval, save_interv
 
 # Updates.
 WARM_UP = 10_000
+# That end with a straight line, which a clock can make longer or shorter.
+MOVABLE_SCHEDULES = ("original_linear", "separate_linear")
 USUAL_SAVE_INTERVAL = 1000
 PROG = "train_electra.py"
 DESCRIPTION = "Pretrain an ELECTRA (generator and discriminator)."
@@ -162,6 +164,12 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
         "as BERT does",
     )
     max_steps: int = setting(None, check=positive(int), help="updates", first=True)
+    budget: str | None = setting(
+        None,
+        check=duration,
+        help="how long the command may take, as 30m or 2h, in place of --max_steps: a clock sets the number of updates",
+        first=True,
+    )
     budget_flops: float | None = setting(
         None,
         check=amount,
@@ -174,7 +182,7 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
     warmup_steps: int | None = setting(
         None,
         check=not_negative(int),
-        help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run)",
+        help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run; with --budget 100)",
     )
     adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
     adam_epsilon: float = setting(
@@ -212,11 +220,17 @@ class ElectraSettings(
 
     def check(self) -> None:
         published = SIZES[self.size]
-        if self.budget_flops is not None and self.max_steps is not None:
-            raise ValueError("--budget_flops and --max_steps exclude each other: drop one")
+        ends = [name for name in ("budget", "budget_flops", "max_steps") if getattr(self, name) is not None]
+        if len(ends) > 1:
+            raise ValueError(f"--{ends[0]} and --{ends[1]} exclude each other: drop one")
+        if self.budget is not None and self.lr_schedule not in MOVABLE_SCHEDULES:
+            raise ValueError(
+                f"--budget and --lr_schedule {self.lr_schedule}: a clock moves the end of a run, which leaves "
+                f"{' or '.join(MOVABLE_SCHEDULES)}"
+            )
         published_values = ["max_seq_len", "learning_rate", "mask_share"]
         # A budget's updates follow from the networks, which are not there yet.
-        if self.budget_flops is None:
+        if not ends:
             published_values.append("max_steps")
         for name in published_values:
             if getattr(self, name) is None:

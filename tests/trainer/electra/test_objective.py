@@ -62,6 +62,7 @@ def test_what_a_run_leaves(data, tmp_path, capsys):
     assert (tmp_path / "tuned" / "cola" / "seed_42" / "eval_results.json").exists()
 
 
+@pytest.mark.slow
 def test_it_learns(data, tmp_path):
     """Fifteen words, of which it knows nothing at the beginning."""
     sizes = {"max_steps": 40, "batch_size": 16, "learning_rate": 1e-2, "dropout": 0, "log_interval": 10}
@@ -71,7 +72,7 @@ def test_it_learns(data, tmp_path):
     assert last["loss"] < first["loss"] - 0.5 and last["mlm_acc"] > first["mlm_acc"] + 0.05
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_bitwise(data, tmp_path, dtype):
     same = {**data, **MLM, "dtype": dtype, "accumulation_steps": 2, "val_fraction": 0.2, "eval_interval": 5}
     whole = train(**same, out_dir=tmp_path / "whole")
@@ -225,3 +226,6 @@ def test_a_budget_and_a_number_of_updates_exclude_each_other(data, tmp_path, cap
     with pytest.raises(SystemExit):
         train(**data, out_dir=tmp_path, budget_flops=1e9, max_steps=12)
     assert "--budget_flops and --max_steps exclude each other" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train(**data, out_dir=tmp_path, budget="1h", budget_flops=1e9, max_steps=None)
+    assert "--budget and --budget_flops exclude each other" in capsys.readouterr().err
