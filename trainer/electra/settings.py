@@ -168,7 +168,6 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
         None,
         check=duration,
         help="how long the command may take, as 30m or 2h, in place of --max_steps: a clock sets the number of updates",
-        first=True,
     )
     budget_flops: float | None = setting(
         None,
