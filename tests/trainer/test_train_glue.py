@@ -21,8 +21,9 @@ from tests.helpers import new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
+from trainer.glue.layer_rates import depths, layer_groups, rates
 from trainer.glue.measures import scores
-from trainer.glue.model import forward, init_model, layer_groups, rates
+from trainer.glue.model import forward, init_model
 from trainer.glue.results import summary
 
 
@@ -57,7 +58,7 @@ def test_layers_have_their_exponents_and_every_parameter_one_group(place, capsys
     args = flags(place, learning_rate=1e-4)
     model, new = init_model(args, TASKS["rte"], place / "tiny", len(WORDS))
     assert new == {f"classifier.{part}.{kind}" for part in ("dense", "out_proj") for kind in ("weight", "bias")}
-    groups = layer_groups(model, 0.01, 0.5)
+    groups = layer_groups(model, depths(model, args.max_seq_len), 0.01, 0.5)
     grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters()) and len(set(grouped)) == len(grouped)
     found = {id(p): group for group in groups for p in group["params"]}

@@ -23,14 +23,13 @@ from model.checkpointing import recompute_layers
 from trainer.engine import Engine
 from trainer.glue.files import Data
 from trainer.glue.head import saved_weights
+from trainer.glue.layer_rates import depths, layer_groups, rates
 from trainer.glue.model import (
     Layers,
     compiled_shape,
     glue_loss,
     init_model,
-    layer_groups,
     metrics,
-    rates,
     save_model,
     weights_digest,
 )
@@ -130,6 +129,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         begins_with = weights_digest(self.model)
         if trained is not None:
             self.model.load_state_dict(saved_weights(self.model, trained))
+        depth_of = depths(self.model, settings.max_seq_len)
         if settings.gradient_checkpointing:
             recompute_layers(self.model)
         # FSDP2 gives its class another name.
@@ -143,7 +143,9 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
-        groups = layer_groups(self.model, settings.weight_decay, settings.layer_decay, settings.top_layer_exponent)
+        groups = layer_groups(
+            self.model, depth_of, settings.weight_decay, settings.layer_decay, settings.top_layer_exponent
+        )
         self.optimizer = build_adamw(
             groups, settings.learning_rate, eps=settings.adam_epsilon, bias_correction=settings.adam_bias_correction
         )

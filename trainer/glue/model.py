@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +38,6 @@ from trainer.glue.head import set_plain_head, to_save
 from trainer.glue.padding import choose_way, computes_in, has_segments, is_known, notice, way_of, without_padding
 from trainer.glue.settings import GlueSettings
 from trainer.machine.settings import NONE
-from trainer.optim.build import parameter_groups
 
 # What transformers calls a model with a head for each kind of task.
 MODEL_CLASSES: dict[str, Any] = {
@@ -55,8 +53,6 @@ CONFIG_CLASSES: dict[str, Any] = {
     TAGS: MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     QUESTIONS: MODEL_FOR_QUESTION_ANSWERING_MAPPING,
 }
-# What encoders call their layers, in the name of a parameter.
-LAYER = re.compile(r"\.(?:layers?|blocks|attentions|ffns|layer_norm[12])\.(\d+)\.")
 # What Hugging Face calls the outputs that are no classes.
 OUTPUT_NAMES = {REGRESSION: ("LABEL_0",), QUESTIONS: ("LABEL_0", "LABEL_1")}
 
@@ -272,51 +268,6 @@ def check_models(
     if settings.use_compile == "1" and not is_known(model):
         lines.append(f"{type(model).__name__} has no compiled form here: training without torch.compile")
     return Checked([line for line in lines if line], dtype)
-
-
-def layer_groups(
-    model: Any, weight_decay: float, layer_decay: float, top_layer_exponent: int = 1
-) -> list[dict[str, Any]]:
-    """Optimiser groups with `lr_scale` = layer_decay ** exponent: 0 for the head, top_layer_exponent for the top layer, and
-    one more for each below it, down to the embeddings; each with and without weight decay. Every trainable parameter is
-    in exactly one."""
-    # The number of its layer stands in a parameter's name: `layer.3.` of BERT and its kin, `attentions.3.` of XLM.
-    layer_of: dict[str, int] = {}
-    for name, _ in model.named_parameters():
-        match = LAYER.search(name)
-        if match:
-            layer_of[name] = int(match[1])
-    n_layers = max(layer_of.values(), default=-1) + 1
-    parts: dict[int, list[torch.nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if name in layer_of:
-            exponent = top_layer_exponent + n_layers - 1 - layer_of[name]
-        else:
-            # Below all layers are the embeddings, above them the head.
-            exponent = top_layer_exponent + n_layers if "embeddings" in name else 0
-        parts.setdefault(exponent, []).append(parameter)
-    groups = []
-    for exponent, parameters in sorted(parts.items()):
-        for group in parameter_groups(torch.nn.ParameterList(parameters), weight_decay):
-            if group["params"]:
-                groups.append({**group, "exponent": exponent, "lr_scale": layer_decay**exponent})
-    return groups
-
-
-def rates(groups: Sequence[dict[str, Any]], settings: GlueSettings) -> str:
-    """One line: what each part's rate is at the top of the schedule."""
-    scales = {group["exponent"]: group["lr_scale"] for group in groups}
-    last = max(scales)
-    parts = []
-    for exponent, scale in scales.items():
-        if exponent == 0:
-            name = "head"
-        elif exponent == last:
-            name = "embeddings"
-        else:
-            name = f"layer {last - 1 - exponent}"
-        parts.append(f"{name} {exponent} {settings.learning_rate * scale:.2e}")
-    return f"group, exponent of --layer_decay {settings.layer_decay:g}, rate: {', '.join(parts)}"
 
 
 class Layers(NamedTuple):
