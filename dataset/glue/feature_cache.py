@@ -45,7 +45,7 @@ def cached_features(
     both_orders: see `in_both_orders`.
     """
     path = Path(path)
-    described = task._replace(dev=(), test=(), train="")
+    described = of_features(task)
     # Of the benchmark's tasks, and without both orders, the name is that of earlier versions.
     options: list[object] = [FORMAT, described[:N_OF_BENCHMARK], labelled, max_seq_len, encoder.fingerprint]
     if task not in TASKS.values():
@@ -70,6 +70,15 @@ def cached_features(
                 say(f"{places[0]} cannot be written: the features go to {place}")
             return place / name
     raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the features")
+
+
+def of_features(task: Task) -> Task:
+    """A task without what changes no feature: its other files, and for one's own task metrics, epochs and how long an answer
+    may be. (Those of the benchmark never change.)"""
+    described = task._replace(dev=(), test=(), train="")
+    if task in TASKS.values():
+        return described
+    return described._replace(metrics=(), epochs=0, windows=task.windows._replace(longest_answer=0))
 
 
 def make_features(

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
+from dataset.glue.feature_cache import cached_features, read_features
 from dataset.glue.glue_dataset import GlueAssembler
-from dataset.glue.glue_tasks import Windows
+from dataset.glue.glue_tasks import QUESTIONS, Task, Windows
 from dataset.glue.questions import Answer, Question, encode_questions, read_questions, windows_of
 from tests.dataset.glue.test_glue_dataset import WORDS, encoder
 
@@ -111,3 +112,25 @@ def test_what_is_no_json_is_named(tmp_path):
     path.write_text('{"data": [')
     with pytest.raises(DataError, match="dev.json: the line ends before its JSON object does; a file in the format"):
         read_questions(path)
+
+
+def test_the_name_in_the_cache_changes_with_what_changes_features_alone(tmp_path):
+    """Reference: the features themselves."""
+    path = written(tmp_path, squad(entry()))
+    task = Task("mine", ("question", "context"), "answers", (), ("exact_match",), kind=QUESTIONS)
+
+    def features_of(**changes):
+        file = cached_features(path, task._replace(**changes), encoder(), 14, say=lambda _: None)
+        return file, read_features(file).tokens.tolist()
+
+    usual = features_of()
+    for changes in (
+        {"metrics": ("f1",)},
+        {"epochs": 9},
+        {"windows": Windows(longest_answer=3)},
+        {"dev": ()},
+    ):
+        assert features_of(**changes) == usual
+    for changes in ({"windows": Windows(stride=2)}, {"windows": Windows(longest_question=1)}):
+        other = features_of(**changes)
+        assert other[0] != usual[0] and other[1] != usual[1], changes

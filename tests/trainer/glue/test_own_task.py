@@ -4,6 +4,7 @@ metrics of scikit-learn, and the predictions that were written."""
 import csv
 import json
 import random
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from dataset.glue.questions import read_questions
 from tests.helpers import trainers_that_fit
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from tests.trainer.glue.test_runs import stopped
+from trainer.engine import Engine
 from trainer.glue.own_task import own_task
 from trainer.glue.settings import parse_args
 from trainer.glue.squad import answer_scores
@@ -259,3 +261,14 @@ def test_classes_of_a_file_are_sorted_and_parts_of_speech_have_no_entities(place
     assert said == [f"classes in {tmp_path / 'pos.jsonl'}: DT, NN"]
     flags = arguments(place, tmp_path, **of_kind(place, "tags", metrics=["accuracy"]))
     assert own_task(parse_args(flags), said.append).metrics == ("accuracy",)
+
+
+def test_other_metrics_and_a_shorter_answer_train_nothing_again(place, tmp_path, capsys):
+    options = of_kind(place, "questions", max_steps=2)
+    fine_tune(place, tmp_path, **options)
+    capsys.readouterr()
+    with mock.patch.object(Engine, "update", side_effect=AssertionError("it trains")):
+        found = fine_tune(place, tmp_path, **options, metrics=["f1"], max_answer_length=2, from_resume=1)
+    out = capsys.readouterr().out
+    assert "with another --metrics, --max_answer_length: what is trained is evaluated again" in out
+    assert list(found["my-questions"]["metrics"]) == ["f1"]
