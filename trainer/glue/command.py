@@ -11,18 +11,20 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.errors import user_errors
+from common.files import remove
 from common.settings import default_of
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece
-from trainer.glue.ensemble import ensemble
+from trainer.glue.ensemble import FOLDER, OUTPUTS, ensemble
 from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
 from trainer.glue.job import Command, GlueJob, schedule
 from trainer.glue.measures import packages_for
 from trainer.glue.model import check_models, find_model, load_config
 from trainer.glue.notices import notices
 from trainer.glue.own_task import own_task
+from trainer.glue.predictions import PREDICTIONS
 from trainer.glue.results import line_of, read_json, show_table, write_json
 from trainer.glue.scores import look_back
 from trainer.glue.settings import GlueSettings, OwnTaskSettings
@@ -125,13 +127,15 @@ def write_for_task(command: Command, data: Data, results: dict[str, Any]) -> Non
 
     def write() -> None:
         runs = [folder / f"seed_{seed}" for seed in results["seeds"]]
+        # That of an earlier command is of other seeds or files.
+        remove(folder / FOLDER)
         several = len(runs) > 1 and bool(data.dev or data.test)
         together = ensemble(data, folder, runs) if several else None
         if several and together is None:
             command.say(f"{data.name}: no ensemble, as the outputs of a seed are not there")
         if together:
             command.say(f"{data.name}, ensemble of {len(runs)} seeds: {line_of(together)}")
-        of_ensemble = {"ensemble": together} if together else {}
+        of_ensemble = {} if together is None else {"ensemble": together}
         write_json(folder / "eval_results.json", {**results, **of_ensemble})
 
     on_main(command.ranks, write)
@@ -153,7 +157,7 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
     ranks = command.ranks
     surroundings = command.surroundings
     compared = {name: getattr(settings, name) for name in COMPARED}
-    earlier, changed, trained = on_main(ranks, lambda: done_before(settings, folder, compared, data.key))
+    earlier, changed, trained = on_main(ranks, lambda: done_before(settings, folder, compared, data))
     if earlier and not changed:
         command.say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
         return 0, earlier
@@ -163,10 +167,19 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
         if trained:
             again = "what is trained is evaluated again"
         command.say(f"done before with another {', '.join(changed)}: {again}")
+    on_main(ranks, lambda: forget(folder))
     job = GlueJob(command, settings, data, folder, folder / WEIGHTS if trained else None)
     trainer = Trainer(job, surroundings)
 
-    result = {"task": data.name, "seed": seed, "updates": 0, "settings": compared, "data": data.key, "results": {}}
+    result = {
+        "task": data.name,
+        "seed": seed,
+        "updates": 0,
+        "settings": compared,
+        "data": data.key,
+        "evaluated": data.evaluated,
+        "results": {},
+    }
     if trained and earlier is not None:
         result["updates"] = earlier.get("updates", 0)
     elif settings.do_train:
@@ -202,10 +215,10 @@ def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
 
 
 def done_before(
-    settings: GlueSettings, folder: Path, compared: Mapping[str, Any], data_key: str
+    settings: GlueSettings, folder: Path, compared: Mapping[str, Any], data: Data
 ) -> tuple[dict[str, Any] | None, list[str], bool]:
-    """What an earlier command left in {folder}/eval_results.json or None; the flags that differ, and "data" if that does;
-    and whether its model is the one that the new ones would train."""
+    """What an earlier command left in {folder}/eval_results.json or None; the flags and files that differ; and whether its
+    model is the one that the new ones would train."""
     earlier = read_json(folder / "eval_results.json", "settings", "results") if settings.from_resume else None
     if not earlier:
         return None, [], False
@@ -214,11 +227,23 @@ def done_before(
     different = [name for name in COMPARED if before.get(name, default_of(GlueSettings, name)) != compared[name]]
     changed = [f"--{name}" for name in different]
     # Results of earlier versions do not say what they were trained on.
-    same_data = earlier.get("data", data_key) == data_key
+    same_data = earlier.get("data", data.key) == data.key
     if not same_data:
         changed.append("data")
-    trained = settings.do_train and same_data and EVALUATION.issuperset(different) and (folder / WEIGHTS).is_file()
+    has_model = (folder / WEIGHTS).is_file()
+    # Nor what they were evaluated on. Where the model is there, that is done again.
+    evaluated = earlier.get("evaluated", None if has_model else data.evaluated)
+    if evaluated != data.evaluated:
+        changed.append("development or test file")
+    trained = settings.do_train and same_data and EVALUATION.issuperset(different) and has_model
     return earlier, changed, trained
+
+
+def forget(folder: Path) -> None:
+    """Remove what was made of the outputs of a run that is to be made or evaluated again."""
+    of_task = folder.parent
+    for path in (folder / OUTPUTS, folder / PREDICTIONS, of_task / FOLDER, of_task / "eval_results.json"):
+        remove(path)
 
 
 def write_results(stem: Path, result: dict[str, Any]) -> None:

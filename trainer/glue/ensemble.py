@@ -17,7 +17,7 @@ from common.files import atomic_file
 from dataset.glue.glue_dataset import GlueAssembler
 from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, Task
 from trainer.glue.measures import measured
-from trainer.glue.predictions import suffix_of, write_predictions
+from trainer.glue.predictions import PREDICTIONS, suffix_of, write_predictions
 
 if TYPE_CHECKING:
     from trainer.glue.files import Data
@@ -38,12 +38,13 @@ class Outputs(NamedTuple):
     divisor: float
 
 
-def write_outputs(path: Path, outputs: Outputs) -> None:
-    """Keep the outputs of a run."""
+def write_outputs(path: Path, outputs: Outputs, data: "Data") -> None:
+    """Keep the outputs of a run for the files of `data`."""
     arrays: dict[str, Any] = {"divisor": np.array(outputs.divisor)}
     for kind, files in (("dev", outputs.dev), ("test", outputs.test)):
         for name, logits in files.items():
             arrays[f"{kind} {name}"] = logits.numpy()
+            arrays[f"file of {kind} {name}"] = np.array(data.evaluated[f"{kind} {name}"])
     with atomic_file(path) as file:
         np.savez(file, **arrays)
 
@@ -58,6 +59,8 @@ def read_outputs(path: Path, data: "Data") -> Outputs | None:
                 for name, assembler in files.items():
                     array = arrays[f"{kind} {name}"]
                     if array.shape != shape_of(data.task, assembler) or array.dtype != np.float32:
+                        return None
+                    if str(arrays[f"file of {kind} {name}"]) != data.evaluated[f"{kind} {name}"]:
                         return None
                     logits[name] = torch.from_numpy(array)
         return found
@@ -95,7 +98,7 @@ def ensemble(data: "Data", folder: Path, runs: Sequence[Path]) -> dict[str, floa
             values[name + suffix] = value
     for name, assembler in data.test.items():
         of_models = [model.test[name] * scale(data.task, model) for model in models]
-        target = folder / FOLDER / "predictions" / f"{name}{suffix_of(data.task)}"
+        target = folder / FOLDER / PREDICTIONS / f"{name}{suffix_of(data.task)}"
         target.parent.mkdir(parents=True, exist_ok=True)
         write_predictions(target, data.task, assembler, combined(data.task, of_models), divisor=1.0)
     return values

@@ -40,6 +40,8 @@ class Data(NamedTuple):
     dev: dict[str, GlueAssembler]
     # {leaderboard's name: ...}.
     test: dict[str, GlueAssembler]
+    # {"dev" or "test", and the name above: what changes with that file, the tokenizer and the length}.
+    evaluated: dict[str, str]
 
 
 def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
@@ -99,19 +101,20 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
     if settings.do_train:
         training, key = read(task.train, both_orders=settings.double_unordered and name in UNORDERED)
     dev = {}
+    evaluated = {}
     if settings.do_eval:
         for suffix, file in task.dev:
-            dev[suffix], _ = read(file)
+            dev[suffix], evaluated[f"dev {suffix}"] = read(file)
     test = {}
     if settings.do_predict:
         for target, usual in task.test:
             places = DIAGNOSTICS if target == "AX" else (usual,)
             file = next((place for place in places if (folder / place).exists()), usual)
             if (folder / file).exists():
-                test[target], _ = read(file, labelled=False)
+                test[target], evaluated[f"test {target}"] = read(file, labelled=False)
             else:
                 command.say(f"{folder / file} is not there: no predictions {target}.tsv")
-    return Data(name, task, key, training, dev, test)
+    return Data(name, task, key, training, dev, test, evaluated)
 
 
 def check_sentences(features: Features, unk_id: int | None, what: str) -> None:

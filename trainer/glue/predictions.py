@@ -11,6 +11,9 @@ from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, TAGS, Task
 from trainer.glue.measures import answers, found_classes, tags_of_sentences
 from trainer.glue.squad import found_answers
 
+# Their folder, in that of a run and of an ensemble.
+PREDICTIONS = "predictions"
+
 
 def suffix_of(task: Task) -> str:
     """What the name of a file of predictions ends with."""

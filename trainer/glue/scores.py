@@ -17,7 +17,7 @@ from trainer.glue.head import saved_weights
 from trainer.glue.measures import mean_loss, measured
 from trainer.glue.model import forward, score_divisor
 from trainer.glue.padding import real_outputs
-from trainer.glue.predictions import suffix_of, write_predictions
+from trainer.glue.predictions import PREDICTIONS, suffix_of, write_predictions
 from trainer.glue.results import line_of
 from trainer.glue.settings import GlueSettings
 from trainer.machine.ranks import on_main
@@ -128,7 +128,7 @@ def look_back(
         outputs.dev.update(evaluation.logits)
     stop_signal = predict(data, folder, evaluation, outputs.test, say)
     if not stop_signal:
-        on_main(evaluation.engine.ranks, lambda: write_outputs(folder / OUTPUTS, outputs))
+        on_main(evaluation.engine.ranks, lambda: write_outputs(folder / OUTPUTS, outputs, data))
     if stop_signal or not (settings.eval_all_checkpoints and settings.do_eval):
         return stop_signal
     result["checkpoints"] = {}
@@ -151,7 +151,7 @@ def predict(data: "Data", folder: Path, evaluation: Evaluation, found: dict[str,
         if stop_signal:
             return stop_signal
         found[name] = logits
-        target = folder / "predictions" / f"{name}{suffix_of(data.task)}"
+        target = folder / PREDICTIONS / f"{name}{suffix_of(data.task)}"
         # All ranks have the same logits; one writes.
         divisor = score_divisor(evaluation.engine.model)
         write = partial(write_predictions, target, data.task, assembler, logits, divisor)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.files import atomic_file
+from common.files import atomic_file, remove
 from common.wording import counted
 from dataset.glue.glue_tasks import TASKS
 from trainer.glue.ensemble import FOLDER
+from trainer.glue.predictions import PREDICTIONS
 from trainer.glue.results import chosen_seed, of_seeds
 from trainer.reporting.reporter import Say
 
@@ -21,9 +22,14 @@ DATE = (1980, 1, 1, 0, 0, 0)
 def files_of(out: Path, task: str, of_task: Mapping[str, Any], choice: str) -> list[Path]:
     """The predictions of a task that are chosen."""
     seeds = of_seeds(of_task)
-    source = FOLDER if choice == "ensemble" and len(seeds) > 1 else f"seed_{chosen_seed(seeds, choice)}"
+    source = f"seed_{chosen_seed(seeds, choice)}"
+    if choice == "ensemble" and len(seeds) > 1:
+        # What lies there without figures among the results was made by other seeds or of other files.
+        if "ensemble" not in of_task:
+            return []
+        source = FOLDER
     names = [name for name, _ in TASKS[task].test]
-    paths = [out / task / source / "predictions" / f"{name}.tsv" for name in names]
+    paths = [out / task / source / PREDICTIONS / f"{name}.tsv" for name in names]
     return [path for path in paths if path.is_file()]
 
 
@@ -34,9 +40,11 @@ def write_submission(out: Path, found: Mapping[str, Any], choice: str, say: Say)
     for task, of_task in found.items():
         if task in TASKS:
             paths += files_of(out, task, of_task, choice)
-    if not paths:
-        return
     target = out / ZIP_NAME
+    if not paths:
+        # One that an earlier command has left is not what these results are.
+        remove(target)
+        return
     with atomic_file(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(paths, key=lambda path: wanted.index(path.stem)):
             with path.open("rb") as source, archive.open(zipfile.ZipInfo(path.name, DATE), "w") as member:

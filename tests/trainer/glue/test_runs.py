@@ -141,6 +141,62 @@ def test_a_finished_seed_is_trained_again_on_other_data(tmp_path, capsys):
     assert seeds[0]["data"] != seeds[1]["data"]
 
 
+def shorten(path, n_lines):
+    """Leave out the last lines of a file."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:-n_lines]), encoding="utf-8")
+
+
+def test_another_development_or_test_file_is_evaluated_again(tmp_path, capsys):
+    """Reference: the saved model, evaluated and predicting as it is. Nothing is trained."""
+    place = make_place(tmp_path / "place")
+    options = {"epochs": 2, "learning_rate": 1e-2, "num_seeds": 2, "do_predict": 1}
+    first = fine_tune(place, tmp_path / "out", **options)
+    glue = place / "glue" / "CoLA"
+    shorten(glue / "dev.tsv", 4)
+    # As many lines as before: nothing but the words says that it is another file.
+    (glue / "test.tsv").write_text((glue / "test.tsv").read_text().replace("h", "i"))
+    capsys.readouterr()
+    with mock.patch.object(Engine, "update", side_effect=AssertionError("it trains")):
+        again = fine_tune(place, tmp_path / "out", **options, from_resume=1)
+    wanted = "done before with another development or test file: what is trained is evaluated again"
+    assert capsys.readouterr().out.count(wanted) == 2
+    assert again != first and again["cola"]["ensemble"] is not None
+    folder = tmp_path / "out" / "cola" / "seed_43"
+    alone = {"do_train": 0, "do_predict": 1, "model_path": folder / "model", "epochs": None, "learning_rate": None}
+    plain = fine_tune(place, tmp_path / "alone", **alone)["cola"]["seeds"]["42"]
+    assert again["cola"]["seeds"]["43"]["results"] == plain["results"]
+    predictions = [path / "predictions" / "CoLA.tsv" for path in (folder, tmp_path / "alone" / "cola" / "seed_42")]
+    assert predictions[0].read_text() == predictions[1].read_text()
+    # And now it is done.
+    capsys.readouterr()
+    fine_tune(place, tmp_path / "out", **options, from_resume=1)
+    assert capsys.readouterr().out.count("done before, ") == 2
+
+
+def test_results_that_do_not_say_of_which_files_they_are_are_made_again(place, tmp_path, capsys):
+    """Those of an earlier version, where its model is there; without it they are taken as they are."""
+    fine_tune(place, tmp_path, epochs=1)
+    path = tmp_path / "cola" / "seed_42" / "eval_results.json"
+    for has_model, wanted in ((True, "what is trained is evaluated again"), (False, "done before, ")):
+        found = json.loads(path.read_text())
+        del found["evaluated"]
+        path.write_text(json.dumps(found))
+        if not has_model:
+            shutil.rmtree(path.parent / "model")
+        capsys.readouterr()
+        fine_tune(place, tmp_path, epochs=1, from_resume=1)
+        assert wanted in capsys.readouterr().out
+
+
+def test_predictions_of_weights_that_are_gone_are_not_left(place, tmp_path):
+    """The second command trains anew, and predicts nothing."""
+    fine_tune(place, tmp_path, epochs=1, do_predict=1, num_seeds=2)
+    assert len(list(tmp_path.rglob("CoLA.tsv"))) == 3
+    fine_tune(place, tmp_path, epochs=2, num_seeds=2, from_resume=1)
+    assert not list(tmp_path.rglob("CoLA.tsv"))
+
+
 def test_checkpoints_go_with_the_evaluation_and_a_finished_seed_is_not_trained_again(place, tmp_path, capsys):
     first = fine_tune(place, tmp_path, epochs=1)
     folder, printed = tmp_path / "cola" / "seed_42", capsys.readouterr().out

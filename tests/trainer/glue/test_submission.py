@@ -113,6 +113,26 @@ def test_the_zip_holds_the_predictions_that_are_chosen(place, tmp_path, capsys, 
     assert (tmp_path / "submission.zip").read_bytes() == before
 
 
+def test_an_ensemble_of_an_earlier_command_is_not_sent(place, tmp_path, capsys):
+    options = {"do_predict": 1, "max_steps": 1, "submit": "ensemble", "num_seeds": 3}
+    fine_tune(place, tmp_path, **options)
+    assert "CoLA.tsv" in names_and_contents(tmp_path / "submission.zip")
+    # A seed's outputs are lost: there is no ensemble of all, and that of before is none.
+    (tmp_path / "cola" / "seed_43" / "outputs.npz").unlink()
+    found = fine_tune(place, tmp_path, **options, from_resume=1)
+    assert "no ensemble" in capsys.readouterr().out and "ensemble" not in found["cola"]
+    assert not (tmp_path / "cola" / "ensemble").exists() and not (tmp_path / "submission.zip").exists()
+    # Nor where it lies there all the same.
+    (tmp_path / "cola" / "ensemble" / "predictions").mkdir(parents=True)
+    (tmp_path / "cola" / "ensemble" / "predictions" / "CoLA.tsv").write_text("index\tprediction\n")
+    write_submission(tmp_path, found, "ensemble", print)
+    assert not (tmp_path / "submission.zip").exists()
+    # Without a development file an ensemble has no figures, and is sent.
+    fine_tune(place, tmp_path / "b", **options, do_eval=0)
+    files = names_and_contents(tmp_path / "b" / "submission.zip")
+    assert files == {"CoLA.tsv": (tmp_path / "b/cola/ensemble/predictions/CoLA.tsv").read_text()}
+
+
 def test_one_seed_is_its_own_ensemble_and_own_tasks_are_not_sent(place, tmp_path, capsys):
     options = {"do_predict": 1, "max_steps": 1, "submit": "ensemble"}
     fine_tune(place, tmp_path / "a", **options)
