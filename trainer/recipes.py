@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from common.settings import SettingsParser, SettingsT
 
-RECIPES = ("default", "original")
+ORIGINAL = "original"
+RECIPES = ("default", ORIGINAL)
 
 
 class Choice(NamedTuple):
@@ -62,6 +63,8 @@ FINE_TUNING: Recipe = {
     "accumulation_steps": Choice(1, "run_finetuning.py"),
     "max_seq_len": Choice(128, "configure_finetuning.py: max_seq_length"),
 }
+# Of tasks of the benchmark alone: whose two sentences have no order, and whose scores go up to 5.
+OF_BENCHMARK = ("double_unordered", "score_divisor")
 
 
 class Rates(NamedTuple):
@@ -84,9 +87,16 @@ def parse_with_recipe(
     parser = SettingsParser(kind, prog, description)
     settings = parser.get_settings(argv)
     assert isinstance(settings, kind)
-    if vars(settings)["recipe"] == "original":
+    if vars(settings)["recipe"] == ORIGINAL:
         take(settings, recipe, parser.given(argv))
     return settings
+
+
+def fine_tuning(kind: str | None) -> Recipe:
+    """The recipe of fine-tuning. kind: of a task of one's own; None: tasks of the benchmark."""
+    if kind is None:
+        return FINE_TUNING
+    return {name: choice for name, choice in FINE_TUNING.items() if name not in OF_BENCHMARK}
 
 
 def take(settings: Any, recipe: Recipe, given: Iterable[str]) -> None:
@@ -95,11 +105,12 @@ def take(settings: Any, recipe: Recipe, given: Iterable[str]) -> None:
         setattr(settings, name, recipe[name].value)
 
 
-def take_rates(settings: Any, width: int) -> None:
-    """Give a recipe's fine-tuning the rates of the size that an encoder of this width has."""
+def take_rates(settings: Any, width: object) -> None:
+    """Give a recipe's fine-tuning the rates of the size that an encoder of this width has. width: what a config says, which
+    may be no number, as of an encoder with several widths; then the rates are those of the small size."""
     size = "small"
     for name, least in WIDTHS.items():
-        if width >= least:
+        if isinstance(width, int) and width >= least:
             size = name
     for name, value in FINE_TUNING_RATES[size]._asdict().items():
         if getattr(settings, name) is None:

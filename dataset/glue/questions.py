@@ -129,6 +129,13 @@ def windows_of(n_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
         begin += min(stride, room)
 
 
+def n_with_gaps(features: Features, windows: Windows, max_seq_len: int) -> int:
+    """How many questions have windows that do not overlap, so that an answer on the border of two is in neither."""
+    room = max_seq_len - 3 - features.first
+    n_windows = np.bincount(features.part_of)[features.part_of]
+    return len(np.unique(features.part_of[(n_windows > 1) & (windows.stride >= room)]))
+
+
 def label_of(places: Ints, answer: Answer | None, window: tuple[int, int], first: int) -> tuple[int, int]:
     """(position of an answer's first token in a window's row, of its last), or (0, 0) where the window does not hold all
     of it. places: where the text's tokens begin and end, [tokens, 2]. first: position of the window's first token."""

@@ -112,7 +112,11 @@ def test_every_flag_is_there_and_has_its_default(command):
 def test_defaults_are_those_of_the_fields(command):
     module, given = COMMANDS[command]
     settings = module.parse_args(given)
-    filled = {"pretrain": set(pretrain.DEFAULT_MODEL), "sft": set(pretrain.DEFAULT_MODEL), "glue": {"data_dir"}}
+    filled = {
+        "pretrain": set(pretrain.DEFAULT_MODEL),
+        "sft": set(pretrain.DEFAULT_MODEL),
+        "glue": {"data_dir", "max_seq_len"},
+    }
     filled["electra"] = {"max_steps", "max_seq_len", "learning_rate", "mask_share"}
     # Filled in for each other.
     saves = {"save_interval", "save_minutes"}

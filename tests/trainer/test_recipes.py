@@ -19,7 +19,7 @@ from trainer import train_electra, train_glue
 from trainer.electra import settings as electra
 from trainer.engine import Engine
 from trainer.glue import settings as glue
-from trainer.recipes import FINE_TUNING, PRETRAINING, RECIPES, is_of_recipe, recipe_lines, take_rates
+from trainer.recipes import FINE_TUNING, PRETRAINING, RECIPES, fine_tuning, is_of_recipe, recipe_lines, take_rates
 
 GLUE = ["--task", "stsb", "--data_dir", "glue"]
 
@@ -232,6 +232,38 @@ def test_rates_by_size(width, rate, decay):
     given = argparse.Namespace(learning_rate=1.0, layer_decay=None)
     take_rates(given, width)
     assert (given.learning_rate, given.layer_decay) == (1.0, decay)
+
+
+@pytest.mark.parametrize("width", [None, [1024, 2048], "wide"])
+def test_an_encoder_without_one_width_has_the_rates_of_the_small_size(width):
+    settings = argparse.Namespace(learning_rate=None, layer_decay=None)
+    take_rates(settings, width)
+    assert (settings.learning_rate, settings.layer_decay) == (1e-4, 0.8)
+
+
+OWN = ["--task", "mine", "--train_file", "a.csv", "--dev_file", "a.csv", "--recipe", "original"]
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_the_recipe_of_ones_own_task_divides_no_scores_and_turns_no_pairs(kind):
+    """Both belong to tasks of the benchmark: STS-B's scores go up to 5, others do not. All else is as for these."""
+    settings = glue.parse_args([*OWN, "--kind", kind])
+    assert (settings.score_divisor, settings.double_unordered) == (1.0, False)
+    assert recipe_lines(settings, fine_tuning(kind)) == ["recipe original: all settings as in the published code"]
+    of_benchmark = glue.parse_args([*GLUE, "--recipe", "original"])
+    for name in FINE_TUNING.keys() - {"score_divisor", "double_unordered"}:
+        assert getattr(settings, name) == getattr(of_benchmark, name), name
+    assert glue.parse_args([*OWN, "--kind", kind, "--score_divisor", "7"]).score_divisor == 7
+
+
+@pytest.mark.parametrize("kind", ["tags", "questions"])
+def test_the_recipe_is_refused_where_it_would_not_be_the_published_code(kind, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(f"kind: {kind}\n")
+    for command in ([*OWN, "--kind", kind], ["--task", str(tmp_path / "mine.yaml"), "--recipe", "original"]):
+        with pytest.raises(SystemExit) as end:
+            glue.parse_args(command)
+        error = capsys.readouterr().err
+        assert end.value.code == 2 and f"{kind} are trained in another way here" in error and error.count("\n") == 1
 
 
 def test_the_rates_of_the_size_are_kept_with_the_results(place, tmp_path):

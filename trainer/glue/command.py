@@ -35,7 +35,7 @@ from trainer.loop import Trainer
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
-from trainer.recipes import take_rates
+from trainer.recipes import ORIGINAL, take_rates
 from trainer.reporting.reporter import Reporter
 
 WEIGHTS = Path("model", "model.safetensors")
@@ -92,9 +92,9 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
             folders = on_main(ranks, lambda: task_folders(settings, say))
         on_main(ranks, lambda: refuse_earlier(settings, out, folders))
         folder = on_main(ranks, lambda: find_model(settings.model_path))
-        if settings.recipe == "original":
+        if settings.recipe == ORIGINAL:
             config = load_config(f"--model_path {settings.model_path}", folder)
-            take_rates(settings, getattr(config, "hidden_size", 0))
+            take_rates(settings, getattr(config, "hidden_size", None))
         tokenizer = open_tokenizer(settings, folder)
         command = Command(settings, surroundings, dtype, say, folder, tokenizer, SentenceEncoder(tokenizer))
         on_main(ranks, lambda: check_place(settings, out, folders, folder))

@@ -11,7 +11,7 @@ from dataset.glue.feature_cache import cached_features, read_features
 from dataset.glue.features import Features
 from dataset.glue.glue_dataset import GlueAssembler
 from dataset.glue.glue_tasks import DIAGNOSTICS, QUESTIONS, TASKS, UNORDERED, Task
-from dataset.glue.questions import read_questions
+from dataset.glue.questions import n_with_gaps, read_questions
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.glue.settings import GlueSettings
@@ -114,7 +114,26 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
                 test[target], evaluated[f"test {target}"] = read(file, labelled=False)
             else:
                 command.say(f"{folder / file} is not there: no predictions {target}.tsv")
-    return Data(name, task, key, training, dev, test, evaluated)
+    data = Data(name, task, key, training, dev, test, evaluated)
+    for line in window_notices(data, settings.max_seq_len):
+        command.say(line)
+    return data
+
+
+def window_notices(data: Data, max_seq_len: int) -> list[str]:
+    """A line on questions whose windows do not overlap; of several files the first one that has some is told."""
+    if data.task.kind != QUESTIONS:
+        return []
+    assemblers = [*([data.train] if data.train is not None else []), *data.dev.values(), *data.test.values()]
+    for assembler in assemblers:
+        n = n_with_gaps(assembler.features, data.task.windows, max_seq_len)
+        if n:
+            return [
+                f"warning: --doc_stride {data.task.windows.stride}: beside {counted(n, 'question')} a window of "
+                f"--max_seq_len {max_seq_len} has room for no more tokens of the text, so windows do not overlap, and "
+                "answers between two of them are lost"
+            ]
+    return []
 
 
 def check_sentences(features: Features, unk_id: int | None, what: str) -> None:

@@ -7,7 +7,7 @@ from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, REGRESSIONS, UNORDERE
 from dataset.reading.file_kinds import expanded
 from trainer.glue.settings import TRAINING_FLAGS, GlueSettings, OwnTaskSettings
 from trainer.machine.ranks import Ranks
-from trainer.recipes import FINE_TUNING, is_of_recipe, recipe_lines
+from trainer.recipes import fine_tuning, is_of_recipe, recipe_lines
 from trainer.without_effect import Case, common_warnings, is_changed, warnings_of
 
 
@@ -15,20 +15,21 @@ def notices(settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task]) -> list
     """The lines, in the order in which they are printed."""
     evaluated = settings.evaluate_during_training
     compiled = settings.use_compile == "1"
+    recipe = fine_tuning(settings.kind)
     cases = []
     for name in TRAINING_FLAGS:
-        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, FINE_TUNING)
+        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, recipe)
         cases.append((name, not settings.do_train and is_given, "--do_train is 0"))
     steps_of_warmup = settings.warmup_steps is not None
     overridden = bool(settings.epochs and settings.max_steps)
     several_alike = settings.num_seeds > 1 and not settings.do_train
     for name, usual in (("double_unordered", UNORDERED), ("score_divisor", REGRESSIONS)):
-        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, FINE_TUNING)
+        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, recipe)
         has_effect = settings.task == "all" or not usual.isdisjoint(settings.task.split(","))
         if name == "score_divisor" and any(task.kind == REGRESSION for task in tasks):
             has_effect = True
         cases.append((name, settings.do_train and is_given and not has_effect, f"it is for {', '.join(sorted(usual))}"))
-    is_plain = settings.head == "plain" and not is_of_recipe(settings, "head", FINE_TUNING)
+    is_plain = settings.head == "plain" and not is_of_recipe(settings, "head", recipe)
     of_positions = any(task.is_of_positions for task in tasks)
     cases.append(("head", is_plain and of_positions, "words and answers have a head of one matrix anyway"))
     cases += own_task_cases(settings)
@@ -51,7 +52,7 @@ def notices(settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task]) -> list
             "--gradient_checkpointing 1 goes without compiling",
         ),
     ]
-    return recipe_lines(settings, FINE_TUNING) + warnings_of(settings, cases) + common_warnings(settings, ranks)
+    return recipe_lines(settings, recipe) + warnings_of(settings, cases) + common_warnings(settings, ranks)
 
 
 def reads_vocab_txt(settings: GlueSettings) -> bool:

@@ -9,12 +9,12 @@ from typing import ClassVar, NoReturn
 from common.flags import end_with_line, fraction, not_negative, positive
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, setting, switch, with_default
-from dataset.glue.glue_tasks import KINDS, METRICS, TASKS, Windows, task_list
+from dataset.glue.glue_tasks import KINDS, METRICS, QUESTIONS, TAGS, TASKS, Windows, task_list
 from dataset.reading.file_kinds import expanded
 from trainer.machine.settings import ShardedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import UpdateSettings
-from trainer.recipes import FINE_TUNING, RECIPES, parse_with_recipe
+from trainer.recipes import ORIGINAL, RECIPES, fine_tuning, take
 from trainer.reporting.settings import OutputSettings, log_interval, save_interval
 
 USUAL_SAVE_INTERVAL = 500
@@ -53,6 +53,10 @@ def example_length(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text} must be at least 5, for two sentences: CLS a SEP b SEP")
     return value
 
+
+# Positions of an example, where the user gives no number: of questions, whose texts are long, and of all else.
+LENGTH_OF_QUESTIONS = 384
+USUAL_LENGTH = 128
 
 # Suffixes of the files that describe a task.
 DESCRIPTIONS = (".yaml", ".yml")
@@ -109,7 +113,10 @@ class TaskSettings(Settings):
     data_dir: str | None = setting(
         None, help="the benchmark's folder (with CoLA, SST-2 ...), or the task's own", first=True
     )
-    max_seq_len: int = setting(128, check=example_length, help="positions of an example")
+    # The settings hold the kind's value where the user gives none.
+    max_seq_len: int = setting(
+        None, check=example_length, help="positions of an example (default: 128, of questions 384)"
+    )
     cache_dir: str | None = setting(None, help="folder for features (default: .glue_cache beside the data)")
     overwrite_cache: bool = switch(False, help="make the features anew")
     vocab_path: str | None = setting(None, help="vocab.txt or a tokenizer folder (default: that of --model_path)")
@@ -314,12 +321,33 @@ def take_description(settings: GlueSettings, given: Collection[str]) -> None:
     check_task(settings)
 
 
+def take_defaults(settings: GlueSettings, given: Collection[str]) -> None:
+    """Give the settings what depends on the kind of the task; `given` are those that the user has set.
+
+    Errors: ValueError.
+    """
+    if settings.max_seq_len is None:
+        settings.max_seq_len = LENGTH_OF_QUESTIONS if settings.kind == QUESTIONS else USUAL_LENGTH
+    if settings.recipe != ORIGINAL:
+        return
+    if settings.kind in (TAGS, QUESTIONS):
+        raise ValueError(
+            f"--recipe original: it is of the published code for classes and scores, and {settings.kind} are trained "
+            "in another way here; drop it, and give its settings by their flags"
+        )
+    take(settings, fine_tuning(settings.kind), given)
+
+
 def parse_args(argv: Sequence[str] | None = None) -> GlueSettings:
     """The settings of a command line, and of the file that describes its task; None: of this process."""
-    settings = parse_with_recipe(GlueSettings, PROG, DESCRIPTION, FINE_TUNING, argv)
-    if settings.task.endswith(DESCRIPTIONS):
-        try:
-            take_description(settings, parser().given(argv))
-        except ValueError as error:
-            end_with_line(str(error))
+    reader = parser()
+    settings = reader.get_settings(argv)
+    assert isinstance(settings, GlueSettings)
+    given = reader.given(argv)
+    try:
+        if settings.task.endswith(DESCRIPTIONS):
+            take_description(settings, given)
+        take_defaults(settings, given)
+    except ValueError as error:
+        end_with_line(str(error))
     return settings

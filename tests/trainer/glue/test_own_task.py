@@ -272,3 +272,25 @@ def test_other_metrics_and_a_shorter_answer_train_nothing_again(place, tmp_path,
     out = capsys.readouterr().out
     assert "with another --metrics, --max_answer_length: what is trained is evaluated again" in out
     assert list(found["my-questions"]["metrics"]) == ["f1"]
+
+
+@pytest.mark.parametrize(
+    "flags, wanted",
+    [([], 384), (["--max_seq_len", "100"], 100), (["--kind", "tags"], 128), (["--kind", "regression"], 128)],
+)
+def test_examples_of_questions_are_longer(tmp_path, flags, wanted):
+    (tmp_path / "mine.yaml").write_text("kind: questions\n")
+    assert parse_args(["--task", str(tmp_path / "mine.yaml"), *flags]).max_seq_len == wanted
+    assert parse_args(["--task", "cola", "--data_dir", "glue"]).max_seq_len == 128
+
+
+def test_windows_that_do_not_overlap_are_told_in_one_line(place, tmp_path, capsys):
+    """Rows of 16 positions have room for 12 tokens beside a question of one; texts have up to 31. Reference: the windows."""
+    options = of_kind(place, "questions", max_steps=1, do_predict=1)
+    n_long = sum(len(question.context.split()) > 12 for question in read_questions(place / "train.json"))
+    for stride, is_told in ((11, False), (12, True), (128, True)):
+        fine_tune(place, tmp_path / str(stride), **options, doc_stride=stride)
+        lines = [line for line in capsys.readouterr().out.splitlines() if "windows do not overlap" in line]
+        assert len(lines) == is_told
+        if is_told:
+            assert lines[0].startswith(f"warning: --doc_stride {stride}: beside {n_long} questions ")
