@@ -231,12 +231,21 @@ def done_before(
     if not same_data:
         changed.append("data")
     has_model = (folder / WEIGHTS).is_file()
-    # Nor what they were evaluated on. Where the model is there, that is done again.
-    evaluated = earlier.get("evaluated", None if has_model else data.evaluated)
-    if evaluated != data.evaluated:
+    # With such a flag there are other files anyway.
+    same_kinds = {"do_eval", "do_predict"}.isdisjoint(different)
+    if same_kinds and evaluated_on_others(earlier, data, has_model):
         changed.append("development or test file")
     trained = settings.do_train and same_data and EVALUATION.issuperset(different) and has_model
     return earlier, changed, trained
+
+
+def evaluated_on_others(earlier: Mapping[str, Any], data: Data, has_model: bool) -> bool:
+    """Whether results are of another development or test file."""
+    evaluated = earlier.get("evaluated")
+    if not isinstance(evaluated, dict):
+        # Those of earlier versions do not say. Where the model is there, that is found out by evaluating it.
+        return has_model
+    return evaluated != data.evaluated
 
 
 def forget(folder: Path) -> None:
