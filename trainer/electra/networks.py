@@ -47,14 +47,18 @@ ARCHITECTURE = (
     "position_init",
     UNTIED,
 )
+# Further ones, which only networks from files have other values of. The usual values are left out: runs of earlier versions
+# did not keep them, and can be gone on with.
+OF_FILES = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}
 
 
 def architecture(model: Pretrainer) -> dict[str, list[Any]]:
-    """{field: its value in each network} of those fields of ARCHITECTURE that the configs have."""
+    """{field: its value in each network} of those fields of ARCHITECTURE and OF_FILES that say something."""
     found = {}
-    for name in ARCHITECTURE:
+    for name in (*ARCHITECTURE, *OF_FILES):
+        usual = OF_FILES.get(name)
         values = [getattr(network.config, name, None) for network in model.networks()]
-        if any(value is not None for value in values):
+        if any(value != usual for value in values):
             found[name] = values
     return found
 

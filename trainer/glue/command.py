@@ -25,7 +25,7 @@ from trainer.glue.model import check_models, find_model, load_config
 from trainer.glue.notices import notices
 from trainer.glue.own_task import own_task
 from trainer.glue.predictions import PREDICTIONS
-from trainer.glue.results import line_of, read_json, show_table, write_json
+from trainer.glue.results import are_figures, line_of, read_json, show_table, write_json
 from trainer.glue.scores import look_back
 from trainer.glue.settings import GlueSettings, OwnTaskSettings
 from trainer.glue.submission import write_submission
@@ -220,7 +220,7 @@ def done_before(
     """What an earlier command left in {folder}/eval_results.json or None; the flags and files that differ; and whether its
     model is the one that the new ones would train."""
     earlier = read_json(folder / "eval_results.json", "settings", "results") if settings.from_resume else None
-    if not earlier:
+    if not earlier or not are_figures(earlier["results"]):
         return None, [], False
     before = earlier["settings"]
     # Results of earlier versions do not have every setting. What they trained with is the default.

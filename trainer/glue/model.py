@@ -145,9 +145,9 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
     config.id2label = dict(enumerate(words))
     config.label2id = {word: i for i, word in enumerate(words)}
     if settings.dropout is not None:
-        names = [name for name in DROPOUTS if hasattr(config, name)]
+        names = dropouts_of(config)
         if not names:
-            raise UserError(f"--dropout {settings.dropout}: {what}'s config has no field {' or '.join(DROPOUTS)}")
+            raise UserError(f"--dropout {settings.dropout}: {what}'s config has no field of dropout")
         for name in names:
             setattr(config, name, settings.dropout)
     # A model that is evaluated as it is keeps its own.
@@ -219,8 +219,14 @@ def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: i
             raise UserError(f"--model_path {settings.model_path}: {name} is {value}, not {least}: {why}")
 
 
-# Names that configs have for the dropout of hidden states and of attention
-DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+def dropouts_of(config: PretrainedConfig) -> list[str]:
+    """The fields of a config that say how much is dropped: of hidden states, attention, head and whatever else has it. Of
+    one that is None another field decides. A bool says something else, as ESM's `token_dropout`."""
+    found = []
+    for name, value in config.to_dict().items():
+        if "dropout" in name and type(value) in (int, float):
+            found.append(name)
+    return found
 
 
 def check_positions(model: Any, settings: GlueSettings) -> None:

@@ -73,6 +73,8 @@ def check_files(settings: GlueSettings, kind: str) -> None:
             continue
         if Path(file).suffix not in SUFFIXES[kind]:
             raise UserError(f"--{name} {file}: for {kind} {' or '.join(SUFFIXES[kind])} is wanted")
+        if is_needed and not expanded(file).is_file():
+            raise UserError(f"--{name} {file}: no such file")
 
 
 def columns(settings: GlueSettings, kind: str) -> tuple[tuple[str, ...], str]:

@@ -26,6 +26,10 @@ COLUMNS = (
     ("WNLI", "wnli"),
 )
 NOT_AVERAGED = "wnli"
+# Of a metric over the seeds.
+STATISTICS = {"mean", "median", "deviation"}
+# Digits: a seed is below 2**32.
+LONGEST_SEED = 10
 # The leaderboard shows F1 before accuracy.
 FIRST_SHOWN = {"mrpc": "f1", "qqp": "f1"}
 
@@ -162,11 +166,23 @@ def results_of(out: Path) -> dict[str, Any]:
 def are_results(of_task: Mapping[str, Any]) -> bool:
     """Whether a file holds what `write_for_task` writes: it may have been put there by anybody."""
     runs = of_task["seeds"].items()
-    if not runs or not isinstance(of_task.get("ensemble", {}), dict):
+    if not runs or not are_figures(of_task.get("ensemble", {})):
         return False
-    return all(
-        seed.isdecimal() and isinstance(run, dict) and isinstance(run.get("results"), dict) for seed, run in runs
-    )
+    for seed, run in runs:
+        if not is_seed(seed) or not isinstance(run, dict) or not are_figures(run.get("results")):
+            return False
+    return all(are_figures(values) and values.keys() >= STATISTICS for values in of_task["metrics"].values())
+
+
+def is_seed(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= LONGEST_SEED
+
+
+def are_figures(found: object) -> bool:
+    """Whether this is {metric: value}."""
+    if not isinstance(found, dict):
+        return False
+    return all(value is None or (type(value) in (int, float) and abs(value) < math.inf) for value in found.values())
 
 
 def show_table(out: Path, say: Say) -> dict[str, Any]:

@@ -90,7 +90,9 @@ class EncoderSettings(Settings):
         first=True,
     )
     from_scratch: bool = switch(False, help="random weights of that folder's config: what pretraining is worth")
-    dropout: float | None = setting(None, check=fraction, help="of hidden states and attention (default: the model's)")
+    dropout: float | None = setting(
+        None, check=fraction, help="all of the model's dropout (default: as its config says)"
+    )
     head: str = setting(
         "huggingface",
         choices=HEADS,

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transformers import ElectraConfig
 
 from common.errors import UserError
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
@@ -53,6 +54,26 @@ def test_the_networks_are_those_of_the_files(data, tmp_path, capsys):
     assert train(**again, max_steps=1).job.model.generator.config.num_hidden_layers == 1
 
 
+def test_the_file_of_a_saved_model_is_taken(data, tmp_path):
+    """All that transformers writes. Reference: the fields that decide on the networks."""
+    saved = ElectraConfig(**DISCRIMINATOR, hidden_act="relu", layer_norm_eps=1e-5, classifier_dropout=0.1)
+    saved.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    # Of the published small network, beside these.
+    fields = {**written, **saved.to_dict(), "position_embedding_type": "absolute", "vocab_size": 50}
+    run = train(**data, out_dir=tmp_path, max_steps=1, **files(tmp_path, generator=fields, discriminator=fields))
+    config = run.job.model.discriminator.config
+    for name in ("hidden_act", "layer_norm_eps", "classifier_dropout", "hidden_size", "max_position_embeddings"):
+        assert getattr(config, name) == getattr(saved, name), name
+    # What is not the usual value is compared at a resume; what is usual is as in earlier versions.
+    found = run.job.identity["architecture"]
+    assert found["hidden_act"] == ["relu", "relu"] and found["layer_norm_eps"] == [1e-5, 1e-5]
+    assert "type_vocab_size" not in found
+    again = {**data, "out_dir": tmp_path, "max_steps": 2, "from_resume": 1}
+    with pytest.raises(UserError, match="another architecture"):
+        train(**again, **files(tmp_path, generator=fields, discriminator={**fields, "hidden_act": "gelu"}))
+
+
 def test_untied_networks_of_files_may_have_embeddings_of_any_width(data, tmp_path):
     generator = {**GENERATOR, "embedding_size": 8}
     flags = files(tmp_path, generator=generator)
@@ -68,14 +89,30 @@ def test_untied_networks_of_files_may_have_embeddings_of_any_width(data, tmp_pat
     [
         ("[1, 2]", "a JSON object"),
         ("{", "no JSON file"),
-        ({**GENERATOR, "model_type": "bert"}, "model_type is 'bert', electra is wanted"),
+        ({**GENERATOR, "model_type": "bert"}, 'model_type is "bert", "electra" is wanted'),
         ({**GENERATOR, "num_attention_heads": 3}, "hidden_size 8 is no multiple of 3 attention heads"),
         ({**GENERATOR, "num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, a whole number from 1 to 1,000"),
         ({**GENERATOR, "vocab_size": 6}, "vocab_size is 6"),
         ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, 24 is wanted"),
         ({**GENERATOR, "hidden_size": 0}, "hidden_size is 0"),
         ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
-        ({**GENERATOR, "attn_implementation": "evil/attention"}, "evil/attention, a program that is not fetched"),
+        ({**GENERATOR, "num_hidden_layers": True}, "num_hidden_layers is true, a whole number"),
+        ({**GENERATOR, "hidden_act": "foo"}, 'hidden_act is "foo", one of gelu, '),
+        ({**GENERATOR, "hidden_act": ["gelu"]}, "hidden_act is .* one of gelu, "),
+        ({**GENERATOR, "initializer_range": -1}, "initializer_range is -1, a number above 0 is wanted"),
+        ({**GENERATOR, "initializer_range": float("nan")}, "initializer_range is NaN, a number above 0 is wanted"),
+        ({**GENERATOR, "layer_norm_eps": "small"}, 'layer_norm_eps is "small", a number above 0 is wanted'),
+        ({**GENERATOR, "hidden_dropout_prob": 1}, "hidden_dropout_prob is 1, a number from 0 up and below 1 is wanted"),
+        ({**GENERATOR, "classifier_dropout": -0.5}, "classifier_dropout is -0.5, null or a number from 0"),
+        ({**GENERATOR, "tie_word_embeddings": False}, "tie_word_embeddings is false, true is wanted"),
+        ({**GENERATOR, "return_dict": False}, "return_dict is false, true is wanted"),
+        ({**GENERATOR, "return_dict": 1}, "return_dict is 1, true is wanted"),
+        ({**GENERATOR, "is_decoder": True}, "is_decoder is true, false is wanted"),
+        ({**GENERATOR, "position_init": "cosine"}, 'position_init is "cosine", one of normal, sinusoidal is wanted'),
+        ({**GENERATOR, "untied_embeddings": 1}, "untied_embeddings is 1, true or false is wanted"),
+        ({**GENERATOR, "hiden_size": 8}, "'hiden_size' is none of the fields that count here, which are vocab_size, "),
+        ({**GENERATOR, "attn_implementation": "evil/attention"}, "'attn_implementation' is none of the fields"),
+        ({**GENERATOR, "auto_map": {"AutoModel": "evil.py"}}, "'auto_map' is none of the fields"),
     ],
 )
 def test_a_faulty_file_is_named_in_one_line(data, tmp_path, generator, wanted):

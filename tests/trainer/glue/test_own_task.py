@@ -229,7 +229,10 @@ def test_faults_are_told_in_one_line(place, tmp_path, capsys):
     assert "--labels: regression has no classes" in line("regression", labels=["a", "b"])
     assert "--metrics f1: of two classes, and my-classification has 3" in line(metrics=["f1"])
     assert "--metrics f1: tags has entity_f1" in line("tags", metrics=["f1"])
-    assert "dev.json: cannot be read" in line("questions", dev_file=tmp_path / "dev.json")
+    for part in ("train", "dev", "test"):
+        file = tmp_path / f"{part}.json"
+        absent = {f"{part}_file": file, "do_predict": 1}
+        assert f"--{part}_file {file}: no such file" in line("questions", **absent)
     yaml = tmp_path / "my.yaml"
     assert f"argument --task: {yaml} cannot be read" in line(task=yaml, kind=None)
     yaml.write_text("kind: tags\ntrain: a.jsonl\n")

@@ -226,7 +226,8 @@ def test_checkpoints_stay_where_the_evaluation_was_stopped(place, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["[1]", "{}", '{"settings": 1, "results": {}}', '{"settings": {}}', "3", "{", '"a"']
+    "content",
+    ["[1]", "{}", '{"settings": 1, "results": {}}', '{"settings": {}, "results": {"f1": "1"}}', "3", "{", '"a"'],
 )
 def test_a_foreign_result_counts_as_none(place, tmp_path, content):
     for folder in (tmp_path / "cola" / "seed_42", tmp_path / "rte"):

@@ -155,8 +155,26 @@ def test_results_that_others_have_put_there_are_left_out(tmp_path):
             {"seeds": {"a": {"results": {}}}},
             {"seeds": {}},
             {"seeds": {"1": {"results": {}}}, "ensemble": 3},
+            {"seeds": {"1": {"results": {"f1": "0.5"}}}},
+            {"seeds": {"1": {"results": {"f1": True}}}},
+            {"seeds": {"1" * 5000: {"results": {}}}},
+            {"seeds": {"1": {"results": {"f1": 0.5}}}, "ensemble": {"f1": [0.5]}},
+            {"seeds": {"1": {"results": {"f1": 0.5}}}, "metrics": {"f1": 0.5}},
+            {"seeds": {"1": {"results": {"f1": 0.5}}}, "metrics": {"f1": {"mean": 0.5}}},
+            {
+                "seeds": {"1": {"results": {"f1": 0.5}}},
+                "metrics": {"f1": {"mean": 0.5, "median": {}, "deviation": None}},
+            },
         )
     ):
         (tmp_path / f"task{i}").mkdir()
         (tmp_path / f"task{i}" / "eval_results.json").write_text(json.dumps({"metrics": {}, **content}))
     assert results_of(tmp_path) == {}
+    # What is left of them is what a command writes.
+    (tmp_path / "mine").mkdir()
+    whole = {
+        "metrics": {"f1": {"mean": 0.5, "median": 0.5, "deviation": None}},
+        "seeds": {"1": {"results": {"f1": 0.5}}},
+    }
+    (tmp_path / "mine" / "eval_results.json").write_text(json.dumps(whole))
+    assert results_of(tmp_path) == {"mine": whole}
