@@ -15,7 +15,9 @@ from common.errors import DataError, UserError
 from model.electra.masking import IGNORE
 from model.electra.model_electra import AUC_BINS
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.trainer.test_train_electra import equal, train, weights
+from tests.helpers import new_port, run_ranks
+from tests.trainer.test_train_electra import equal, flags, train, weights
+from trainer import train_electra
 from trainer.electra.validation import PATIENCE, SEED, AucAlarm
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
@@ -132,6 +134,31 @@ def test_figures_are_the_same_on_every_world_size(run, world_size, monkeypatch):
     with mock.patch("torch.distributed.all_reduce", lambda slots: slots.copy_(total)):
         together, _ = run.trainer.job.evaluate(engine, StopSignals(), 12)
     assert together == alone
+
+
+def _evaluated_by_a_rank(flags_of_run):
+    """A run whose first update has the rate 0, so that it evaluates the networks that it was given."""
+    new_port("electra")
+    return train_electra.main(flags_of_run)
+
+
+@pytest.mark.slow
+def test_figures_of_two_real_ranks_are_those_of_one(run, data, other, tmp_path):
+    """Networks that were trained, evaluated over Gloo. Reference: one rank, to the last bit."""
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+    options = dict.fromkeys(sizes) | {"model_path": run.out / "electra_small", "max_steps": 1, "warmup_steps": 2}
+    figures = []
+    for world_size in (1, 2):
+        out = tmp_path / str(world_size)
+        given = flags(**data, **options, out_dir=out, val_path=other, eval_batch_size=5)
+        assert run_ranks(_evaluated_by_a_rank, given, world_size=world_size) == [0] * world_size
+        lines = (out / "electra_small" / "electra_small.metrics.jsonl").read_text().splitlines()
+        (line,) = [line for line in map(json.loads, lines) if "val_loss" in line]
+        figures.append({name: line[name] for name in FIGURES})
+    assert figures[0] == figures[1]
+    # They are figures of networks that have learned: those of fresh ones are others.
+    last = [line for line in run.lines if "val_loss" in line][-1]
+    assert figures[0]["val_loss"] == pytest.approx(last["val_loss"], rel=1e-5)
 
 
 def test_a_stop_signal_ends_an_evaluation(run):
