@@ -17,7 +17,8 @@ STEP_SIZES: dict[str, dict[str, Any]] = {
     "moe": {"use_moe": True},
 }
 SIZES = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **STEP_SIZES, "electra": {}}
-SIDES = ("plain", "hf", "hf-compiled", "ours")
+# plain-bf16 is of electra alone, hf and hf-compiled are of all others.
+SIDES = ("plain", "plain-bf16", "hf", "hf-compiled", "ours")
 # What worth.py calls the network without pretraining.
 WITHOUT = "none"
 DATA_SECTIONS = ("tokenise", "start", "packing", "planning", "loader", "mixture")

@@ -1,10 +1,12 @@
 """The sides of the ELECTRA row of benchmarks/bench.py: the small networks, 128 positions an example, 30,522 entries.
 
-Both train on the same batches. The plain one makes its step as public trainers do: fp32 on a CPU (bf16 autocast on a
-GPU), eager, the generator's head on every position, unfused AdamW.
+All train on the same batches. The plain ones make their step as the public PyTorch trainers do, one in fp32 and one under
+bf16 autocast: Hugging Face's networks, eager, the generator's head on every position, unfused AdamW, and a loss that is
+printed after each step. Ours computes in bf16, compiled, as train_electra.py does.
 """
 
 import argparse
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +15,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.plain_loop import step_context
 from benchmarks.sides import Turns
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.loader import UpdateSchedule, make_loader
@@ -63,6 +64,13 @@ def batches(args: argparse.Namespace, folder: str) -> Iterator[tuple[Batch, Tota
             yield batch, plan.totals(*schedule.rows(update))
 
 
+def products_in(dtype: torch.dtype, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The context of one step's forward pass. Each step needs its own, see `step_context` of the plain loop."""
+    if dtype is torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype)
+
+
 def plain_loss(model: ElectraPretrainer, batch: Batch) -> torch.Tensor:
     """The loss of a Batch as public trainers compute it, 0-d."""
     seen = (torch.arange(T, device=batch.ids.device) < batch.lengths[:, None]).long()
@@ -79,14 +87,15 @@ def plain_loss(model: ElectraPretrainer, batch: Batch) -> torch.Tensor:
     return mlm + DISC_WEIGHT * F.binary_cross_entropy_with_logits(disc[real], replaced[real])
 
 
-def train_plain(args: argparse.Namespace, device: torch.device, turns: Turns) -> None:
+def train_plain(args: argparse.Namespace, device: torch.device, turns: Turns, dtype: torch.dtype) -> None:
+    """dtype: of matrix products; float32 goes without autocast."""
     model = new_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, eps=1e-6, fused=False, foreach=False)
     with tempfile.TemporaryDirectory() as folder:
         for step, (batch, totals) in enumerate(batches(args, folder)):
             if not step:
                 turns.begin(model)
-            with step_context(device):
+            with products_in(dtype, device):
                 loss = plain_loss(model, batch.to(device))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -195,10 +195,11 @@ def train_side(args: argparse.Namespace, fields: dict[str, Any]) -> None:
     if args.sizes == "electra":
         from benchmarks import electra_sides
 
-        if args.side == "plain":
-            electra_sides.train_plain(args, device, turns)
-        else:
+        if args.side == "ours":
             electra_sides.train_ours(args, device, turns)
+        else:
+            dtype = torch.bfloat16 if args.side == "plain-bf16" else torch.float32
+            electra_sides.train_plain(args, device, turns, dtype)
         return
     config = MiniMindConfig(**fields)
     if args.side == "plain":

@@ -11,14 +11,17 @@ import pytest
 import torch
 
 from benchmarks import bench, electra_sides, sides
+from benchmarks.arguments import SIDES
 from benchmarks.bench import cut_documents, plain_share, ratios, summary
 from benchmarks.sides import WARM_UP, Turns
 from dataset.electra.electra_dataset import Batch, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from model.electra import model_electra
 from model.electra.model_electra import ElectraPretrainer, configs
 from model.electra.sizes import SIZES
 from model.model_minimind import MiniMindConfig
 from tests.helpers import ROOT, write_corpus
+from trainer.electra.loss import electra_loss
 
 
 def part(text, positions, seconds):
@@ -48,6 +51,8 @@ def test_ratios_are_per_round_and_against_the_faster_hugging_face_side():
         "ours / plain, padded positions": (8.0, 4.0, 8.0),
         "ours / hf-compiled, text tokens": (2.0, 2.0, 4.0),
     }
+    found = ratios({"plain-bf16": [part(100, 200, 1.0)] * 3, "ours": [part(400, 400, 1.0)] * 3})
+    assert found == {"ours / plain-bf16, text tokens": (4.0, 4.0, 4.0)}
     assert ratios({"plain": [part(1, 1, 1.0)]}) == {}
 
 
@@ -159,20 +164,44 @@ def test_the_plain_side_leaves_autocast_after_each_step(bf16_on_the_cpu, tmp_pat
     assert bf16_on_the_cpu == [torch.bfloat16] * 3
 
 
-def test_the_plain_electra_side_leaves_autocast_after_each_step(bf16_on_the_cpu, monkeypatch):
+@pytest.fixture
+def electra(monkeypatch):
+    """(Batch, Totals) of rows that are padded and masked, and tiny networks for the sides."""
     sizes = {"layers": 1, "width": 16, "heads": 4, "ffn": 16, "embedding": 8}
     pair = configs(SIZES["small"], 60, **sizes)
     R, T, K = 2, electra_sides.T, 3
     ids = torch.randint(5, 60, (R, T))
-    positions = torch.arange(K).expand(R, K)
-    batch = Batch(ids, ids, positions, ids[:, :K], torch.zeros_like(ids), torch.full((R,), T))
+    positions = torch.arange(1, K + 1).expand(R, K)
+    batch = Batch(ids, ids, positions, ids[:, 1 : K + 1], torch.zeros_like(ids), torch.tensor([T, 40]))
+    totals = Totals(T + 40, R * K)
     monkeypatch.setattr(electra_sides, "new_model", lambda: ElectraPretrainer.from_configs(*pair).train())
-    monkeypatch.setattr(electra_sides, "batches", lambda *_: itertools.repeat((batch, Totals(R * T, R * K))))
+    monkeypatch.setattr(electra_sides, "batches", lambda *_: itertools.repeat((batch, totals)))
+    return batch, totals
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_plain_electra_side_leaves_autocast_after_each_step(bf16_on_the_cpu, electra, dtype):
     steps = Steps()
     with pytest.raises(Done):
-        electra_sides.train_plain(SimpleNamespace(), Gpu(), steps)
+        electra_sides.train_plain(SimpleNamespace(), Gpu(), steps, dtype)
     assert steps.inside == [False] * 3
-    assert bf16_on_the_cpu == [torch.bfloat16] * 3
+    assert bf16_on_the_cpu == ([torch.bfloat16] * 3 if dtype is torch.bfloat16 else [])
+
+
+def test_the_electra_sides_compute_one_loss(electra, monkeypatch):
+    """With a greedy generator and without dropout. Ours computes its head on masked positions alone."""
+    batch, totals = electra
+    for module in (electra_sides, model_electra):
+        monkeypatch.setattr(module, "sample", lambda logits, *_: logits.argmax(-1))
+    model = electra_sides.new_model().eval()
+    plain = electra_sides.plain_loss(model, batch)
+    ours, _ = electra_loss(model, batch, totals)
+    assert plain.item() == pytest.approx(ours.item(), rel=1e-5)
+
+
+def test_sides_belong_to_sizes():
+    found = {size: [name for name in SIDES if bench.has_side(size, name)] for size in ("26m", "electra")}
+    assert found == {"26m": ["plain", "hf", "hf-compiled", "ours"], "electra": ["plain", "plain-bf16", "ours"]}
 
 
 def test_the_plain_side_trains_no_more_than_its_rows_hold():
