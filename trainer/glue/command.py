@@ -27,7 +27,7 @@ from trainer.glue.own_task import own_task
 from trainer.glue.predictions import PREDICTIONS
 from trainer.glue.results import are_figures, line_of, read_json, show_table, write_json
 from trainer.glue.scores import look_back
-from trainer.glue.settings import GlueSettings, OwnTaskSettings
+from trainer.glue.settings import SCHEDULE_FLAGS, GlueSettings, OwnTaskSettings
 from trainer.glue.submission import write_submission
 from trainer.job import Surroundings
 from trainer.launch import claim
@@ -45,27 +45,14 @@ COMPARED = (
     *OWN_TASK,
     "model_path",
     "from_scratch",
+    "head",
     "dropout",
     "max_seq_len",
-    "epochs",
-    "max_steps",
     "batch_size",
     "accumulation_steps",
     "rows_per_update",
     "grad_clip",
-    "learning_rate",
-    "layer_decay",
-    "warmup_share",
-    "warmup_steps",
-    "weight_decay",
-    "head",
-    "lr_schedule",
-    "top_layer_exponent",
-    "adam_bias_correction",
-    "adam_epsilon",
-    "loss_reduction",
-    "double_unordered",
-    "score_divisor",
+    *SCHEDULE_FLAGS,
     "do_train",
     "do_eval",
     "do_predict",

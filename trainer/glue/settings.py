@@ -20,8 +20,8 @@ from trainer.reporting.settings import OutputSettings, log_interval, save_interv
 USUAL_SAVE_INTERVAL = 500
 PROG = "train_glue.py"
 DESCRIPTION = "Fine-tune an encoder on GLUE."
-# The flags that only training reads
-TRAINING_FLAGS = (
+# The flags that only training reads, and that decide on what comes of it
+SCHEDULE_FLAGS = (
     "epochs",
     "max_steps",
     "learning_rate",
@@ -36,8 +36,9 @@ TRAINING_FLAGS = (
     "loss_reduction",
     "double_unordered",
     "score_divisor",
-    "save_steps",
 )
+# All flags that only training reads
+TRAINING_FLAGS = (*SCHEDULE_FLAGS, "save_steps")
 # What is on top of the encoder
 HEADS = ("huggingface", "plain")
 # Of the losses of a batch's examples
