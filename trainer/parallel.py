@@ -68,6 +68,15 @@ def ranks_of_group(shard: str, ranks: Ranks) -> int:
     return size
 
 
+def put_on_device(model: nn.Module, group_size: int, ranks: Ranks, device: torch.device) -> "Shards | None":
+    """Put a model on the device of each rank, divided among the ranks of a group; None where a group is one rank, which has
+    the whole."""
+    if group_size > 1:
+        return Shards(model, group_size, ranks, device)
+    model.to(device)
+    return None
+
+
 def build_on_main(ranks: Ranks, build: Callable[[], ModelT]) -> ModelT:
     """The model of `build()`. Rank 0 alone has its weights, since no other needs the memory for them.
 

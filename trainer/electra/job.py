@@ -41,9 +41,9 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks, on_main
 from trainer.machine.signals import StopSignals
-from trainer.optim.build import build_optimizer
+from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.parallel import Shards, ranks_of_group
+from trainer.parallel import put_on_device, ranks_of_group
 from trainer.recipes import PRETRAINING, is_of_recipe, recipe_lines
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
@@ -121,19 +121,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         if settings.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.model.train()
-        if group_size > 1:
-            self.shards = Shards(self.model, group_size, self.ranks, self.device)
-        else:
-            self.model.to(self.device)
+        self.shards = put_on_device(self.model, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
-        self.optimizer = build_optimizer(
+        self.optimizer = optimizer_of(
+            settings,
             self.model,
-            settings.learning_rate,
-            settings.weight_decay,
-            settings.optimizer,
-            settings.muon_lr,
             self.ranks,
             self.shards,
             eps=settings.adam_epsilon,

@@ -44,7 +44,7 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.parallel import Shards, ranks_of_group
+from trainer.parallel import put_on_device, ranks_of_group
 from trainer.reporting.charts import COMMON
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
@@ -136,10 +136,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.model_name = type(self.model).__name__
         self.model.train()
         group_size = ranks_of_group(settings.shard, self.ranks)
-        if group_size > 1:
-            self.shards = Shards(self.model, group_size, self.ranks, self.device)
-        else:
-            self.model.to(self.device)
+        self.shards = put_on_device(self.model, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
@@ -64,6 +64,31 @@ def build_optimizer(
     """
     groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
     return BUILDERS[kind](model, groups, Options(lr, weight_decay, muon_lr, ranks, shards, adam_options))
+
+
+class OptimizerFlags(Protocol):
+    """The settings that an optimiser is built by."""
+
+    learning_rate: float
+    weight_decay: float
+    optimizer: str
+    muon_lr: float
+
+
+def optimizer_of(
+    settings: OptimizerFlags, model: nn.Module, ranks: Ranks, shards: Shards | None, **adam_options: Any
+) -> torch.optim.Optimizer:
+    """The optimiser that the settings of a trainer name. All else as in `build_optimizer`."""
+    return build_optimizer(
+        model,
+        settings.learning_rate,
+        settings.weight_decay,
+        settings.optimizer,
+        settings.muon_lr,
+        ranks,
+        shards,
+        **adam_options,
+    )
 
 
 def adamw_alone(model: nn.Module, groups: Groups, options: Options) -> torch.optim.Optimizer:

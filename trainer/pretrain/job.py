@@ -42,10 +42,10 @@ from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.machine.signals import StopSignals
-from trainer.optim.build import build_optimizer
+from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
-from trainer.parallel import Shards, build_on_main, ranks_of_group
+from trainer.parallel import build_on_main, put_on_device, ranks_of_group
 from trainer.pretrain import trial
 from trainer.pretrain.compressors import compressed
 from trainer.pretrain.data import USUAL_TEXT, open_corpus
@@ -157,17 +157,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
-        if self.group_size > 1:
-            self.shards = Shards(self.model, self.group_size, self.ranks, self.device)
-        self.optimizer = build_optimizer(
-            self.model,
-            settings.learning_rate,
-            settings.weight_decay,
-            settings.optimizer,
-            settings.muon_lr,
-            self.ranks,
-            self.shards,
-        )
+        self.shards = put_on_device(self.model, self.group_size, self.ranks, self.device)
+        self.optimizer = optimizer_of(settings, self.model, self.ranks, self.shards)
         self.n_sums = n_sums(self.config)
         self.assembler = self.corpus.assembler(self.pad_id)
         self.validation = self.corpus.validation(self.pad_id)
