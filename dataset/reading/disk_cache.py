@@ -1,4 +1,4 @@
-"""Files and folders that were fetched from elsewhere, on a disk that has room for some of them.
+"""Files that were fetched from elsewhere, on a disk that has room for some of them.
 
 A cache is a folder that processes share without a word. Three rules keep it whole, whatever is killed when:
 
@@ -7,12 +7,16 @@ A cache is a folder that processes share without a word. Three rules keep it who
    name of a temporary whose lock nobody holds: the next one that needs room removes it.
 3. Before anything is fetched there is room for all of it. What is under way counts with its whole size, which its name
    tells. The entries that were used least lately go first.
+
+A complete entry has the time of last write WRITTEN, which no later write leaves as it is; when it was used is its time of
+last access. So whoever opens it sees without reading it that nobody wrote to it since. What has another size or time is
+compared with its digest again, or fetched again where there is none.
 """
 
 import contextlib
 import hashlib
 import os
-import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +29,24 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 Opened = TypeVar("Opened")
-# Writes an entry, a file or a folder, at the path that it is given.
-Fill = Callable[[Path], None]
+# A moment that is long ago, in ns; whole and even seconds, since some file systems count in steps of two.
+WRITTEN = 10**18
 
 # So many lock files stand for all entries: two entries that share one are fetched one after the other.
 LOCKS = 64
+
+
+class Wanted(NamedTuple):
+    """A file that is asked for.
+
+    name: unique for the content. fill: writes so many bytes at the path that it is given. is_whole: whether the file at a path
+    has the content; None: only its size is known.
+    """
+
+    name: str
+    n_bytes: int
+    fill: Callable[[Path], None]
+    is_whole: Callable[[Path], bool] | None = None
 
 
 class Entry(NamedTuple):
@@ -47,42 +64,65 @@ class DiskCache:
     folder: Path
     limit_bytes: int
 
-    def use(self, name: str, n_bytes: int, fill: Fill, opened: Callable[[Path], Opened]) -> Opened:
+    def use(self, wanted: Wanted, opened: Callable[[Path], Opened]) -> Opened:
         """opened(path of the entry), fetched now if it is not there.
 
-        name: of a file, unique for the content. n_bytes: as many as `fill` writes. What `opened` returns must not need the
-        path any more: the entry may go at any time. Errors: DataError where the cache is too small, and those of `fill`.
+        What `opened` returns must not need the path any more: the entry may go at any time. Errors: DataError where the cache is
+        too small, and those of `fill`.
         """
+        path = self.folder / wanted.name
         while True:
-            path = self.folder / name
-            try:
-                os.utime(path)
-            except FileNotFoundError:
-                self._fetch(name, n_bytes, fill, wait=True)
+            if not self._is_there(wanted):
+                self._fetch(wanted, wait=True)
             # Between these lines another process may have needed the room.
             with contextlib.suppress(FileNotFoundError):
+                _mark_as_used(path)
                 return opened(path)
 
-    def prefetch(self, name: str, n_bytes: int, fill: Fill) -> None:
+    def prefetch(self, wanted: Wanted) -> None:
         """Fetch the entry unless it is there or under way."""
-        if not (self.folder / name).exists():
-            self._fetch(name, n_bytes, fill, wait=False)
+        if not (self.folder / wanted.name).exists():
+            self._fetch(wanted, wait=False)
 
-    def _fetch(self, name: str, n_bytes: int, fill: Fill, wait: bool) -> None:
+    def _is_there(self, wanted: Wanted) -> bool:
+        """Whether the entry is there and has the content that it was given."""
+        path = self.folder / wanted.name
+        try:
+            stat = path.stat()
+            if (stat.st_size, stat.st_mtime_ns) == (wanted.n_bytes, WRITTEN):
+                return True
+            if stat.st_size != wanted.n_bytes or wanted.is_whole is None or not wanted.is_whole(path):
+                return False
+            _mark_as_used(path)
+            return True
+        except FileNotFoundError:
+            return False
+
+    def _fetch(self, wanted: Wanted, wait: bool) -> None:
         """Make the entry. wait: for another process that fetches it; otherwise it is left to that one."""
+        from filelock import Timeout
+
         self.folder.mkdir(parents=True, exist_ok=True)
+        name, n_bytes, fill, _ = wanted
+        try:
+            held = self._lock_of(name).acquire(timeout=-1 if wait else 0)
+        except Timeout:
+            return
         # Its owner is known by the lock, and its size by the name: see the rules above.
         temporary = self.folder / f".tmp-{n_bytes}-{name}"
-        with contextlib.suppress(TimeoutError), self._lock_of(name).acquire(timeout=-1 if wait else 0):
-            if (self.folder / name).exists():
+        with held:
+            if self._is_there(wanted):
                 return
             with _lock(self.folder / ".room.lock"):
+                # What is no longer what was fetched.
+                _remove_whole(self.folder / name)
                 self._make_room(name, n_bytes)
                 # From here on it counts.
                 temporary.mkdir()
             try:
                 fill(temporary / name)
-                os.rename(temporary / name, self.folder / name)
+                _mark_as_used(temporary / name)
+                os.replace(temporary / name, self.folder / name)
                 sync_folder(self.folder)
             finally:
                 remove(temporary)
@@ -117,10 +157,12 @@ class DiskCache:
 
     def _is_abandoned(self, name: str) -> bool:
         """Whether nobody fetches this entry any more."""
+        from filelock import Timeout
+
         try:
             with self._lock_of(name).acquire(timeout=0):
                 return True
-        except TimeoutError:
+        except Timeout:
             return False
 
     def _entries(self) -> Iterator[Entry]:
@@ -128,19 +170,20 @@ class DiskCache:
         for entry in os.scandir(self.folder):
             if entry.name.startswith("."):
                 continue
-            path = Path(entry.path)
             stat = entry.stat()
-            n_bytes = stat.st_size
-            if entry.is_dir():
-                n_bytes = sum(file.stat().st_size for file in path.iterdir())
-            yield Entry(path, n_bytes, stat.st_mtime_ns)
+            yield Entry(Path(entry.path), stat.st_size, stat.st_atime_ns)
+
+
+def _mark_as_used(path: Path) -> None:
+    os.utime(path, ns=(time.time_ns(), WRITTEN))
 
 
 def _lock(path: Path) -> "BaseFileLock":
     # Loaded where it is needed: the flags of every trainer import this module, and its loading takes a tenth of a second.
     from filelock import FileLock
 
-    return FileLock(path)
+    # A lock that a killed process leaves behind would be waited for without end.
+    return FileLock(path, fallback_to_soft=False)
 
 
 def _lock_number(name: str) -> int:
@@ -148,10 +191,9 @@ def _lock_number(name: str) -> int:
 
 
 def _remove_whole(path: Path) -> None:
-    """Nobody must see half of a folder: it loses its name first."""
+    """Nobody must see half of it: it loses its name first."""
     gone = path.with_name(f".gone-{path.name}")
-    remove(gone)
     # Windows keeps the name of what a process has open. It stays, and goes another time.
-    with contextlib.suppress(PermissionError):
-        os.rename(path, gone)
-        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        os.replace(path, gone)
+        remove(gone)

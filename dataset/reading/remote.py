@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from common.errors import DataError
 from common.packages import optional_package
 from common.paths import user_cache
-from dataset.reading.disk_cache import DiskCache
+from dataset.reading.disk_cache import DiskCache, Wanted
 
 ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # Of each scheme the package that fsspec needs for it.
@@ -160,8 +160,7 @@ class _Pieces(io.RawIOBase):
 
 
 def _open_piece(file: RemoteFile, number: int) -> BinaryIO:
-    name, n_bytes, fill = _piece(file, number)
-    return file.cache.use(name, n_bytes, fill, _opened)
+    return file.cache.use(_piece(file, number), _opened)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -171,7 +170,7 @@ def _opened(path: Path) -> BinaryIO:
 def _prefetch_piece(file: RemoteFile, number: int) -> None:
     """Fetch a piece beside what goes on, if there is one of that number."""
     if number * PIECE_BYTES < file.size:
-        beside(file.cache.prefetch, *_piece(file, number))
+        beside(file.cache.prefetch, _piece(file, number))
 
 
 def beside(function: Callable[..., object], *arguments: object) -> None:
@@ -186,8 +185,7 @@ def beside(function: Callable[..., object], *arguments: object) -> None:
     threading.Thread(target=run, name="prefetch", daemon=True).start()
 
 
-def _piece(file: RemoteFile, number: int) -> tuple[str, int, Callable[[Path], None]]:
-    """(name in the cache, bytes, what fetches it)."""
+def _piece(file: RemoteFile, number: int) -> Wanted:
     begin = number * PIECE_BYTES
     end = min(begin + PIECE_BYTES, file.size)
 
@@ -198,7 +196,7 @@ def _piece(file: RemoteFile, number: int) -> tuple[str, int, Callable[[Path], No
             out.flush()
             os.fsync(out.fileno())
 
-    return f"{file.digest}-{number}", end - begin, fill
+    return Wanted(f"{file.digest}-{number}", end - begin, fill)
 
 
 def _bytes_of(file: RemoteFile, begin: int, end: int) -> bytes:
@@ -212,17 +210,37 @@ def _bytes_of(file: RemoteFile, begin: int, end: int) -> bytes:
     return content
 
 
-def fetch_file(address: str, path: Path, is_whole: Callable[[], bool]) -> None:
-    """Copy a file to this machine. is_whole: whether what came is what it should be. Errors: DataError."""
+def fetch_file(address: str, path: Path, n_bytes: int, is_whole: Callable[[Path], bool]) -> None:
+    """Copy a file to this machine. is_whole: whether what came is what it should be. Errors: DataError, at once where the server
+    has another number of bytes."""
 
     def fetch() -> None:
-        file_system(address).get_file(address, str(path))
+        system = file_system(address)
+        there = _info(system, address).get("size")
+        if there is not None and int(there) != n_bytes:
+            raise _other_size(address, f"{int(there):,}", n_bytes)
+        system.get_file(address, str(path), callback=_at_most(address, n_bytes))
         with open(path, "rb+") as file:
             os.fsync(file.fileno())
-        if not is_whole():
+        if not is_whole(path):
             raise OSError("what came is cut off, or is not what its digest says")
 
     _again_and_again(address, fetch)
+
+
+def _at_most(address: str, n_bytes: int) -> Any:
+    """A callback of fsspec, which is told how many bytes have come: it ends a download that does not end by itself."""
+    from fsspec.callbacks import Callback
+
+    def refuse_more(size: int | None, value: int, **_: object) -> None:
+        if value > n_bytes:
+            raise _other_size(address, f"more than {n_bytes:,}", n_bytes)
+
+    return Callback(hooks={"bound": refuse_more})
+
+
+def _other_size(address: str, there: str, wanted: int) -> DataError:
+    return DataError(f"{address}: the server has {there} bytes of it where {wanted:,} belong; copy it there again")
 
 
 def file_system(address: str) -> FileSystem:

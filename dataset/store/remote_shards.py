@@ -18,7 +18,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.files import file_digest
-from dataset.reading.disk_cache import DiskCache
+from dataset.reading.disk_cache import DiskCache, Wanted
 from dataset.reading.remote import beside, fetch_file, remote_files
 from dataset.store.format import DamagedStore, are_offsets
 from dataset.store.interface import Ints
@@ -74,20 +74,20 @@ class RemoteShards:
     def _prefetch(self, shards: Sequence[ShardEntry]) -> None:
         for shard in shards:
             for name in TRAINED_FILES:
-                self.cache.prefetch(*self.entry(shard, name))
+                self.cache.prefetch(self.wanted(shard, name))
 
-    def entry(self, shard: ShardEntry, name: str) -> tuple[str, int, Any]:
-        """(name in the cache, bytes, what fetches it) of a file of a shard."""
+    def wanted(self, shard: ShardEntry, name: str) -> Wanted:
+        """A file of a shard, as the cache is asked for it."""
         n_bytes, digest = shard.files[name]
         address = f"{self.address}/{shard.name}/{name}"
 
+        def is_whole(path: Path) -> bool:
+            return path.stat().st_size == n_bytes and file_digest(path) == digest
+
         def fill(path: Path) -> None:
-            def is_whole() -> bool:
-                return path.stat().st_size == n_bytes and file_digest(path) == digest
+            fetch_file(address, path, n_bytes, is_whole)
 
-            fetch_file(address, path, is_whole)
-
-        return digest, n_bytes, fill
+        return Wanted(digest, n_bytes, fill, is_whole)
 
 
 class RemoteShard:
@@ -128,4 +128,4 @@ class RemoteShard:
         def mapped(path: Path) -> Ints:
             return np.memmap(path, dtype, "r").view(np.ndarray)
 
-        return self.place.cache.use(*self.place.entry(self.shard, name), mapped)
+        return self.place.cache.use(self.place.wanted(self.shard, name), mapped)

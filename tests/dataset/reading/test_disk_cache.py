@@ -8,7 +8,7 @@ import time
 import pytest
 
 from common.errors import DataError
-from dataset.reading.disk_cache import DiskCache
+from dataset.reading.disk_cache import DiskCache, Wanted
 
 
 def writes(content):
@@ -27,13 +27,13 @@ def bytes_below(folder):
 
 
 def use(cache, name, content=b"x" * 10):
-    return cache.use(name, len(content), writes(content), lambda path: path.read_bytes())
+    return cache.use(Wanted(name, len(content), writes(content)), lambda path: path.read_bytes())
 
 
 def test_an_entry_is_fetched_once(tmp_path):
     cache = DiskCache(tmp_path / "cache", 100)
     assert use(cache, "a", b"abc") == b"abc"
-    assert cache.use("a", 3, None, lambda path: path.read_bytes()) == b"abc"
+    assert cache.use(Wanted("a", 3, None), lambda path: path.read_bytes()) == b"abc"
 
 
 def test_what_was_used_least_lately_goes_and_the_limit_holds(tmp_path):
@@ -47,17 +47,44 @@ def test_what_was_used_least_lately_goes_and_the_limit_holds(tmp_path):
         assert bytes_below(cache.folder) <= cache.limit_bytes
 
 
-def test_an_entry_may_be_a_folder_and_goes_as_a_whole(tmp_path):
-    cache = DiskCache(tmp_path / "cache", 25)
+@pytest.mark.parametrize("change", ["another byte", "cut off", "gone"])
+@pytest.mark.parametrize("knows_content", [True, False])
+def test_an_entry_that_somebody_wrote_to_is_fetched_again(tmp_path, change, knows_content):
+    cache = DiskCache(tmp_path / "cache", 3)
+    is_whole = (lambda path: path.read_bytes() == b"abc") if knows_content else None
+    wanted = Wanted("a", 3, writes(b"abc"), is_whole)
+    cache.use(wanted, lambda path: None)
+    path = cache.folder / "a"
+    path.unlink() if change == "gone" else path.write_bytes({"another byte": b"abd", "cut off": b"ab"}[change])
+    for _ in range(2):
+        assert cache.use(wanted, lambda path: path.read_bytes()) == b"abc"
+    assert names(cache) == ["a"]
+
+
+def test_an_entry_is_compared_with_its_digest_only_where_its_time_or_size_is_another(tmp_path):
+    """As after a copy of the cache, which has the time of the copy."""
+    cache = DiskCache(tmp_path / "cache", 100)
+    compared = []
+    wanted = Wanted("a", 3, writes(b"abc"), lambda path: compared.append(path) or True)
+    for _ in range(3):
+        cache.use(wanted, lambda path: None)
+    assert compared == []
+    os.utime(cache.folder / "a")
+    for _ in range(3):
+        assert cache.use(wanted._replace(fill=None), lambda path: path.read_bytes()) == b"abc"
+    assert compared == [cache.folder / "a"]
+
+
+def test_a_download_that_takes_too_long_is_told(tmp_path):
+    """A lock that is not to be had raises an error of the same kind, which is left to whoever holds it."""
+    cache = DiskCache(tmp_path / "cache", 100)
 
     def fill(path):
-        path.mkdir()
-        (path / "one").write_bytes(b"x" * 10)
-        (path / "two").write_bytes(b"y" * 10)
+        raise TimeoutError("the server is slow")
 
-    assert cache.use("folder", 20, fill, lambda path: sorted(os.listdir(path))) == ["one", "two"]
-    use(cache, "file")
-    assert names(cache) == ["file"]
+    for fetch in (lambda wanted: cache.use(wanted, lambda path: path), cache.prefetch):
+        with pytest.raises(TimeoutError, match="slow"):
+            fetch(Wanted("a", 3, fill))
 
 
 def test_more_than_the_limit_ends_with_the_flag_that_raises_it(tmp_path):
@@ -74,7 +101,7 @@ def test_what_is_under_way_counts(tmp_path):
         go_on.wait(30)
         path.write_bytes(b"x" * 10)
 
-    thread = threading.Thread(target=cache.prefetch, args=("a", 10, slow))
+    thread = threading.Thread(target=cache.prefetch, args=(Wanted("a", 10, slow),))
     thread.start()
     began.wait(30)
     with pytest.raises(DataError, match="--cache_gb"):
@@ -92,7 +119,7 @@ def test_a_failure_leaves_nothing(tmp_path):
         raise ValueError("the connection broke")
 
     with pytest.raises(ValueError, match="broke"):
-        cache.use("a", 4, fails, lambda path: path)
+        cache.use(Wanted("a", 4, fails), lambda path: path)
     assert bytes_below(cache.folder) == 0
     assert use(cache, "a", b"abcd") == b"abcd"
 
@@ -108,7 +135,7 @@ def test_what_a_killed_process_left_is_never_used_and_gives_its_room_back(tmp_pa
 
     child = os.fork()
     if child == 0:
-        cache.use("a", 10, killed_half_way, lambda path: path)
+        cache.use(Wanted("a", 10, killed_half_way), lambda path: path)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert list(cache.folder.glob(".tmp-*")), "the test killed nothing"
@@ -128,7 +155,7 @@ def test_threads_that_want_the_same_entry_fetch_it_once(tmp_path):
 
     results = []
     threads = [
-        threading.Thread(target=lambda: results.append(cache.use("a", 3, fill, lambda path: path.read_bytes())))
+        threading.Thread(target=lambda: results.append(cache.use(Wanted("a", 3, fill), lambda path: path.read_bytes())))
         for _ in range(4)
     ]
     for thread in threads:

@@ -102,12 +102,50 @@ def test_what_is_not_what_the_digest_says_is_never_used(tmp_path, s3, encoder, d
         content[100] ^= 1
     s3.put(f"damage{len(damage)}/tokens/{name}", bytes(content))
     there = opened(manifest, tmp_path / "cache")
-    with pytest.raises(DataError, match=f"{name}: cannot be read .*its digest"):
+    told = "the server has .* bytes of it where .* belong" if damage == "cut off" else "cannot be read .*its digest"
+    with pytest.raises(DataError, match=f"{name}: {told}"):
         there.tokens[:]
     assert not (tmp_path / "cache" / store.shards[2].files["tokens.bin"][1]).exists()
     assert not list((tmp_path / "cache").glob(".tmp-*"))
     s3.put(f"damage{len(damage)}/tokens/{name}", (store.folder / name).read_bytes())
     assert np.array_equal(there.tokens[:], store.tokens[:])
+
+
+@pytest.mark.parametrize("length", [None, 7])
+def test_a_server_that_sends_without_end_is_left(tmp_path, monkeypatch, length):
+    """It says how long the file is, or does not. Reference: the bytes that were written."""
+    pytest.importorskip("fsspec")
+
+    class Endless:
+        def invalidate_cache(self):
+            """Nothing."""
+
+        def info(self, address):
+            return {"size": length}
+
+        def get_file(self, address, path, callback):
+            with open(path, "wb") as file:
+                for _ in range(1000):
+                    callback.relative_update(file.write(b"x" * 5))
+
+    monkeypatch.setattr(remote, "file_system", lambda address: Endless())
+    path = tmp_path / "tokens.bin"
+    with pytest.raises(
+        DataError, match=f"tokens.bin: the server has {length or 'more than 10'} bytes of it where 10 belong"
+    ):
+        remote.fetch_file("s3://b/tokens.bin", path, 10, lambda path: True)
+    assert not path.exists() if length else path.stat().st_size == 15
+
+
+def test_a_shard_of_the_cache_that_was_written_to_is_fetched_again(tmp_path, encoder):
+    store = built(tmp_path, encoder)
+    address = f"file://{store.folder}/manifest.json"
+    opened(address, tmp_path / "cache").tokens[:]
+    damaged = tmp_path / "cache" / store.shards[2].files["tokens.bin"][1]
+    content = bytearray(damaged.read_bytes())
+    content[10] ^= 1
+    damaged.write_bytes(content)
+    assert np.array_equal(opened(address, tmp_path / "cache").tokens[:], store.tokens[:])
 
 
 READ = """
