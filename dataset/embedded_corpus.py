@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from filelock import FileLock
-
 from common.files import atomic_file
+from common.locks import file_lock
 
 # Parts of paths: tests, what is gone in newer Pythons or is there on some systems only, jokes, and other people's code.
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "distutils", "encodings", "pydoc_data", "antigravity"}
@@ -39,7 +38,7 @@ def build_embedded_corpus(path: str | Path) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     # Of ranks that start together one builds: a second file would look like an edit.
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    with file_lock(path.with_name(f".{path.name}.lock")):
         if not path.is_file():
             _write(path)
     return path

@@ -3,7 +3,9 @@
     python launch/ray_train.py --workers 2 --gpus 1 -- --data_path /shared/my.jsonl --out_dir /shared/out
 
 Ray starts the processes, joins them, and starts them again where one is lost; the trainer goes on from its own checkpoints,
-so --out_dir has to be a folder that all machines see. What follows the two dashes are flags of trainer/train_pretrain.py.
+so --out_dir has to be a folder that all machines see, and --data_path names the same files on each. Every machine of the
+cluster needs this repository under the same path, and its requirements. What follows the two dashes are flags of
+trainer/train_pretrain.py. The command waits until the run is over, and ends with an error where it failed for good.
 """
 
 import argparse

@@ -15,6 +15,9 @@ set -eu
 : "${NODES:?is not set: see the first lines of launch/static.sh}"
 : "${NODE:?is not set: see the first lines of launch/static.sh}"
 
+# How long torchrun waits for the save after a request to stop, in place of 30 seconds.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}"
+
 exec torchrun --nnodes "$NODES" --node_rank "$NODE" --nproc_per_node "${PROCESSES:-gpu}" \
     --master_addr "$HEAD" --master_port "$PORT" \
     "${TRAINER:-trainer/train_pretrain.py}" --from_resume 1 "$@"

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from common.files import atomic_file
+from common.locks import file_lock
 from dataset.embedded_corpus import library_entries
 
 # The ways to ask after a name; each answer stands in the data once for each.
@@ -47,7 +46,7 @@ def build_embedded_questions(path: str | Path) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Of ranks that start together one builds: a second file would look like an edit.
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    with file_lock(path.with_name(f".{path.name}.lock")):
         if not path.is_file():
             _write(path)
     return path

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from common.errors import DataError
 from common.files import remove, sync_folder
+from common.locks import file_lock
 
 if TYPE_CHECKING:
-    from filelock import BaseFileLock
+    from filelock import FileLock
 
 Opened = TypeVar("Opened")
 # A moment that is long ago, in ns; whole and even seconds, since some file systems count in steps of two.
@@ -113,7 +114,7 @@ class DiskCache:
         with held:
             if self._is_there(wanted):
                 return
-            with _lock(self.folder / ".room.lock"):
+            with file_lock(self.folder / ".room.lock"):
                 # What is no longer what was fetched.
                 _remove_whole(self.folder / name)
                 self._make_room(name, n_bytes)
@@ -127,8 +128,8 @@ class DiskCache:
             finally:
                 remove(temporary)
 
-    def _lock_of(self, name: str) -> "BaseFileLock":
-        return _lock(self.folder / f".{_lock_number(name)}.lock")
+    def _lock_of(self, name: str) -> "FileLock":
+        return file_lock(self.folder / f".{_lock_number(name)}.lock")
 
     def _make_room(self, name: str, n_bytes: int) -> None:
         """Remove entries until there is room for one more. Errors: DataError where there never is."""
@@ -176,14 +177,6 @@ class DiskCache:
 
 def _mark_as_used(path: Path) -> None:
     os.utime(path, ns=(time.time_ns(), WRITTEN))
-
-
-def _lock(path: Path) -> "BaseFileLock":
-    # Loaded where it is needed: the flags of every trainer import this module, and its loading takes a tenth of a second.
-    from filelock import FileLock
-
-    # A lock that a killed process leaves behind would be waited for without end.
-    return FileLock(path, fallback_to_soft=False)
 
 
 def _lock_number(name: str) -> int:

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from common.errors import DataError
 from common.files import file_digest
+from common.locks import file_lock
 from common.notices import announce
 from dataset.reading.file_kinds import identity_suffix
 from dataset.reading.remote import DataFile, RemoteFile
@@ -214,7 +215,7 @@ def _take_turns(file: DataFile, stat: Stats, notes: _SharedNotes, wait: bool) ->
     if stat[1] < WAIT_FROM_BYTES:
         return _noted_or_hashed(file, stat, notes)
     name = hashlib.sha256(stat[0].encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    lock = FileLock(notes.places[0] / f".digest-{name}.lock")
+    lock = file_lock(notes.places[0] / f".digest-{name}.lock")
     if wait:
         announce(f"waiting for another process that reads {file}")
     with lock.acquire(timeout=-1 if wait else 0):
@@ -241,7 +242,7 @@ def remember_hashes(stats: list[Stats], data: list[tuple[str, str]], place: Path
         if _last_change(stat) < hashed_at - SETTLED_S:
             new.append([*stat, digest])
     # Processes that make shards note their digests at the same time; what one of them loses is read again.
-    with contextlib.suppress(OSError), FileLock(place / ".hashes.lock").acquire(timeout=10):
+    with contextlib.suppress(OSError), file_lock(place / ".hashes.lock").acquire(timeout=10):
         old = [entry for entry in _read_hashes(place) if entry[0] not in paths]
         entries = old + new
         handle, temp = tempfile.mkstemp(dir=place, prefix=".hashes.")

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from common.errors import DataError
 from common.files import remove
+from common.locks import file_lock
 from common.notices import announce
 from dataset.store.writer import read_progress
 
@@ -36,13 +37,13 @@ def lock(place: Path, name: str, tell: bool = True) -> Iterator[None]:
 
     tell: false for a process that waits for another one of its own run.
     """
-    file_lock = FileLock(place / f".{name}.lock")
+    of_name = file_lock(place / f".{name}.lock")
     try:
-        held = file_lock.acquire(timeout=1)
+        held = of_name.acquire(timeout=1)
     except Timeout:
         if tell:
             announce(f"waiting for another process that makes {place / name}")
-        held = file_lock.acquire()
+        held = of_name.acquire()
     with held:
         _clear_up(place, name)
         yield
@@ -56,7 +57,7 @@ def _clear_up(place: Path, name: str) -> None:
         if owner == name:
             continue
         # Who works on it holds its lock.
-        with contextlib.suppress(Timeout), FileLock(place / f".{owner}.lock").acquire(timeout=0):
+        with contextlib.suppress(Timeout), file_lock(place / f".{owner}.lock").acquire(timeout=0):
             if _is_abandoned(temp):
                 remove(temp)
 

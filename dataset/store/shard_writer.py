@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from common.files import remove, sync_folder
+from common.locks import file_lock
 from dataset.reading.faults import BadLines
 from dataset.store.dealing import Place, Start, shard_of
 from dataset.store.encode_worker import EncodedBlock
@@ -147,7 +148,7 @@ class ShardWriter:
             return
         # A trainer may be started while processes with --shard are at work.
         name = shard_name(self.left[0])
-        self._lock = FileLock(self.temp / f".{name}.lock")
+        self._lock = file_lock(self.temp / f".{name}.lock")
         self._lock.acquire()
         if not self._is_complete(self.left[0]):
             self.writer = StoreWriter(self.temp, name, self.identity)

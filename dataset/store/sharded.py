@@ -120,7 +120,11 @@ class ShardFolder:
         """The contents are compared when a shard is opened, and beside the training."""
         for shard in shards:
             folder = self.folder / shard.name
-            if not (folder / "meta.json").is_file() or bytes_of_shard(folder) != shard.n_bytes:
+            try:
+                n_bytes = bytes_of_shard(folder)
+            except OSError:
+                n_bytes = 0
+            if n_bytes != shard.n_bytes:
                 raise DamagedStore(f"{shard.name} is not whole")
 
     def open(self, shard: ShardEntry, dtype: np.dtype[Any]) -> TokenStore:
@@ -266,8 +270,8 @@ def forget(store: Path) -> None:
 
 
 def bytes_of_shard(folder: Path) -> int:
-    """Of all its files."""
-    return sum(file.stat().st_size for file in folder.iterdir())
+    """Of all its files. NFS keeps what is deleted while it is open, under names that begin with .nfs: these are none of them."""
+    return sum((folder / name).stat().st_size for name in (*FILES, "meta.json"))
 
 
 def write_manifest(folder: Path, names: Sequence[str], corpus: dict[str, Any], bad_lines: BadLines) -> None:

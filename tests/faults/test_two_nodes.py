@@ -110,16 +110,18 @@ def test_a_worker_is_killed(shard, job, undisturbed):
     assert ends_as(undisturbed, job)
 
 
-def test_a_node_is_lost_without_a_word_and_comes_back(job, undisturbed):
-    _, second = job.nodes
+def lost_and_back(job, node):
+    """Start the run on both nodes; lose one of them between two saves, and bring it back. Returns the moment."""
     job.start()
     job.until_update(STRUCK)
-    second.plug(False)
-    second.kill()
+    job.lose(node)
     time.sleep(OUTAGE_S)
-    back = time.monotonic()
-    second.plug(True)
-    job.start(second)
+    return job.bring_back(node)
+
+
+def test_a_node_is_lost_without_a_word_and_comes_back(job, undisturbed):
+    _, second = job.nodes
+    back = lost_and_back(job, second)
     print(f"went on {job.goes_on_after(back):.1f} s after the node was back")
     assert ends_as(undisturbed, job)
 
@@ -127,14 +129,7 @@ def test_a_node_is_lost_without_a_word_and_comes_back(job, undisturbed):
 def test_the_node_where_the_launchers_meet_is_lost_and_comes_back(job, undisturbed):
     """The other launcher ends when it finds that nobody there knows it, and is started again."""
     first, second = job.nodes
-    job.start()
-    job.until_update(STRUCK)
-    first.plug(False)
-    first.kill()
-    time.sleep(OUTAGE_S)
-    back = time.monotonic()
-    first.plug(True)
-    job.start(first)
+    back = lost_and_back(job, first)
     assert second.launcher.wait(60) != 0
     print(f"the other launcher ended {time.monotonic() - back:.1f} s after the node was back")
     job.start(second)
@@ -174,13 +169,10 @@ def test_a_node_is_lost_and_the_other_goes_on_alone_until_it_is_back(job, undist
     job.hooks["hold_until_signal"] = {"update": 20}
     job.start()
     job.until_update(STRUCK)
-    second.plug(False)
-    second.kill()
+    job.lose(second)
     lost = time.monotonic()
     print(f"went on alone {job.goes_on_after(lost):.1f} s after the loss")
-    back = time.monotonic()
-    second.plug(True)
-    job.start(second)
+    back = job.bring_back(second)
     of_second = Path(f"{job.ledger}.1")
     of_second.unlink()
     job.wait_for(of_second.exists, "an update of both")

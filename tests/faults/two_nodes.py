@@ -192,6 +192,18 @@ class Job:
         self.wait_for(later, "the next update")
         return later()[0] - moment
 
+    def lose(self, node):
+        """The cable is pulled, then all processes of the node end: nobody is told."""
+        node.plug(False)
+        node.kill()
+
+    def bring_back(self, node):
+        """The cable is in, and the node's launcher is started again. Returns the moment."""
+        back = time.monotonic()
+        node.plug(True)
+        self.start(node)
+        return back
+
     def wait(self, seconds=180):
         """Both launchers end by themselves, without an error."""
         for node in self.nodes:

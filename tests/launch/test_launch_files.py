@@ -22,7 +22,7 @@ from trainer.pretrain.settings import parse_args
 STAND_IN = """#!{python}
 import json, os, sys
 name = os.path.basename(sys.argv[0])
-kept = {{key: os.environ[key] for key in ("HEAD", "PORT", "NODES", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE") if key in os.environ}}
+kept = {{key: os.environ[key] for key in ("HEAD", "PORT", "NODES", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT") if key in os.environ}}
 with open(os.environ["CALLS"], "a") as file:
     file.write(json.dumps([name, sys.argv[1:], kept]) + "\\n")
 print(os.environ.get("SAID_BY_" + name, ""))
@@ -71,13 +71,15 @@ def test_c10d(run, nodes, processes):
     assert (launcher.nnodes, launcher.nproc_per_node, launcher.max_restarts) == (nodes, processes, 3)
     assert (launcher.rdzv_backend, launcher.rdzv_endpoint) == ("c10d", "node0:29400")
     assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "110" and launcher.rdzv_id == "minimind"
     check_trainer(launcher)
 
 
 def test_static(run):
     ended, calls = run("static.sh", HEAD="node0", PORT="29500", NODES="2", NODE="1", TRAINER="trainer/train_sft.py")
     assert ended.returncode == 0, ended.stderr
-    ((_, arguments, _),) = calls
+    ((_, arguments, variables),) = calls
+    assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "110"
     launcher = get_args_parser().parse_args(arguments)
     assert (launcher.nnodes, launcher.node_rank, launcher.nproc_per_node) == ("2", 1, "gpu")
     assert (launcher.master_addr, launcher.master_port) == ("node0", 29500)
@@ -93,16 +95,33 @@ def test_a_variable_that_is_missing_is_named(run, file, missing):
     assert missing in ended.stderr and ended.stderr.count("\n") == 1
 
 
-# {the exit code of the launchers, the seconds that are left: whether the job goes into the queue again}
-ENDINGS = [(0, 100, False), (1, 100, True), (1, 10_000, False), (2, 10_000, False)]
+def test_two_runs_at_one_head_have_names_of_their_own(run):
+    _, calls = run("c10d.sh", HEAD="node0:29400", NODES="2", RUN_ID="other", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="600")
+    ((_, arguments, variables),) = calls
+    assert get_args_parser().parse_args(arguments).rdzv_id == "other"
+    assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "600"
 
 
-@pytest.mark.parametrize("code, seconds_left, again", ENDINGS)
-def test_a_job_of_slurm_that_ends_at_its_time_limit_goes_into_the_queue_again(run, code, seconds_left, again):
-    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds_left))
+# (exit code of the launchers, seconds since the start, seconds that are left, whether the job goes into the queue again)
+ENDINGS = [
+    (0, 9000, 100, False),
+    (1, 9000, 100, True),
+    (143, 9000, 180, True),
+    (1, 9000, 10_000, False),
+    # A wrong flag in a job of three minutes: it would come back for ever.
+    (1, 20, 160, False),
+    (2, 9000, 100, False),
+]
+
+
+@pytest.mark.parametrize("code, age, seconds_left, again", ENDINGS)
+def test_a_job_of_slurm_that_ends_at_its_time_limit_goes_into_the_queue_again(run, code, age, seconds_left, again):
+    begin, end = (
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds)) for seconds in (-age, seconds_left)
+    )
     ended, calls = run(
         "slurm.sbatch", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="node[0-1]", SLURM_NNODES="2", CODE_OF_srun=str(code),
-        SAID_BY_scontrol=f"   StartTime=2020-01-01T00:00:00 EndTime={end} Deadline=N/A",
+        SAID_BY_scontrol=f"   StartTime={begin} EndTime={end} Deadline=N/A",
     )  # fmt: skip
     assert ended.returncode == (0 if again else code), ended.stderr
     ((_, arguments, variables),) = [call for call in calls if call[0] == "srun"]
@@ -113,12 +132,22 @@ def test_a_job_of_slurm_that_ends_at_its_time_limit_goes_into_the_queue_again(ru
 
 def test_kubeflow():
     """torchrun's own flags come from the environment, which Kubeflow's Trainer sets."""
-    trainer = yaml.safe_load((ROOT / "launch" / "kubeflow.yaml").read_text(encoding="utf-8"))["spec"]["trainer"]
+    spec = yaml.safe_load((ROOT / "launch" / "kubeflow.yaml").read_text(encoding="utf-8"))["spec"]
+    trainer = spec["trainer"]
     program, *arguments = [*trainer["command"], *trainer["args"]]
     assert program == "torchrun"
     launcher = get_args_parser().parse_args(arguments)
     assert (ROOT / launcher.training_script).is_file()
     assert parse_args(launcher.training_script_args).from_resume
+    (variable,) = trainer["env"]
+    assert variable == {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "110"}
+    (job,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    # The save after a request to stop has time, and what is mounted is there.
+    assert pod["terminationGracePeriodSeconds"] > int(variable["value"])
+    volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts["/dev/shm"] == {"emptyDir": {"medium": "Memory"}} and "/shared" in mounts
 
 
 def test_ray_train(monkeypatch):

@@ -91,11 +91,19 @@ def signs_of_life(ranks: "Ranks") -> Iterator[None]:
         teller.join()
 
 
+# What NCCL says where another rank is the reason.
+OF_OTHER_RANKS = re.compile(r"remote|connection|abort|time.?out|timed out", re.IGNORECASE)
+
+
 def loss_of_a_rank(error: Exception) -> str | None:
     """One line for an error that says that another rank is gone or silent; None for any other error."""
     said = " ".join(str(error).split())
+    is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
     # Gloo raises plain RuntimeErrors.
-    if "gloo/transport" not in said and not isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+    is_loss |= "gloo/transport" in said
+    # NCCL has one error for all that goes wrong, wrong settings of this machine too.
+    is_loss |= isinstance(error, dist.DistBackendError) and OF_OTHER_RANKS.search(said) is not None
+    if not is_loss:
         return None
     # It begins with a place in its source, and ends with advice.
     said = re.sub(r"^\[\S+\] ", "", said).partition(" This is typically")[0].rstrip(".")

@@ -23,7 +23,7 @@ class HeldAtFirst:
 @pytest.mark.parametrize("tell", [True, False])
 def test_who_waits_says_so_where_he_is_asked_to(tmp_path, capsys, monkeypatch, tell):
     """A rank that waits for rank 0 of its own run has nothing to tell: rank 0 shows what it is doing."""
-    monkeypatch.setattr(places, "FileLock", HeldAtFirst)
+    monkeypatch.setattr(places, "file_lock", HeldAtFirst)
     with places.lock(tmp_path, "corpus", tell):
         pass
     assert ("waiting for another process" in capsys.readouterr().out) == tell

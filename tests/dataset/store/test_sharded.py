@@ -276,6 +276,16 @@ def test_a_damaged_shard_is_found_and_made_anew_alone(tmp_path, encoder, monkeyp
         assert again.document(200).tolist() == store.document(200).tolist()
 
 
+def test_what_nfs_keeps_of_deleted_files_is_no_damage(tmp_path, encoder):
+    store = open_or_build(write(tmp_path / "a.jsonl"), encoder, progress=False)
+    folder = store.folder / store.shards[3].name
+    (folder / ".nfs000000000001").write_bytes(b"deleted while it was open")
+    load(store.folder)
+    (folder / "doc_hash.bin").unlink()
+    with pytest.raises(DamagedStore, match=f"{store.shards[3].name} is not whole"):
+        load(store.folder)
+
+
 def test_a_shard_that_cannot_be_opened_now_is_not_taken_for_damaged(tmp_path, encoder, monkeypatch):
     store = open_or_build(write(tmp_path / "a.jsonl"), encoder, progress=False)
     before = files_of(store.folder)

@@ -320,6 +320,17 @@ def test_a_run_with_closed_standard_streams_ends_as_any_other(tmp_path):
             "(Timed out waiting 10000ms for recv operation to complete)",
         ),
         (torch.distributed.DistStoreError("wait timeout after 10000ms, keys: /a"), "(wait timeout after 10000ms, keys: /a)"),
+        (
+            torch.distributed.DistBackendError(
+                "NCCL error in: NCCLUtils.cpp:94, remote process exited or there was a network error\nLast error:\n"
+                "socketProgress: Connection closed by remote peer node1<4711>"
+            ),
+            "Connection closed by remote peer node1<4711>)",
+        ),
+        (
+            torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0."),
+            "(NCCL communicator was aborted on rank 0)",
+        ),
     ],
 )  # fmt: skip
 def test_the_loss_of_another_rank_is_one_line(error, reason):
@@ -329,6 +340,10 @@ def test_the_loss_of_another_rank_is_one_line(error, reason):
 
 def test_other_errors_of_torch_keep_their_traceback():
     assert line_of(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")) is None
+    wrong_here = (
+        "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
+    )
+    assert line_of(torch.distributed.DistBackendError(wrong_here)) is None
 
 
 @pytest.mark.parametrize(

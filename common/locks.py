@@ -1,0 +1,18 @@
+"""Locks that the operating system takes back when their process ends, however that ends."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+
+def file_lock(path: Path) -> "FileLock":
+    """A lock that is not held yet. To take it raises OSError on a file system that has no locks (Lustre without `-o flock`).
+
+    filelock would take the file's being there for a lock instead, and nobody would ever take back that of a killed process.
+    """
+    # Loaded where it is needed: the flags of every trainer import who uses this, and its loading takes a tenth of a second.
+    from filelock import FileLock
+
+    return FileLock(path, fallback_to_soft=False)
