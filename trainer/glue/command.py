@@ -1,6 +1,7 @@
 """What a fine-tuning command does around its runs: set up, find what is done already, evaluate, write the results."""
 
 import copy
+import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.errors import user_errors
-from common.files import remove
+from common.files import file_digest, remove
 from common.settings import default_of
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import load_tokenizer
@@ -83,7 +84,8 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
             config = load_config(f"--model_path {settings.model_path}", folder)
             take_rates(settings, getattr(config, "hidden_size", None))
         tokenizer = open_tokenizer(settings, folder)
-        command = Command(settings, surroundings, dtype, say, folder, tokenizer, SentenceEncoder(tokenizer))
+        key = on_main(ranks, lambda: key_of_model(folder, settings.from_scratch))
+        command = Command(settings, surroundings, dtype, say, folder, key, tokenizer, SentenceEncoder(tokenizer))
         on_main(ranks, lambda: check_place(settings, out, folders, folder))
         tasks = [read_task(command, name, Path(place), own) for name, place in folders.items()]
         kinds = [data.task for data in tasks]
@@ -98,6 +100,18 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     for line in (*precision, *checked.lines, *notices(settings, ranks, kinds)):
         say(line)
     return command, tasks
+
+
+def key_of_model(folder: Path, from_scratch: bool) -> str:
+    """Changes with what a run begins with: the config in a folder, and the weights beside it."""
+    patterns = ["config.json"]
+    if not from_scratch:
+        patterns += ["model*.safetensors", "pytorch_model*.bin"]
+    digest = hashlib.sha256()
+    for pattern in patterns:
+        for path in sorted(folder.glob(pattern)):
+            digest.update(f"{path.name} {file_digest(path)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def open_tokenizer(settings: GlueSettings, folder: Path) -> PreTrainedTokenizerBase:
@@ -144,7 +158,7 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
     ranks = command.ranks
     surroundings = command.surroundings
     compared = {name: getattr(settings, name) for name in COMPARED}
-    earlier, changed, trained = on_main(ranks, lambda: done_before(settings, folder, compared, data))
+    earlier, changed, trained = on_main(ranks, lambda: done_before(command, settings, data, folder, compared))
     if earlier and not changed:
         command.say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
         return 0, earlier
@@ -164,6 +178,7 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
         "updates": 0,
         "settings": compared,
         "data": data.key,
+        "model": command.model_key,
         "evaluated": data.evaluated,
         "results": {},
     }
@@ -202,7 +217,7 @@ def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
 
 
 def done_before(
-    settings: GlueSettings, folder: Path, compared: Mapping[str, Any], data: Data
+    command: Command, settings: GlueSettings, data: Data, folder: Path, compared: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, list[str], bool]:
     """What an earlier command left in {folder}/eval_results.json or None; the flags and files that differ; and whether its
     model is the one that the new ones would train."""
@@ -213,16 +228,16 @@ def done_before(
     # Results of earlier versions do not have every setting. What they trained with is the default.
     different = [name for name in COMPARED if before.get(name, default_of(GlueSettings, name)) != compared[name]]
     changed = [f"--{name}" for name in different]
-    # Results of earlier versions do not say what they were trained on.
-    same_data = earlier.get("data", data.key) == data.key
-    if not same_data:
-        changed.append("data")
+    # Results of earlier versions do not say what they were trained on, or from.
+    begins_with = {"data": data.key, "model": command.model_key}
+    others = [what for what, key in begins_with.items() if earlier.get(what, key) != key]
+    changed += others
     has_model = (folder / WEIGHTS).is_file()
     # With such a flag there are other files anyway.
     same_kinds = {"do_eval", "do_predict"}.isdisjoint(different)
     if same_kinds and evaluated_on_others(earlier, data, has_model):
         changed.append("development or test file")
-    trained = settings.do_train and same_data and EVALUATION.issuperset(different) and has_model
+    trained = settings.do_train and not others and EVALUATION.issuperset(different) and has_model
     return earlier, changed, trained
 
 

@@ -60,6 +60,8 @@ class Command:
     dtype: torch.dtype
     say: Say
     model_folder: Path
+    # Changes with what lies in there.
+    model_key: str
     tokenizer: PreTrainedTokenizerBase
     encoder: SentenceEncoder
 

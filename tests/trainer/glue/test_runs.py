@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertTokenizer,
     DistilBertConfig,
@@ -139,6 +139,27 @@ def test_a_finished_seed_is_trained_again_on_other_data(tmp_path, capsys):
     )
     seeds = again["cola"]["seeds"]["42"], first["cola"]["seeds"]["42"]
     assert seeds[0]["data"] != seeds[1]["data"]
+
+
+def test_a_finished_seed_is_trained_again_from_another_model_in_the_same_folder(place, tmp_path, capsys):
+    """One that was pretrained again. With random weights its config alone counts."""
+    shutil.copytree(place / "tiny", tmp_path / "model")
+    options = {"epochs": 1, "model_path": tmp_path / "model"}
+    fine_tune(place, tmp_path / "a", **options)
+    fine_tune(place, tmp_path / "b", **options, from_scratch=1)
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    save_file(
+        {name: weight + 0.1 for name, weight in weights.items()},
+        tmp_path / "model" / "model.safetensors",
+        {"format": "pt"},
+    )
+    capsys.readouterr()
+    again = fine_tune(place, tmp_path / "a", **options, from_resume=1)
+    assert "done before with another model: a finished run has no checkpoint" in capsys.readouterr().out
+    assert again["cola"]["seeds"] == fine_tune(place, tmp_path / "c", **options)["cola"]["seeds"]
+    capsys.readouterr()
+    fine_tune(place, tmp_path / "b", **options, from_scratch=1, from_resume=1)
+    assert "done before, " in capsys.readouterr().out
 
 
 def shorten(path, n_lines):
