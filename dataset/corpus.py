@@ -20,7 +20,7 @@ from dataset.reading.file_kinds import choose_files, is_tokenised, kind_of
 from dataset.reading.remote import DataFile
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.sources import ConcatStore, Mixture, MostTargets, Share, sum_of_targets, text_bytes
+from dataset.sources import ConcatStore, Mixture, MostTargets, Share, all_documents, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.interface import Documents, HasTokensAndOffsets, Ints
@@ -196,7 +196,7 @@ class Corpus:
 
     def _plan_run(self, groups: Sequence[Source], length: RunLength) -> PlannedMixture:
         """What plans shares that change over the run."""
-        documents = np.arange(len(self.store), dtype=np.uint32) if self.documents is None else self.documents
+        documents = all_documents(self.store) if self.documents is None else self.documents
         bounds = ConcatStore(self.stores).bounds.tolist()
         of_sources = documents_of_sources(documents, bounds)
         return PlannedMixture(
@@ -435,7 +435,7 @@ class Corpus:
         if self.mixture is not None or self.planned is not None or (self.pack and self.long_documents == "split"):
             return []
         trained = plan.row_targets(0, plan.n_rows)
-        documents = np.arange(len(self.store), dtype=np.uint32) if self.documents is None else self.documents
+        documents = all_documents(self.store) if self.documents is None else self.documents
         there = sum_of_targets(self.store, documents)
         if trained >= there:
             return []

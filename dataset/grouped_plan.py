@@ -7,36 +7,36 @@ each group has, and that takes no plan: `best_fit` asks for the number of pieces
 
 Which documents make a group. Files are often sorted: by source, by topic, by date. If a group were neighbours, a run would
 train one topic for hours. So the corpus is cut into *stretches* of neighbouring documents, and of every G stretches that follow
-each other each of the G groups gets one, in random order. With G = 3:
+each other each of the G groups gets one: the one with the most pieces goes to the group with the fewest so far, and chance
+decides among equals. With G = 3 and stretches of one size:
 
     stretches   0 1 2 | 3 4 5 | 6 7
     group       1 0 2 | 2 0 1 | 0 1
 
-Of a store of shards (dataset/store/sharded.py) each shard is a stretch. So a group needs few of the shards, and how many
-pieces of each length they have stands in the store: none is opened to divide an epoch.
+So no two groups differ by more than the largest stretch, and no group has more pieces than GROUP_PIECES and a stretch.
 
-That makes each group a sample of the whole corpus. It follows from the seed and stays the same in all epochs. What changes with
-the epoch is the order of the groups, and all that an EpochPlan draws within each.
+Of a store of shards (dataset/store/sharded.py) each shard is a stretch, if it is no larger than one may be. So a group needs
+few of the shards, and how many pieces of each length they have stands in the store: none is opened to divide an epoch.
 
 A corpus that is small enough is one group, and its plan is an EpochPlan.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from dataset.best_fit import best_fit, rows_of
-from dataset.packing import Cut, EpochPlan, PiecesOfRows, RowPlan, Totals, merged, pairs_of, permutation
+from dataset.packing import Cut, EpochPlan, PiecesOfRows, RowPlan, Totals, merged, number_type, pairs_of, permutation
 from dataset.store.interface import HasOffsets, Ints
 from dataset.store.sharded import ShardedStore
 
-# Pieces of a group, at most or little more: they decide on the memory that a plan takes.
+# Pieces of a group, at most or a stretch more: they decide on the memory that a plan takes.
 GROUP_PIECES = 1 << 23
-# A stretch has at most so many documents and tokens, or one document.
+# A stretch has at most so many pieces, or one document. Where it is no shard, it has at most so many documents too.
+STRETCH_PIECES = 1 << 20
 STRETCH_DOCUMENTS = 1 << 18
-STRETCH_TOKENS = 1 << 28
 # Plans that are kept. Batches are made ahead: they may come from the next group while totals are asked of this one.
 KEPT_GROUPS = 2
 # Keeps the random numbers of the groups apart from those of the plans: "grou" in ASCII.
@@ -52,12 +52,14 @@ class SizeOfGroup(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The documents [lo, hi) of a selection. counts: of their pieces, by length. answers: their trained targets."""
+    """The documents [lo, hi) of a selection. counts: of their pieces, by length. answers: their trained targets. shard: the
+    number of the one that has them all, in a store of shards."""
 
     lo: int
     hi: int
     counts: Ints
     answers: int
+    shard: int
 
 
 class Groups:
@@ -86,30 +88,25 @@ class Groups:
         self.trained = trained
         self.cut = Cut(max_seq_len, pack, long_documents)
         self.n_documents = len(store.offsets) - 1 if documents is None else len(documents)
-        self.n_groups = self._how_many()
+        n_documents = self.n_documents
+        self.n_groups = max(1, -(-self._most_pieces(n_documents, self._n_tokens()) // GROUP_PIECES))
         # Of each group: the stretches [lo, hi) of the selection, and its size.
         self._stretches: list[list[tuple[int, int]]] = []
-        # Of each group: the numbers of its stretches in the corpus.
-        self._numbers_of_stretches: list[list[int]] = []
+        # Of each group: the numbers of the shards that its documents are in.
+        self._shards: list[list[int]] = []
         self._sizes: list[SizeOfGroup] = []
 
-    def _how_many(self) -> int:
-        """Follows from numbers that are known without reading any length."""
-        # A document has one piece, and one more for each row that it fills.
-        pieces = self.n_documents
-        if self.cut.split:
-            tokens = len(self.store.tokens) if isinstance(self.store, ShardedStore) else int(self.store.offsets[-1])
-            pieces += tokens // self.cut.limit
-        wanted = -(-pieces // GROUP_PIECES)
-        # Each group gets at least one stretch.
-        most = -(-self.n_documents // STRETCH_DOCUMENTS)
-        if isinstance(self.store, ShardedStore):
-            most = len(self.store.shards)
-        return max(1, min(wanted, most))
+    def _n_tokens(self) -> int:
+        """Of the whole store, without reading any length."""
+        return len(self.store.tokens) if isinstance(self.store, ShardedStore) else int(self.store.offsets[-1])
+
+    def _most_pieces(self, documents: int, tokens: int) -> int:
+        """How many pieces they can have: one a document, and one more for each row that a document fills."""
+        return documents + (tokens // self.cut.limit if self.cut.split else 0)
 
     def rule(self) -> list[int]:
         """What decides, beside the documents, the seed and the rows, which document comes when."""
-        rule = [GROUP_PIECES, STRETCH_DOCUMENTS, STRETCH_TOKENS]
+        rule = [GROUP_PIECES, STRETCH_PIECES, STRETCH_DOCUMENTS]
         if isinstance(self.store, ShardedStore):
             rule += [len(self.store.shards)]
         return rule
@@ -128,9 +125,9 @@ class Groups:
             self.store.expect(self._shards_of_group(now), [] if soon is None else self._shards_of_group(soon))
 
     def _shards_of_group(self, group: int) -> list[int]:
-        """Their numbers: each is a stretch."""
+        """Their numbers."""
         self.sizes()
-        return self._numbers_of_stretches[group]
+        return self._shards[group]
 
     def plan_of_group(self, group: int, epoch: int) -> EpochPlan:
         """The rows that a group has in an epoch."""
@@ -154,9 +151,11 @@ class Groups:
     def documents_of_group(self, group: int) -> Ints:
         """Their numbers in the store, ascending where those of the selection are."""
         self.sizes()
-        # Half the memory where the numbers are small enough, as nearly always.
-        dtype = np.uint32 if len(self.store.offsets) <= 1 << 32 else np.int64
-        return np.concatenate([self._numbers(lo, hi).astype(dtype) for lo, hi in self._stretches[group]])
+        # A group of which no stretch was left has none.
+        parts = [np.empty(0, number_type(len(self.store.offsets)))]
+        for lo, hi in self._stretches[group]:
+            parts.append(self._numbers(lo, hi).astype(parts[0].dtype))
+        return np.concatenate(parts)
 
     def _numbers(self, lo: int, hi: int) -> Ints:
         """Of the documents [lo, hi) of the selection."""
@@ -171,14 +170,13 @@ class Groups:
     def _divide(self) -> None:
         """Read the lengths of all documents, and deal the stretches out."""
         self._stretches = [[] for _ in range(self.n_groups)]
-        self._numbers_of_stretches = [[] for _ in range(self.n_groups)]
+        self._shards = [[] for _ in range(self.n_groups)]
         counts = np.zeros((self.n_groups, self.cut.T + 1), dtype=np.int64)
         answers = [0] * self.n_groups
-        turns = self._turns()
-        for number, stretch in enumerate(self._cut_into_stretches()):
-            group = next(turns)
-            self._numbers_of_stretches[group].append(number)
+        for group, stretch in self._dealt():
             self._stretches[group].append((stretch.lo, stretch.hi))
+            if stretch.shard not in self._shards[group]:
+                self._shards[group].append(stretch.shard)
             counts[group] += stretch.counts
             answers[group] += stretch.answers
         for of_group, of_answers in zip(counts, answers, strict=True):
@@ -188,45 +186,59 @@ class Groups:
             targets = pairs_of_group if self.trained is None else of_answers
             self._sizes.append(SizeOfGroup(n_rows, pairs_of_group, Totals(targets, pieces)))
 
-    def _turns(self) -> Iterator[int]:
-        """The group of each stretch."""
+    def _dealt(self) -> Iterator[tuple[int, Stretch]]:
+        """Each stretch and its group, in the order of the corpus."""
         bits = np.random.PCG64([self.seed, GROUP_STREAM])
-        while True:
-            yield from permutation(bits, self.n_groups).tolist()
+        # Pieces of each group so far.
+        pieces = np.zeros(self.n_groups, dtype=np.int64)
+        stretches = self._cut_into_stretches()
+        while turn := list(islice(stretches, self.n_groups)):
+            sizes = np.array([int(stretch.counts.sum()) for stretch in turn])
+            # Stable: groups and stretches of one size stay in random order.
+            chance = permutation(bits, self.n_groups)
+            groups = chance[np.argsort(pieces[chance], kind="stable")][: len(turn)]
+            largest_first = np.argsort(-sizes, kind="stable")
+            group_of = np.empty(len(turn), dtype=np.int64)
+            group_of[largest_first] = groups
+            pieces[group_of] += sizes
+            yield from zip(group_of.tolist(), turn, strict=True)
 
     def _cut_into_stretches(self) -> Iterator[Stretch]:
         """All documents of the selection."""
-        if isinstance(self.store, ShardedStore):
-            yield from self._shards(self.store)
-            return
-        for first in range(0, self.n_documents, STRETCH_DOCUMENTS):
-            end = min(first + STRETCH_DOCUMENTS, self.n_documents)
-            pairs = pairs_of(self.store.offsets, self.documents, first, end)
-            tokens_until = np.append(0, np.cumsum(pairs + 1))
-            lo = 0
-            while lo < len(pairs):
-                most = tokens_until[lo] + STRETCH_TOKENS
-                hi = max(int(np.searchsorted(tokens_until, most, side="right")) - 1, lo + 1)
-                yield self._stretch(first + lo, first + hi, pairs[lo:hi])
-                lo = hi
-
-    def _shards(self, store: ShardedStore) -> Iterator[Stretch]:
-        """What is selected of each shard."""
-        if self.documents is None and self.trained is None:
-            for number, (lo, hi) in enumerate(pairwise(store.bounds.tolist())):
-                tokens, documents = store.lengths_of_shard(number)
-                yield Stretch(lo, hi, self.cut.counts(tokens - 1, documents), 0)
+        store = self.store
+        if not isinstance(store, ShardedStore):
+            yield from self._cut(0, self.n_documents, 0)
             return
         bounds = store.bounds if self.documents is None else np.searchsorted(self.documents, store.bounds)
-        for lo, hi in pairwise(bounds.tolist()):
-            yield self._stretch(lo, hi, pairs_of(store.offsets, self.documents, lo, hi))
+        for number, (lo, hi) in enumerate(pairwise(bounds.tolist())):
+            shard = store.shards[number]
+            if self._most_pieces(shard.documents, shard.tokens) > STRETCH_PIECES:
+                # A shard is as long as the file that it was made of, if that could not be cut.
+                yield from self._cut(lo, hi, number)
+            elif self.documents is None and self.trained is None:
+                tokens, documents = store.lengths_of_shard(number)
+                yield Stretch(lo, hi, self.cut.counts(tokens - 1, documents), 0, number)
+            else:
+                yield self._stretch(lo, hi, pairs_of(store.offsets, self.documents, lo, hi), number)
 
-    def _stretch(self, lo: int, hi: int, pairs: Ints) -> Stretch:
+    def _cut(self, begin: int, end: int, shard: int) -> Iterator[Stretch]:
+        """The documents [begin, end) of the selection, all of one shard, in stretches of bounded size."""
+        for first in range(begin, end, STRETCH_DOCUMENTS):
+            pairs = pairs_of(self.store.offsets, self.documents, first, min(first + STRETCH_DOCUMENTS, end))
+            pieces_until = np.append(0, np.cumsum(self.cut.pieces_of(pairs)))
+            lo = 0
+            while lo < len(pairs):
+                most = pieces_until[lo] + STRETCH_PIECES
+                hi = max(int(np.searchsorted(pieces_until, most, side="right")) - 1, lo + 1)
+                yield self._stretch(first + lo, first + hi, pairs[lo:hi], shard)
+                lo = hi
+
+    def _stretch(self, lo: int, hi: int, pairs: Ints, shard: int) -> Stretch:
         """pairs: of each of the documents [lo, hi) of the selection."""
         answers = 0
         if self.trained is not None:
             answers = int(self.trained[self._numbers(lo, hi)[pairs > 0]].sum(dtype=np.int64))
-        return Stretch(lo, hi, self.cut.counts(pairs), answers)
+        return Stretch(lo, hi, self.cut.counts(pairs), answers, shard)
 
 
 class GroupedPlan(RowPlan):
@@ -291,7 +303,8 @@ class GroupedPlan(RowPlan):
         return self.totals(lo, hi).documents
 
     def targets_of_rows(self) -> Ints:
-        return np.concatenate([self._plan(place).targets_of_rows() for place in range(len(self._order))])
+        targets = [self._plan(place).targets_of_rows() for place, size in enumerate(self._sizes) if size.rows]
+        return np.concatenate(targets) if targets else np.empty(0, np.int64)
 
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
         rows = np.asarray(rows, dtype=np.int64)

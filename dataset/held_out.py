@@ -9,7 +9,7 @@ import numpy as np
 from common.errors import DataError
 from common.wording import counted
 from dataset.packing import chunks
-from dataset.sources import ConcatStore, split_by_hash
+from dataset.sources import ConcatStore, all_documents, split_by_hash
 from dataset.store.held_out_copy import copied_here
 from dataset.store.interface import Documents, Ints
 from dataset.store.sharded import ShardedStore, Store
@@ -25,7 +25,7 @@ class HeldOut:
     """What is evaluated, and what is trained beside it."""
 
     val_store: Documents
-    # uint32: their numbers in val_store.
+    # Their numbers in val_store.
     val_documents: Ints
     # Those of the data that are trained; None: all.
     documents: Ints | None = None
@@ -57,7 +57,7 @@ def hold_out(
     """
     if val_path:
         val_store = open_or_build(val_path, encoder, **store_options)
-        found = HeldOut(val_store, np.arange(len(val_store), dtype=np.uint32), max_token_id=val_store.max_token_id)
+        found = HeldOut(val_store, all_documents(val_store), max_token_id=val_store.max_token_id)
         _refuse_empty(found, has_targets, f"--val_path {val_path}: {nothing}", "name other documents")
         _look_for_overlap(found, store, val_path, allow_val_overlap)
         return found
@@ -82,7 +82,7 @@ def hold_out(
             store_options.get("cache_dir"),
             store_options.get("progress", True),
         )
-        found.val_documents = np.arange(len(found.val_store), dtype=np.uint32)
+        found.val_documents = all_documents(found.val_store)
     _refuse_empty(found, has_targets, f"what --val_fraction {val_fraction} holds out: {nothing}", "raise it")
     return found
 

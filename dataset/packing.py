@@ -13,7 +13,7 @@ Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) p
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,11 @@ def chunks(n: int) -> Iterator[tuple[int, int]]:
     return ((lo, min(lo + CHUNK, n)) for lo in range(0, n, CHUNK))
 
 
+def number_type(n: int) -> type[np.integer[Any]]:
+    """What numbers below n are kept in: half the memory where they are small enough, as those of documents nearly always are."""
+    return np.uint32 if n <= 1 << 32 else np.int64
+
+
 def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
     """A random order of range(n), uint32 [n], drawn from a numpy bit generator; in order if that is None."""
     if bits is None:
@@ -97,15 +102,21 @@ class Cut:
 
     def pieces(self, pairs: Ints) -> tuple[Ints, Ints]:
         """(pieces of each document, pairs of each piece) of documents with so many pairs."""
+        pieces = self.pieces_of(pairs)
         if not self.split:
             pairs = np.minimum(pairs, self.limit)
-        pieces = -(-np.maximum(pairs, 0) // self.limit)
         # Every piece is full but the last one of a document, which holds the rest. A document without pairs has none.
         lengths = np.full(pieces.sum(), self.limit, dtype=np.int64)
         some = pieces > 0
         last = np.cumsum(pieces)[some] - 1
         lengths[last] = (pairs - (pieces - 1) * self.limit)[some]
         return pieces, lengths
+
+    def pieces_of(self, pairs: Ints) -> Ints:
+        """Pieces of each of some documents."""
+        if not self.split:
+            return (pairs > 0).astype(np.int64)
+        return np.asarray(-(-np.maximum(pairs, 0) // self.limit))
 
     def counts(self, pairs: Ints, documents: Ints | None = None) -> Ints:
         """int64 [T + 1]: how many pieces of each length documents with so many pairs have.

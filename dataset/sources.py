@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataset.packing import chunks, permutation
+from dataset.packing import chunks, number_type, permutation
 from dataset.store.interface import Documents, HasOffsets, Ints
 from dataset.store.joined import Joined
 from dataset.store.sharded import Store
@@ -45,7 +45,7 @@ class ConcatStore:
 
 
 def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
-    """(training, validation): the document numbers of each side, uint32, ascending.
+    """(training, validation): the document numbers of each side, ascending, 4 bytes each (8 beyond 2^32 documents).
 
     A document is held out iff its hash lies in the lowest `fraction` of all hashes: whatever the order of the file
     and whatever is added to it, the same documents stay out, and copies of one text stay together.
@@ -55,13 +55,19 @@ def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
     # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
     threshold = np.uint64(int(fraction * 2**64))
     # A first part that is empty, so that a side without documents is an array too.
-    training = [np.empty(0, np.uint32)]
-    validation = [np.empty(0, np.uint32)]
+    dtype = number_type(len(store))
+    training = [np.empty(0, dtype)]
+    validation = [np.empty(0, dtype)]
     for lo, hi in chunks(len(store)):
         held_out = np.asarray(store.doc_hash[lo:hi]) < threshold
-        training.append((np.flatnonzero(~held_out) + lo).astype(np.uint32))
-        validation.append((np.flatnonzero(held_out) + lo).astype(np.uint32))
+        training.append((np.flatnonzero(~held_out) + lo).astype(dtype))
+        validation.append((np.flatnonzero(held_out) + lo).astype(dtype))
     return np.concatenate(training), np.concatenate(validation)
+
+
+def all_documents(store: Documents) -> Ints:
+    """Their numbers."""
+    return np.arange(len(store), dtype=number_type(len(store)))
 
 
 def text_bytes(store: Documents, documents: Ints) -> int:
@@ -166,7 +172,7 @@ class Mixture:
         self.store = store
         self.seed = seed
         self.max_targets = max_targets
-        self.documents = np.arange(len(store), dtype=np.uint32) if documents is None else documents
+        self.documents = all_documents(store) if documents is None else documents
         # Where each source begins in `documents`, and one more for the end: the numbers are ascending, so those of a source
         # stand together.
         self.cuts = np.searchsorted(self.documents, store.bounds)

@@ -21,6 +21,7 @@ from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import find_files, kind_of
 from dataset.reading.json_lines import ANY_TEXT
 from dataset.shares import Source
+from dataset.sources import all_documents
 from dataset.store.interface import Documents, HasTokens, Ints
 
 # The kinds of files whose lines or entries are objects of any form
@@ -84,7 +85,7 @@ class ChatCorpus(Corpus):
 
     def _divided(self, documents: Ints | None) -> Groups:
         """As the base class has it, without conversations of which nothing would be trained."""
-        chosen = np.arange(len(self.store), dtype=np.uint32) if documents is None else documents
+        chosen = all_documents(self.store) if documents is None else documents
         chosen = chosen[self.answer_targets[chosen] > 0]
         return Groups(
             self.store, self.max_seq_len, self.seed, self.pack, "truncate", chosen, trained=self.answer_targets

@@ -21,9 +21,9 @@ from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import write_corpus
 
 
-def small(pieces=8, documents=4, tokens=120):
+def small(pieces=8, documents=4, of_stretch=6):
     """Groups and stretches as small as that."""
-    return patch.multiple(grouped_plan, GROUP_PIECES=pieces, STRETCH_DOCUMENTS=documents, STRETCH_TOKENS=tokens)
+    return patch.multiple(grouped_plan, GROUP_PIECES=pieces, STRETCH_DOCUMENTS=documents, STRETCH_PIECES=of_stretch)
 
 
 def naive_order(entropy, n):
@@ -34,22 +34,30 @@ def naive_order(entropy, n):
     ]
 
 
-def naive_groups(lengths, documents, seed, n_groups, most_documents, most_tokens):
-    """The documents of each group, one document at a time."""
+def naive_groups(pieces, documents, seed, n_groups, most_documents, most_pieces):
+    """The documents of each group, one document at a time. pieces: of each document of the store."""
     stretches = []
-    tokens = 0
+    of_stretch = 0
     for place, document in enumerate(documents):
-        if place % most_documents == 0 or tokens + lengths[document] > most_tokens:
+        if place % most_documents == 0 or of_stretch + pieces[document] > most_pieces:
             stretches.append([])
-            tokens = 0
+            of_stretch = 0
         stretches[-1].append(document)
-        tokens += lengths[document]
+        of_stretch += pieces[document]
+
+    def size(stretch):
+        return sum(pieces[document] for document in stretch)
+
     groups = [[] for _ in range(n_groups)]
     next_order = naive_order([seed, GROUP_STREAM], n_groups)
-    for number, stretch in enumerate(stretches):
-        if number % n_groups == 0:
-            order = next_order()
-        groups[order[number % n_groups]] += stretch
+    for first in range(0, len(stretches), n_groups):
+        turn = range(first, min(first + n_groups, len(stretches)))
+        # The smallest group takes the largest stretch.
+        smallest_first = sorted(next_order(), key=lambda group: size(groups[group]))
+        largest_first = sorted(turn, key=lambda number: -size(stretches[number]))
+        group_of = dict(zip(largest_first, smallest_first, strict=False))
+        for number in turn:
+            groups[group_of[number]] += stretches[number]
     return groups
 
 
@@ -65,7 +73,7 @@ def rows_of(plan):
     st.sampled_from([None, 2, 3]),
     st.integers(0, 2**40),
     st.integers(0, 5),
-    st.sampled_from([(8, 4, 120), (5, 3, 40), (20, 7, 10_000)]),
+    st.sampled_from([(8, 4, 6), (5, 3, 2), (20, 7, 1000)]),
 )
 def test_the_rows_are_those_of_the_groups_in_their_order(lengths, T, long_documents, every, seed, epoch, sizes):
     """Reference: naive_groups, and naive_plan of each group."""
@@ -80,7 +88,8 @@ def test_the_rows_are_those_of_the_groups_in_their_order(lengths, T, long_docume
         assert rows == naive_plan(lengths, T, seed, epoch, long_documents, True, documents=documents)
         return
     expected = []
-    of_groups = naive_groups(lengths, documents, seed, n, *sizes[1:])
+    pieces = [sum(piece[0] == i for piece in naive_pieces(lengths, T, long_documents)) for i in range(len(lengths))]
+    of_groups = naive_groups(pieces, documents, seed, n, *sizes[1:])
     for group in naive_order([seed, epoch, GROUP_STREAM], n)():
         expected += naive_plan(lengths, T, seed, epoch, long_documents, True, (group + 1,), of_groups[group])
     assert rows == expected
@@ -93,7 +102,7 @@ def test_the_rows_are_those_of_the_groups_in_their_order(lengths, T, long_docume
 def test_every_piece_once_and_totals_of_any_rows(pack, long_documents):
     """Reference: naive_pieces, and the pieces of the rows themselves."""
     lengths = random_lengths(300)
-    with small(60, 11, 400):
+    with small(60, 11, 15):
         groups = Groups(make_store(lengths), 32, 7, pack, long_documents)
         plan = groups.plan(2)
         assert groups.n_groups > 4
@@ -127,7 +136,7 @@ def test_a_small_corpus_is_planned_at_once_as_ever():
 def test_each_group_is_spread_evenly_over_the_corpus():
     """Reference: the share of a part of the corpus in all documents. A sorted corpus does not come topic after topic."""
     store = make_store([20] * 6000)
-    with small(500, 10):
+    with small(500, 10, 500):
         groups = Groups(store, 32, 1)
         for group in range(groups.n_groups):
             documents = groups.documents_of_group(group)
@@ -136,9 +145,33 @@ def test_each_group_is_spread_evenly_over_the_corpus():
     assert groups.n_groups >= 12
 
 
+@pytest.mark.parametrize("long_documents", ["split", "truncate"])
+def test_no_group_is_larger_than_planned_whatever_the_lengths(long_documents):
+    """Long documents at one end and short ones at the other; the bound is that of the module's text."""
+    generator = np.random.default_rng(0)
+    lengths = np.sort(generator.lognormal(3, 2, 3000).astype(np.int64) + 2)
+    with small(500, 64, 60):
+        groups = Groups(make_store(lengths), 32, 1, True, long_documents)
+        sizes = [size.totals.documents for size in groups.sizes()]
+        largest = max(60, -(-(lengths.max() - 1) // 32)) if long_documents == "split" else 60
+    assert len(sizes) > 5 and max(sizes) <= 500 + largest and max(sizes) - min(sizes) <= largest
+
+
+def test_more_groups_than_stretches_leave_some_empty():
+    """Reference: EpochPlan of the same documents, by their pieces."""
+    store = make_store([400] * 3)
+    with small(8, 4, 13):
+        groups = Groups(store, 32, 1)
+        plan = groups.plan(0)
+        rows = rows_of(plan)
+        assert groups.n_groups > 3 and min(size.rows for size in groups.sizes()) == 0
+        assert sorted(sum(rows, [])) == sorted(sum(rows_of(EpochPlan(store, 32, 1, 0)), []))
+        assert plan.targets_of_rows().sum() == 3 * 399
+
+
 def test_epochs_have_other_orders_of_the_groups_and_within_them():
     store = make_store(random_lengths(400))
-    with small(40, 5):
+    with small(40, 5, 20):
         groups = Groups(store, 32, 1)
         plans = [groups.plan(epoch) for epoch in range(3)]
         orders = [[frozenset(row) for row in rows_of(plan)] for plan in plans]
@@ -160,7 +193,7 @@ def test_epochs_have_other_orders_of_the_groups_and_within_them():
 def test_groups_are_planned_when_their_rows_are_asked_for():
     """Of an epoch the sizes are known, and no more than KEPT_GROUPS plans lie in memory."""
     store = make_store(random_lengths(400))
-    with small(40, 5), patch.object(grouped_plan, "EpochPlan", side_effect=EpochPlan) as made:
+    with small(40, 5, 20), patch.object(grouped_plan, "EpochPlan", side_effect=EpochPlan) as made:
         plan = Groups(store, 32, 1).plan(0)
         assert isinstance(plan, GroupedPlan)
         plan.totals(0, plan.n_rows)
@@ -178,7 +211,7 @@ def test_targets_that_are_trained_alone_are_counted(pack):
     """Reference: their sum over the documents of each row, as for the answers of conversations."""
     lengths = random_lengths(200, top=60)
     trained = np.maximum(np.minimum(lengths, 31) - 1, 0) // 2
-    with small(40, 7):
+    with small(40, 7, 20):
         plan = Groups(make_store(lengths), 32, 3, pack, "truncate", trained=trained).plan(1)
         rows = rows_of(plan)
         assert plan.groups.n_groups > 3
@@ -212,7 +245,7 @@ def test_ledger_over_groups_a_resume_and_another_world_size(pack, stop_after):
                     targets.append(part.targets[part.targets != IGNORE].numpy())
         return end_row
 
-    with small(30, 6):
+    with small(30, 6, 20):
         assert Groups(store, 32, 11, pack).n_groups > 4
         row = train(2, 3, 0, stop_after)
         train(3, 2, row, 1000)
@@ -228,7 +261,7 @@ def test_a_corpus_plans_in_groups_and_a_resume_of_another_division_is_another_la
 
     at_once = opened(val_fraction=0.2)
     assert "groups" not in at_once.layout()
-    with small(40, 5):
+    with small(40, 5, 20):
         in_groups = opened(val_fraction=0.2)
         plan = in_groups.plan(0)
         assert isinstance(plan, GroupedPlan)
@@ -237,7 +270,7 @@ def test_a_corpus_plans_in_groups_and_a_resume_of_another_division_is_another_la
         )
         assert in_groups.plan(1).groups is plan.groups, "the lengths are read once"
         layout = in_groups.layout()
-        assert layout.pop("groups") == [40, 5, 120]
+        assert layout.pop("groups") == [40, 20, 5]
     assert layout == at_once.layout()
 
 

@@ -21,6 +21,7 @@ from dataset import grouped_plan
 from dataset.corpus import Corpus
 from dataset.grouped_plan import GroupedPlan
 from dataset.loader import IGNORE, Assembler, UpdateSchedule, make_loader
+from dataset.packing import EpochPlan
 from dataset.store import builder, dealing, sharded
 from dataset.store import check as store_check
 from dataset.store import format as store_format
@@ -398,6 +399,31 @@ def test_groups_are_planned_from_the_manifest_and_open_no_shard(tmp_path, encode
             of_group = groups.plan_of_group(group, 1)
             assert (of_group.n_rows, of_group.totals(0, of_group.n_rows)) == (size.rows, size.totals)
         assert totals.targets == sum(size.totals.targets for size in groups.sizes())
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.3])
+def test_a_shard_that_is_larger_than_a_group_is_divided(tmp_path, encoder, monkeypatch, val_fraction):
+    """A compressed file makes one shard, whatever its size. References: the bound, EpochPlan's pieces, the shards of the rows."""
+    monkeypatch.setattr(grouped_plan, "GROUP_PIECES", 120)
+    monkeypatch.setattr(grouped_plan, "STRETCH_PIECES", 30)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines_of(TEXTS * 2)))
+    write(folder / "b.jsonl", TEXTS[:200])
+    corpus = Corpus([str(folder)], encoder, max_seq_len=16, seed=3, val_fraction=val_fraction, progress=False)
+    store = corpus.store
+    assert store.shards[0].documents >= 800 and len(store.shards) > 2
+    groups = corpus._groups
+    assert groups.n_groups > 5 and max(size.totals.documents for size in groups.sizes()) <= 150
+    pieces = []
+    for group in range(groups.n_groups):
+        documents = groups.documents_of_group(group)
+        plan = groups.plan_of_group(group, 0)
+        pieces += [piece for row in range(plan.n_rows) for piece in plan.pieces_of_row(row)]
+        shards = np.unique(np.searchsorted(store.bounds, documents, side="right") - 1)
+        assert set(groups._shards_of_group(group)) == set(shards.tolist())
+    at_once = EpochPlan(store, 16, 3, 0, documents=corpus.documents)
+    assert sorted(pieces) == sorted(piece for row in range(at_once.n_rows) for piece in at_once.pieces_of_row(row))
 
 
 @pytest.mark.parametrize("val_fraction", [0.0, 0.3])
