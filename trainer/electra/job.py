@@ -104,9 +104,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self.objective = objective_of(settings, self.tokenizer, self.device)
             self.model = self.objective.model
             if settings.budget_flops is not None:
-                settings.max_steps = max(1, round(settings.budget_flops / self._flops_of_update()))
+                settings.max_steps = max(1, round(settings.budget_flops / self.flops_of_update()))
             if settings.budget is not None:
-                settings.max_steps = most_updates(settings, self._flops_of_update(), self.device, self.ranks)
+                settings.max_steps = most_updates(settings, self.flops_of_update(), self.device, self.ranks)
             self.mask_cap = mask_cap(settings)
             # The original code masks [UNK] like any word.
             unknown = self.tokenizer.unk_token_id if self.mask_cap is None else None
@@ -264,7 +264,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # So short that a stop waits for the next update, where the ranks agree on it.
         return self.objective.look(engine, self.tokenizer, batch), 0
 
-    def _flops_of_update(self) -> float:
+    def flops_of_update(self) -> float:
         """Of all ranks, padding included: it is computed too."""
         settings = self.settings
         positions = rows_of_update(settings, self.ranks) * settings.max_seq_len
@@ -285,7 +285,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def lines_at_the_end(self, progress: Progress) -> list[str]:
         if self.settings.budget is None:
             return []
-        return [line_on_work(progress.update * self._flops_of_update())]
+        return [line_on_work(progress.update * self.flops_of_update())]
 
     def begin(self) -> None:
         if not self.settings.vocab_path:
@@ -331,7 +331,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         others = {name: getattr(self.model, name) for name in self.model.NETWORKS if name != self.model.ENCODER}
         per_position = self.objective.flops_per_position(settings.max_seq_len, settings.mask_share)
         updates_per_epoch = schedule_of(settings, self.ranks, plan.n_rows).n_updates
-        flops = settings.max_steps * self._flops_of_update()
+        flops = settings.max_steps * self.flops_of_update()
         parameters = sum(p.numel() for p in self.model.parameters())
         one_segment = float((self.examples.second == 0).mean())
         copies = notice_of(self.store)
@@ -365,7 +365,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
                 **encoder.to_diff_dict(),
                 **{name: network.config.to_diff_dict() for name, network in others.items()},
                 "parameters": parameters,
-                "flops_of_update": self._flops_of_update(),
+                "flops_of_update": self.flops_of_update(),
             },
             n_documents=len(self.store),
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too

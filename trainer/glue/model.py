@@ -67,9 +67,10 @@ def find_model(model_path: str) -> Path:
             cached = cached_file(str(model_path), "config.json", local_files_only=True)
             if cached is not None:
                 return Path(cached).parent
-    # The folder of an ELECTRA run holds two networks, and users name it as a whole.
-    if (path / "discriminator" / "config.json").is_file():
-        raise UserError(f"--model_path {model_path}: no config.json there; {path / 'discriminator'} has one")
+    # The folder of a run of train_electra.py holds its networks, and users name it as a whole.
+    for name in ("discriminator", "encoder"):
+        if (path / name / "config.json").is_file():
+            raise UserError(f"--model_path {model_path}: no config.json there; {path / name} has one")
     raise UserError(
         f"--model_path {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
         "train_electra.py writes a folder {size}/discriminator that fits"

@@ -59,7 +59,7 @@ def lines_of(folder):
     return [record for record in map(json.loads, lines) if "loss" in record]
 
 
-@pytest.mark.parametrize("schedule", ["original_linear", pytest.param("separate_linear", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("schedule", ["original_linear", "separate_linear"])
 def test_a_run_ends_on_time_with_its_rate_at_0(data, tmp_path, machine, schedule, capsys):
     """Thirty seconds, four of them for files: some 26 updates. Once the end is set the rate falls in a line to 0."""
     run = train(
@@ -76,14 +76,13 @@ def test_a_run_ends_on_time_with_its_rate_at_0(data, tmp_path, machine, schedule
     assert rates[-1] == pytest.approx(-falls[0], rel=0.02)
     out = capsys.readouterr().out
     assert "so far it is a guess" in out and f"the clock: {end} updates fit the budget" in out
-    assert f"work: {end * run.job._flops_of_update():.6g} FLOP; --budget_flops " in out
+    assert f"work: {end * run.job.flops_of_update():.6g} FLOP; --budget_flops " in out
     folder = tmp_path / "electra_small"
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
         "checkpoint-20", "discriminator", "electra_small_resume", "generator",
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_machine_that_gets_slower_ends_on_time_too(data, tmp_path, machine):
     def slower(self, *arguments, **named):
         machine.seconds_of_update = 1.0 if machine.now - began < 15 else 2.0
@@ -99,7 +98,6 @@ def test_a_machine_that_gets_slower_ends_on_time_too(data, tmp_path, machine):
     assert lines_of(tmp_path)[-1]["lr"] < 0.1 * RATE
 
 
-@pytest.mark.slow
 def test_a_resume_trains_the_same_updates(data, tmp_path, machine, capsys):
     """Reference: the run without a stop, bit for bit."""
     same = {**data, "max_steps": None, "budget": "30s", "save_interval": 10}
