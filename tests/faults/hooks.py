@@ -16,6 +16,13 @@ from trainer import engine
 from trainer.saving import checkpoint
 
 
+def muon_in_float32():
+    """Run Muon's iterations in float32: in bfloat16 they enlarge other last bits."""
+    from trainer.optim import muon
+
+    muon.DTYPE = torch.float32
+
+
 def ledger(path):
     """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, and the tokens of its documents."""
     from trainer.saving import resume as resuming

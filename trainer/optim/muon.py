@@ -27,14 +27,16 @@ Orthogonalise = Callable[[torch.Tensor, torch.Size], torch.Tensor]
 
 # Of the quintic iteration above: a, b, c.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# Of the iterations, and of what ranks send each other of them
+DTYPE = torch.bfloat16
 
 
 def orthogonalise(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """[n, rows, columns] -> the same in bf16 with singular values near 1, by Newton-Schulz iterations on all n at once."""
+    """[n, rows, columns] -> the same in DTYPE with singular values near 1, by Newton-Schulz iterations on all n at once."""
     a, b, c = COEFFICIENTS
     # X X^T is smallest where X is wider than it is high; a high matrix is turned over.
     wide = matrices.shape[1] <= matrices.shape[2]
-    x = (matrices if wide else matrices.mT).bfloat16()
+    x = (matrices if wide else matrices.mT).to(DTYPE)
     # The iteration converges for singular values up to 1, and none is larger than this norm.
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):

@@ -9,7 +9,7 @@ iterations run.
 import torch
 import torch.distributed as dist
 
-from trainer.optim.muon import orthogonalise
+from trainer.optim import muon
 from trainer.parallel import rows_of_ranks
 
 
@@ -32,7 +32,7 @@ class ShardedOrthogonalise:
         mine = matrices_of[self.rank]
 
         # To each owner this rank's rows of its matrices, one matrix after the other.
-        sent = matrices.bfloat16()[order].flatten()
+        sent = matrices.to(muon.DTYPE)[order].flatten()
         sent_sizes = [count * own_rows * columns for count in matrices_of]
         # From each rank its rows of this rank's matrices.
         received_sizes = [mine * count * columns for count in rows]
@@ -41,13 +41,13 @@ class ShardedOrthogonalise:
         parts = received.split(received_sizes)
         shaped = [part.view(mine, count, columns) for part, count in zip(parts, rows, strict=True)]
         if mine:
-            whole = orthogonalise(torch.cat(shaped, dim=1))
+            whole = muon.orthogonalise(torch.cat(shaped, dim=1))
             parts = torch.split(whole, rows, dim=1)
 
         # The same way back.
         returned = torch.cat([part.flatten() for part in parts])
         result = torch.empty_like(sent)
         dist.all_to_all_single(result, returned, sent_sizes, received_sizes, group=self.group)
-        in_turn = torch.empty_like(matrices, dtype=torch.bfloat16)
+        in_turn = torch.empty_like(matrices, dtype=muon.DTYPE)
         in_turn[order] = result.view(n, own_rows, columns)
         return in_turn

@@ -11,9 +11,8 @@ import torch
 from trainer.machine.meeting import Meeting, make_meeting
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
-from trainer.optim.muon import Orthogonalise, alone, orthogonalise
-
-BYTES_PER_NUMBER = torch.bfloat16.itemsize
+from trainer.optim import muon
+from trainer.optim.muon import Orthogonalise, alone
 
 
 class SharedOrthogonalise:
@@ -25,10 +24,10 @@ class SharedOrthogonalise:
     """
 
     def __init__(self, memory: torch.Tensor, ranks: Ranks, meeting: Meeting) -> None:
-        """memory: uint8 [2 bytes for each number in the matrices], shared by all ranks, which wait in `meeting`."""
+        """memory: uint8 [2 bytes for each number in the matrices, those of muon.DTYPE], shared by all ranks, which wait in `meeting`."""
         self.meeting = meeting
         self.ranks = ranks
-        self._numbers = memory.view(torch.bfloat16)
+        self._numbers = memory.view(muon.DTYPE)
         # {shape of a batch: where its results are}, in the order in which the batches first come.
         self._results: dict[torch.Size, torch.Tensor] = {}
         self._n_used = 0
@@ -44,7 +43,7 @@ class SharedOrthogonalise:
         own = slice(self.ranks.rank, None, self.ranks.world_size)
         # There may be fewer matrices of a shape than ranks.
         if len(matrices[own]):
-            results[own] = orthogonalise(matrices[own])
+            results[own] = muon.orthogonalise(matrices[own])
         self.meeting.wait()
         return results
 
@@ -57,7 +56,7 @@ def make_orthogonalise(matrices: Sequence[torch.nn.Parameter], ranks: Ranks) -> 
     on_cpu = all(matrix.device.type == "cpu" for matrix in matrices)
     if on_cpu and ranks.world_size > 1 and ranks.on_one_machine:
         numbers = sum(matrix.numel() for matrix in matrices)
-        memory = shared_bytes(BYTES_PER_NUMBER * numbers, ranks)
+        memory = shared_bytes(muon.DTYPE.itemsize * numbers, ranks)
         if memory is not None:
             return SharedOrthogonalise(memory, ranks, make_meeting(ranks))
     return alone
