@@ -30,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from common.errors import UserError
 from common.nested import replaced
 from dataset.loader import ceil_div
+from model.products import without_kept_copies
 from trainer.machine.ranks import Ranks, network_of, on_main
 from trainer.machine.settings import FULL, NONE
 
@@ -140,6 +141,7 @@ class Shards:
             self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         self.group: dist.ProcessGroup = mesh.get_group(SHARD)
         weights = model.state_dict() if ranks.is_main else {}
+        without_kept_copies(model)
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in (*layers, model):
             fully_shard(module, mesh=mesh)

@@ -1,0 +1,65 @@
+"""model/products.py. References: nn.Linear under autocast, and what autograd keeps."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from model.products import without_kept_copies
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.first = nn.Linear(24, 40, bias=bias)
+        self.second = nn.Linear(40, 16, bias=bias)
+
+    def forward(self, x):
+        return self.second(torch.nn.functional.silu(self.first(x)))
+
+
+def trained(model, x, dtype):
+    """(outputs, gradients of the input and of each parameter, the shapes and types of what was kept for them)"""
+    x = x.clone().requires_grad_()
+    kept = []
+
+    def keep(tensor):
+        kept.append((tuple(tensor.shape), tensor.dtype))
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", dtype, enabled=dtype is not torch.float32, cache_enabled=False),
+    ):
+        y = model(x)
+    y.float().square().sum().backward()
+    return y, [x.grad, *(parameter.grad for parameter in model.parameters())], kept
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(6, 24), (2, 3, 24)])
+def test_results_are_the_same_to_the_last_bit_and_no_rounded_weight_is_kept(dtype, bias, shape):
+    torch.manual_seed(0)
+    plain = TwoLayers(bias)
+    ours = copy.deepcopy(plain)
+    without_kept_copies(ours)
+    x = torch.randn(shape)
+    (y, gradients, kept), (y_plain, gradients_plain, kept_plain) = (trained(m, x, dtype) for m in (ours, plain))
+    assert y.dtype == y_plain.dtype and torch.equal(y, y_plain)
+    for found, expected in zip(gradients, gradients_plain, strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+    # Autograd keeps it as it is or turned over.
+    weights = [(40, 24), (24, 40), (16, 40), (40, 16)]
+    if dtype is not torch.float32:
+        assert any(shape in weights and kind is dtype for shape, kind in kept_plain)
+        assert not any(shape in weights and kind is dtype for shape, kind in kept)
+
+
+def test_names_and_states_stay():
+    model = TwoLayers(bias=True)
+    names = list(model.state_dict())
+    without_kept_copies(model)
+    assert list(model.state_dict()) == names
+    model.load_state_dict(copy.deepcopy(TwoLayers(bias=True)).state_dict())
