@@ -176,7 +176,9 @@ class DiskCache:
 
 
 def _mark_as_used(path: Path) -> None:
-    os.utime(path, ns=(time.time_ns(), WRITTEN))
+    # What another user has fetched is used all the same.
+    with contextlib.suppress(PermissionError):
+        os.utime(path, ns=(time.time_ns(), WRITTEN))
 
 
 def _lock_number(name: str) -> int:

@@ -75,6 +75,18 @@ def test_an_entry_is_compared_with_its_digest_only_where_its_time_or_size_is_ano
     assert compared == [cache.folder / "a"]
 
 
+def test_what_another_user_has_fetched_is_used(tmp_path, monkeypatch):
+    """Nobody may set the times of another user's files."""
+    cache = DiskCache(tmp_path / "cache", 100)
+    use(cache, "a", b"abc")
+
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.use(Wanted("a", 3, None), lambda path: path.read_bytes()) == b"abc"
+
+
 def test_a_download_that_takes_too_long_is_told(tmp_path):
     """A lock that is not to be had raises an error of the same kind, which is left to whoever holds it."""
     cache = DiskCache(tmp_path / "cache", 100)
