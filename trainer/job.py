@@ -291,6 +291,14 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """What a user may want to do with the finished run, for the report."""
         return []
 
+    def kept(self) -> dict[str, float | None]:
+        """What else a resume needs of the job, beside model, optimiser and Progress: numbers and truth values by name. Called on all
+        ranks; those of rank 0 are saved."""
+        return {}
+
+    def take_kept(self, kept: Mapping[str, float | None]) -> None:  # noqa: B027 - most jobs keep nothing
+        """Take over what `kept` of the run before gave: the same names."""
+
     def settings_to_keep(self) -> RunSettings:
         """What is written beside the weights: settings with which this run can be started again."""
         return self.settings

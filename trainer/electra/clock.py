@@ -20,8 +20,6 @@ from trainer.updates import rows_of_update
 # Of the rate of large matrix products: twice what small networks reach on a CPU. A guess that is too low would let the rate fall
 # too soon, one that is too high costs nothing.
 SHARE_OF_PRODUCT_RATE = 0.3
-# Of a run whose number of updates nobody knows.
-USUAL_WARM_UP = 100
 
 
 def most_updates(settings: ElectraSettings, flops_of_update: float, device: torch.device, ranks: Ranks) -> int:

@@ -27,11 +27,11 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.masking import original_cap
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM, SIZES
-from trainer.electra.clock import USUAL_WARM_UP, most_updates, pace_of
+from trainer.electra.clock import most_updates, pace_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
 from trainer.electra.objective import objective_of
-from trainer.electra.settings import WARM_UP, ElectraSettings
+from trainer.electra.settings import ElectraSettings, warmup_of
 from trainer.electra.validation import Validation, has_text
 from trainer.engine import Engine
 from trainer.job import Job, Outlook, Progress, Surroundings, Update
@@ -256,6 +256,12 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def alarm_of_evaluation(self, values: Mapping[str, float], update: int) -> str | None:
         return self.objective.alarm(values, update)
 
+    def kept(self) -> dict[str, float | None]:
+        return self.objective.kept()
+
+    def take_kept(self, kept: Mapping[str, float | None]) -> None:
+        self.objective.take_kept(kept)
+
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
     ) -> tuple[list[tuple[str, str]], int]:
@@ -401,15 +407,6 @@ def rate(settings: ElectraSettings, update: int) -> float:
     """The learning rate of the update that comes after `update` others."""
     schedule = ENCODER_SCHEDULES[settings.lr_schedule]
     return settings.learning_rate * schedule(update, settings.max_steps, warmup_of(settings))
-
-
-def warmup_of(settings: ElectraSettings) -> int:
-    """Updates of it."""
-    if settings.warmup_steps is not None:
-        return settings.warmup_steps
-    if settings.budget is not None:
-        return USUAL_WARM_UP
-    return min(WARM_UP, settings.max_steps // 10)
 
 
 LINE_ON_CLOCK = "the clock of --budget sets the number of updates once the first ones are timed; so far it is a guess"

@@ -65,6 +65,13 @@ class Objective(ABC):
         """What to say of the figures of an evaluation; None: nothing."""
         return None
 
+    def kept(self) -> dict[str, float | None]:
+        """What a resume needs of it beside the model, see Job.kept."""
+        return {}
+
+    def take_kept(self, kept: Mapping[str, float | None]) -> None:  # noqa: B027 - some keep nothing
+        """Take over what `kept` gave in the run before."""
+
     def look(
         self, engine: Engine[Batch, Totals], tokenizer: PreTrainedTokenizerBase, batch: Batch
     ) -> list[tuple[str, str]]:
@@ -117,6 +124,12 @@ class ReplacedTokenDetection(Objective):
 
     def alarm(self, values: Mapping[str, float], update: int) -> str | None:
         return self.auc_alarm.line(update, values["val_disc_auc"], values["val_mlm_loss"])
+
+    def kept(self) -> dict[str, float | None]:
+        return self.auc_alarm.kept()
+
+    def take_kept(self, kept: Mapping[str, float | None]) -> None:
+        self.auc_alarm.take_kept(kept)
 
     def look(
         self, engine: Engine[Batch, Totals], tokenizer: PreTrainedTokenizerBase, batch: Batch

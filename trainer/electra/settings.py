@@ -29,6 +29,8 @@ from trainer.reporting.settings import OutputSettings, log_interval, save_interv
 
 # Updates.
 WARM_UP = 10_000
+# Of a run whose number of updates nobody knows.
+USUAL_WARM_UP = 100
 # That end with a straight line, which a clock can make longer or shorter.
 MOVABLE_SCHEDULES = ("original_linear", "separate_linear")
 USUAL_SAVE_INTERVAL = 1000
@@ -255,6 +257,18 @@ class ElectraSettings(
             raise ValueError(f"--{files[0]} decides the networks: drop --{given[0]}")
         if not (self.gen_weight or self.disc_weight):
             raise ValueError("--gen_weight 0 and --disc_weight 0 leave nothing to learn")
+
+
+def warmup_of(settings: ElectraTraining) -> int:
+    """The updates in which the rate rises."""
+    if settings.lr_schedule == "one_cycle":
+        # It has a warm-up of its own.
+        return settings.max_steps // 4
+    if settings.warmup_steps is not None:
+        return settings.warmup_steps
+    if settings.budget is not None:
+        return USUAL_WARM_UP
+    return min(WARM_UP, settings.max_steps // 10)
 
 
 def parser() -> SettingsParser:

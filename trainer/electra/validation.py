@@ -1,6 +1,7 @@
 """Held-out examples of train_electra.py: losses, accuracy and AUC on fixed masks and draws, and what their course tells."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from dataset.held_out import HeldOut
 from dataset.loader import ceil_div
 from dataset.sources import sum_of_targets
 from dataset.store.interface import Documents, Ints
-from trainer.electra.settings import ElectraSettings
+from trainer.electra.settings import ElectraSettings, warmup_of
 from trainer.engine import Engine
 from trainer.evaluation import sums_over_batches, undisturbed
 from trainer.machine.signals import StopSignals
@@ -22,12 +23,14 @@ SEED = 0
 
 # What an AUC of a discriminator that has learned nothing may have by chance; docs/experiments.md has the runs.
 PLATEAU = 0.57
-# Updates in which runs that learned have left the plateau; of a shorter run half of it.
+# Updates behind the warm-up in which runs that learned have left the plateau; of a shorter run half of those.
 PATIENCE = 1500
 # How far the AUC must be below its best to be called fallen, and what the generator's loss may have gained meanwhile
 # (nats per token) without being the reason.
 FALL = 0.04
 GENERATOR_GAIN = 0.05
+# What a resumed run must know of the AUC so far.
+KEPT = ("best", "loss_at_best", "has_said_plateau", "has_said_fall")
 
 
 def has_text(store: Documents, documents: Ints) -> bool:
@@ -115,9 +118,18 @@ class AucAlarm:
         self.settings = settings
         self.best = 0.0
         # The generator's loss when the AUC was at its best.
-        self.loss_at_best = float("inf")
+        self.loss_at_best: float | None = None
         self.has_said_plateau = False
         self.has_said_fall = False
+
+    def kept(self) -> dict[str, float | None]:
+        """What a resumed run goes on watching from."""
+        return {name: getattr(self, name) for name in KEPT}
+
+    def take_kept(self, kept: Mapping[str, float | None]) -> None:
+        """Go on from what `kept` gave."""
+        for name in KEPT:
+            setattr(self, name, kept[name])
 
     def line(self, update: int, auc: float, generator_loss: float) -> str | None:
         """What to say of an evaluation after so many updates; None: nothing."""
@@ -128,12 +140,13 @@ class AucAlarm:
             said = self._after_fall(auc, generator_loss)
         if auc > self.best:
             self.best = auc
-            self.loss_at_best = generator_loss
+            # One that is not finite could not be compared with, nor be kept in a checkpoint.
+            self.loss_at_best = generator_loss if math.isfinite(generator_loss) else None
         return said
 
     def _on_plateau(self, update: int, auc: float) -> str | None:
         """The discriminator still calls every token an original."""
-        if self.has_said_plateau or update < min(PATIENCE, self.settings.max_steps // 2):
+        if self.has_said_plateau or update < self.patient_until():
             return None
         self.has_said_plateau = True
         return (
@@ -141,9 +154,16 @@ class AucAlarm:
             f"What has helped: {', '.join(remedies(self.settings))} (docs/electra.md)"
         )
 
+    def patient_until(self) -> int:
+        """The update up to which nothing is said of a plateau: while the rate rises there is little to see yet."""
+        rises = warmup_of(self.settings)
+        left = max(self.settings.max_steps - rises, 0)
+        return rises + min(PATIENCE, left // 2)
+
     def _after_fall(self, auc: float, generator_loss: float) -> str | None:
         """It was better before. A generator that learns is harder to see through, and nothing is wrong then."""
-        if self.has_said_fall:
+        # Without a best AUC there is nothing to fall from.
+        if self.has_said_fall or self.loss_at_best is None:
             return None
         self.has_said_fall = True
         fell = f"the discriminator's AUC fell from {self.best:.2f} to {auc:.2f}"

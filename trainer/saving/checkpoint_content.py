@@ -7,7 +7,7 @@ that it is going to use, and changes nothing of the run until all of it is good.
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,17 @@ def check_fit(state: dict[str, Any], trainer: "Trainer", update: int, of_parts: 
     check_engine(state["engine"], trainer.engine, update, of_parts)
     for number, of_rank in enumerate(state["ranks"]):
         check_rank(of_rank, f"rank {number}", len(trainer.engine.sums), trainer.device.type)
+    check_kept(state.get("job", {}), trainer.job.kept())
     check_place(state["progress"], trainer)
+
+
+def check_kept(kept: Any, own: Mapping[str, object]) -> None:
+    """Errors: BadContentError unless `kept` has the names of `own`, the job's, and numbers, truth values or None. A checkpoint of an
+    earlier version has none."""
+    require(isinstance(kept, dict), f"job is a {type(kept).__name__}, not a dict")
+    require(not kept or kept.keys() == own.keys(), "job: it keeps other things than this run does")
+    for name, value in kept.items():
+        require(value is None or isinstance(value, bool) or _is_number(value), f"job: {name} is {_short(value)}")
 
 
 def check_place(progress: dict[str, Any], trainer: "Trainer") -> None:

@@ -53,6 +53,7 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
         "versions": versions(),
         "seconds": trainer.watch.elapsed() if trainer.watch else trainer.seconds_before,
         "tracker_ids": trainer.tracker_ids,
+        "job": trainer.job.kept(),
     }
 
 
@@ -164,6 +165,9 @@ def resume(trainer: "Trainer") -> bool:
     if trainer.pace is not None:
         trainer.pace.started -= trainer.progress.seconds_spent
     trainer.tracker_ids = state["tracker_ids"]
+    # Not there in a checkpoint of an earlier version.
+    if state.get("job"):
+        trainer.job.take_kept(state["job"])
     trainer.seconds_before = state["seconds"]
     trainer.saved_update = trainer.progress.update
     # Last: building the model and the optimiser has drawn random numbers.

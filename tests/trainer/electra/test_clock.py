@@ -11,8 +11,7 @@ from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.trainer.test_train_electra import equal, flags, interrupted, train, weights
 from trainer import pace, train_electra
 from trainer.electra import clock
-from trainer.electra.job import warmup_of
-from trainer.electra.settings import parse_args
+from trainer.electra.settings import parse_args, warmup_of
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 

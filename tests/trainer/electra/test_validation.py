@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from common.errors import DataError, UserError
+from common.errors import BadContentError, DataError, UserError
 from model.electra.masking import IGNORE
 from model.electra.model_electra import AUC_BINS
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
@@ -21,6 +21,7 @@ from trainer import train_electra
 from trainer.electra.validation import PATIENCE, SEED, AucAlarm
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
+from trainer.saving.checkpoint_content import check_kept
 
 FIGURES = {"val_loss", "val_mlm_loss", "val_disc_loss", "val_gen_acc", "val_disc_acc", "val_disc_auc"}
 
@@ -213,7 +214,7 @@ def test_flags_of_an_evaluation_that_never_comes(data, tmp_path, capsys):
 def alarm(**changes):
     usual = {
         "max_steps": 10_000, "learning_rate": 5e-4, "position_init": "normal", "optimizer": "adamw", "muon_lr": 0.02,
-        "init_std": 0.02, "max_seq_len": 128, "model_path": None,
+        "init_std": 0.02, "max_seq_len": 128, "model_path": None, "warmup_steps": 0, "lr_schedule": "original_linear", "budget": None,
     }  # fmt: skip
     return AucAlarm(SimpleNamespace(**{**usual, **changes}))
 
@@ -245,6 +246,57 @@ def test_a_short_run_is_told_after_its_half():
     watched = alarm(max_steps=600)
     assert watched.line(200, 0.5, 6.1) is None
     assert "after 300 updates" in watched.line(300, 0.5, 6.1)
+
+
+def test_a_run_that_warms_up_is_given_its_patience_behind_that():
+    """The published warm-up of 10,000 updates, the usual one, and that of a schedule with its own."""
+    cases = [
+        ({"warmup_steps": 10_000, "max_steps": 1_000_000}, 11_500),
+        ({"warmup_steps": None, "max_steps": 1_000_000}, 11_500),
+        ({"warmup_steps": None, "max_steps": 2_000}, 200 + 900),
+        ({"warmup_steps": 100, "max_steps": 2_000, "lr_schedule": "one_cycle"}, 500 + 750),
+        ({"warmup_steps": 5_000, "max_steps": 2_000}, 5_000),
+    ]
+    for settings, last in cases:
+        watched = alarm(**settings)
+        assert watched.line(last - 1, 0.5, 6.1) is None, settings
+        assert f"after {last:,} updates" in watched.line(last, 0.5, 6.1), settings
+
+
+def test_what_is_kept_of_the_alarm_goes_on_as_if_nothing_had_happened():
+    """Reference: an alarm that watches all evaluations, stopped after each of them in turn."""
+    course = [(500, 0.52, 6.2), (1000, 0.62, 6.0), (1500, 0.5, 6.01), (2000, 0.53, 6.0), (2500, 0.5, 6.0)]
+    whole = alarm(learning_rate=2e-3)
+    said = [whole.line(*evaluation) for evaluation in course]
+    assert sum(line is not None for line in said) == 1
+    for stop in range(len(course)):
+        before = alarm(learning_rate=2e-3)
+        lines = [before.line(*evaluation) for evaluation in course[:stop]]
+        after = alarm(learning_rate=2e-3)
+        after.take_kept(before.kept())
+        assert lines + [after.line(*evaluation) for evaluation in course[stop:]] == said
+
+
+def test_a_resumed_run_knows_the_best_auc_and_what_was_said(data, other, tmp_path, capsys):
+    """Reference: its metrics file, which has the evaluations of both parts."""
+    usual = {**data, "val_path": other, "eval_interval": 4, "learning_rate": 1e-12, "out_dir": tmp_path}
+    train(**usual, max_steps=10)
+    assert capsys.readouterr().out.count("it tells nothing yet") == 1
+    resumed = train(**usual, max_steps=12, from_resume=1)
+    assert "it tells nothing yet" not in capsys.readouterr().out
+    lines = (tmp_path / "electra_small" / "electra_small.metrics.jsonl").read_text().splitlines()
+    aucs = [line["val_disc_auc"] for line in map(json.loads, lines) if "val_disc_auc" in line]
+    assert len(aucs) == 4 and resumed.job.objective.auc_alarm.best == max(aucs)
+
+
+def test_a_checkpoint_of_an_earlier_version_kept_nothing(run):
+    """And one that keeps other things, or no numbers, is refused."""
+    own = run.trainer.job.kept()
+    check_kept({}, own)
+    check_kept({**own, "best": 0.7, "loss_at_best": None}, own)
+    for wrong in ([], {"best": 0.5}, {**own, "best": "0.5"}, {**own, "best": math.nan}, {**own, "more": 1}):
+        with pytest.raises(BadContentError, match="job"):
+            check_kept(wrong, own)
 
 
 def test_a_run_that_learns_is_not_disturbed():
