@@ -3,6 +3,7 @@
 import os
 import sys
 
+from common.terminal import TerminalText
 from common.wording import printable
 
 
@@ -13,7 +14,9 @@ def announce(text: str, to_stderr: bool = False) -> None:
     """
     stream = sys.stderr if to_stderr else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    shown = printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
+    if not isinstance(text, TerminalText):
+        text = printable(text)
+    shown = text.encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         print(shown, file=stream, flush=True)
     except OSError:

@@ -22,7 +22,6 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 
 from common.errors import UserError, user_errors
-from common.files import atomic_file
 from common.notices import announce
 from scripts.data_figures import DataLook
 from scripts.data_rows import Row, check_rows, row_of
@@ -50,24 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [row_of(look, number) for number in settings.row]
     announce(text_of(sections, rows))
     if settings.out is not None:
-        write_page(Path(settings.out), sections, rows)
+        write_page(settings.out, sections, rows)
         announce(f"page: {settings.out}")
     return 0
 
 
-def write_page(path: Path, sections: Sequence[Section], rows: Sequence[Row]) -> None:
+def write_page(path: str, sections: Sequence[Section], rows: Sequence[Row]) -> None:
     """Errors: UserError where the page cannot be written."""
     # It brings matplotlib along, which takes a second to import.
-    from trainer.reporting.html_report import page_environment
+    from trainer.reporting.html_report import write_page_of_flag
 
-    template = page_environment(Path(__file__).parent).get_template("inspect_data.html")
-    page = template.render(sections=sections, rows=rows)
-    try:
-        with atomic_file(path) as file:
-            # A file name that is not UTF-8 holds lone surrogates, which are shown as \udcff.
-            file.write(page.encode(errors="backslashreplace"))
-    except OSError as error:
-        raise UserError(f"--out: {path} cannot be written ({error.strerror})") from error
+    write_page_of_flag("--out", "inspect_data.html", path, Path(__file__).parent, sections=sections, rows=rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -143,6 +143,13 @@ class Update(Generic[BatchT, TotalsT]):
     totals: TotalsT
     # One for each micro-batch; None where this rank has no rows left.
     batches: Sequence[BatchT | None]
+
+
+class Closing(NamedTuple):
+    """What a finished run shows of itself. record: for the metrics file, from which the report is made. text: to be printed."""
+
+    record: Mapping[str, Value]
+    text: str
 
 
 @dataclass
@@ -287,6 +294,13 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """(name, tokens, passes) of each source of the data so far, for the end of a run. Called on the main rank."""
         return []
 
+    def closing(self) -> Closing | None:
+        """What a finished run shows of itself once all its files are written. Called on the main rank.
+
+        Errors: UserError, DataError, OSError, which a line tells: they are no reason to end the run.
+        """
+        return None
+
     def next_commands(self) -> list[NextCommand]:
         """What a user may want to do with the finished run, for the report."""
         return []
@@ -297,7 +311,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         return {}
 
     def take_kept(self, kept: Mapping[str, float | None]) -> None:  # noqa: B027 - most jobs keep nothing
-        """Take over what `kept` of the run before gave: the same names."""
+        """Take over what `kept` gave in the run before: the same names."""
 
     def settings_to_keep(self) -> RunSettings:
         """What is written beside the weights: settings with which this run can be started again."""

@@ -12,8 +12,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple
 
-from common.errors import SaidByAnotherRank, UserError
-from common.wording import counted
+from common.errors import DataError, SaidByAnotherRank, UserError
+from common.wording import counted, one_line
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
 from trainer.engine import Engine, Outcome, Where
@@ -161,6 +161,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # To count it may take a while, and a run that is stopped must end soon.
         if exit_code == 0:
             self.tell_trained()
+            self.tell_closing()
         if self.progress.skipped:
             self.reporter.say(
                 f"warning: {self.progress.skipped:,} of {counted(self.progress.update, 'update')} were not applied, since "
@@ -200,6 +201,19 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
             self.reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
         self.reporter.record({**position(self.progress), "trained": sources})
+
+    def tell_closing(self) -> None:
+        """Say and record what the job shows of the finished run."""
+        if not self.ranks.is_main:
+            return
+        try:
+            closing = self.job.closing()
+        except (UserError, DataError, OSError) as error:
+            self.reporter.say(f"warning: the run is done, but nothing can be shown of it: {one_line(error)}")
+            return
+        if closing is not None:
+            self.reporter.say(closing.text)
+            self.reporter.record({**position(self.progress), **closing.record})
 
     @property
     def written(self) -> str:

@@ -20,6 +20,7 @@ from dataset.reading.json_lines import BOM, json_type, record_of_line
 from dataset.reading.limits import MAX_DOCUMENT_BYTES
 from dataset.store.interface import Ints
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
+from dataset.tokenizing.windows import windows_of
 
 # Fewest tokens of the text that a window has room for.
 LEAST_TEXT = 8
@@ -115,18 +116,6 @@ def answers_of(entry: dict[str, Any], context: str, place: str) -> list[Answer]:
 
 
 # ----------------------------------------------------------------------------------------------- features
-
-
-def windows_of(n_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """[begin, end) of the windows of a text: as many as it takes until one reaches its end."""
-    windows = []
-    begin = 0
-    while True:
-        end = min(begin + room, n_tokens)
-        windows.append((begin, end))
-        if end == n_tokens:
-            return windows
-        begin += min(stride, room)
 
 
 def n_with_gaps(features: Features, windows: Windows, max_seq_len: int) -> int:

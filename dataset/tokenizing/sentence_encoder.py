@@ -1,6 +1,6 @@
 """Sentences to token ids, for fine-tuning an encoder."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -9,11 +9,21 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.safe_cuts import LONGEST_WHOLE, TooLongToEncode
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
 # Sentences that are encoded together. What the library holds of them beside their ids is many times as large, and gone
 # before the next ones.
 LINES = 4096
+
+
+class TokensOfText(NamedTuple):
+    """The tokens of a text, arrays [n]: ids; places [n, 2], where each begins and ends in the text, in characters; words, equal
+    numbers for those of one word."""
+
+    ids: Ints
+    places: Ints
+    words: Ints
 
 
 class SentenceEncoder(DocumentEncoder):
@@ -56,6 +66,22 @@ class SentenceEncoder(DocumentEncoder):
 
         Errors: ValueError for a tokenizer that does not say so, TooLongToEncode.
         """
+        encoding = self._encoding(text)
+        ids = np.array(encoding.ids, dtype=np.int64)
+        return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+
+    def encode_in_words(self, text: str) -> "TokensOfText":
+        """As `encode_with_places`, and which word of the text each token belongs to."""
+        encoding = self._encoding(text)
+        # Of a token that the tokenizer takes for no part of a word: a word of its own.
+        words = [-1 - i if word is None else word for i, word in enumerate(encoding.word_ids)]
+        return TokensOfText(
+            ids=np.array(encoding.ids, dtype=np.int64),
+            places=np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2),
+            words=np.array(words, dtype=np.int64),
+        )
+
+    def _encoding(self, text: str) -> "Encoding":
         if self._backend is None:
             raise ValueError(
                 "the tokenizer does not say where its tokens stand in a text; one with tokenizer.json does"
@@ -64,6 +90,4 @@ class SentenceEncoder(DocumentEncoder):
             raise TooLongToEncode(
                 f"a text of {len(text):,} characters; at most {LONGEST_WHOLE:,} can be encoded at once"
             )
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        ids = np.array(encoding.ids, dtype=np.int64)
-        return ids, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return self._backend.encode(text, add_special_tokens=False)

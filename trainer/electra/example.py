@@ -6,22 +6,26 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dataset.electra.electra_dataset import Batch
+from model.electra.detection import usual_threshold
 from model.electra.model_electra import ElectraPretrainer, Losses
 from trainer.engine import Engine
 from trainer.evaluation import undisturbed
 
 # Of the generator's draws: at every look the same ones, so that what changes is the networks.
 SEED = 0
-# From this probability on the discriminator calls a token replaced.
-DOUBT = 0.5
 LABELS = ("original", "replaced")
 
 
 @torch.no_grad()
 def look_at(
-    engine: Engine, model: ElectraPretrainer, tokenizer: PreTrainedTokenizerBase, batch: Batch
+    engine: Engine,
+    model: ElectraPretrainer,
+    tokenizer: PreTrainedTokenizerBase,
+    batch: Batch,
+    threshold: float | None,
 ) -> tuple[str, str]:
-    """(text of the batch's only example, the same and what the networks make of it).
+    """(text of the batch's only example, the same and what the networks make of it). threshold: from which probability on a token
+    is called replaced; None: it was not measured.
 
     All ranks compute it: where they have divided the model they need each other.
     """
@@ -31,7 +35,7 @@ def look_at(
         with engine.autocast():
             found = model(*batch)
     original = str(tokenizer.decode(real_ids(batch)))
-    return original, f"{original}\n{told(tokenizer, batch, found)}"
+    return original, f"{original}\n{told(tokenizer, batch, found, threshold)}"
 
 
 def real_ids(batch: Batch) -> list[int]:
@@ -40,7 +44,7 @@ def real_ids(batch: Batch) -> list[int]:
     return ids
 
 
-def told(tokenizer: PreTrainedTokenizerBase, batch: Batch, found: Losses) -> str:
+def told(tokenizer: PreTrainedTokenizerBase, batch: Batch, found: Losses, threshold: float | None) -> str:
     """Lines on the first example: the generator's text, and of each token that was masked or is doubted the label and the
     prediction."""
     length = int(batch.lengths[0])
@@ -50,10 +54,12 @@ def told(tokenizer: PreTrainedTokenizerBase, batch: Batch, found: Losses) -> str
     written = tokenizer.convert_ids_to_tokens(corrupted)
     replaced = found.replaced[0, :length].tolist()
     probabilities = found.disc_logits[0, :length].float().sigmoid().tolist()
+    if threshold is None:
+        threshold = usual_threshold(probabilities)
     rows = [("position", "original", "generator", "label", "prediction", "probability")]
     right = 0
     for place in range(length):
-        is_doubted = probabilities[place] >= DOUBT
+        is_doubted = probabilities[place] >= threshold
         right += is_doubted == replaced[place]
         if place in masked or is_doubted:
             rows.append(
@@ -67,7 +73,10 @@ def told(tokenizer: PreTrainedTokenizerBase, batch: Batch, found: Losses) -> str
                 )
             )
     lines = [str(tokenizer.decode(corrupted)), *columns(rows)]
-    lines.append(f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}")
+    lines.append(
+        f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right} (replaced: from "
+        f"{threshold:.2f} on)"
+    )
     return "\n".join(lines)
 
 

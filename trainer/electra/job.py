@@ -28,13 +28,14 @@ from model.electra.masking import original_cap
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM, SIZES
 from trainer.electra.clock import most_updates, pace_of
+from trainer.electra.closing import closing_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
 from trainer.electra.objective import objective_of
 from trainer.electra.settings import ElectraSettings, warmup_of
 from trainer.electra.validation import Validation, has_text
 from trainer.engine import Engine
-from trainer.job import Job, Outlook, Progress, Surroundings, Update
+from trainer.job import Closing, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
@@ -188,6 +189,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # Before the vocabulary is made, which takes a while.
         check_library(settings.deduplicate)
         data_path = settings.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
+        self.data_path = data_path
         self.tokenizer = open_vocabulary(settings, data_path, self.folder, self.ranks)
         self.encoder = LineEncoder(self.tokenizer)
         store_options: StoreOptions = {
@@ -304,13 +306,16 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         percent = 100.0 if is_last else save_points(settings).get(update)
         # What is published has the names that users expect; what was saved on the way lies below it.
         if percent is not None:
-            self._save_networks(self.folder if percent == 100 else self.folder / f"percent_{percent:g}", weights)
+            self._save_networks(
+                self.folder if percent == 100 else self.folder / f"percent_{percent:g}", weights, is_last
+            )
         if update in kept_updates(settings):
-            self._save_networks(self.folder / f"checkpoint-{update}", weights)
+            self._save_networks(self.folder / f"checkpoint-{update}", weights, is_last)
 
-    def _save_networks(self, target: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    def _save_networks(self, target: Path, weights: Mapping[str, torch.Tensor], is_last: bool) -> None:
         """Write all networks and the tokenizer to a folder."""
         target.mkdir(exist_ok=True)
+        self.objective.note_in_configs(is_last)
         # It would be drawn over our own.
         disable_progress_bar()
         for name in self.model.NETWORKS:
@@ -323,12 +328,21 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     # ---------------------------------------------------------------------------------------- what is said of it
 
+    def closing(self) -> Closing | None:
+        if not self.objective.tells_replaced:
+            return None
+        return closing_of(self.settings, self.data_path, self.held_out, self.encoder, self.outputs["discriminator"])
+
     def next_commands(self) -> list[NextCommand]:
         encoder = self.model.ENCODER
         fine_tune = (
             f"python {{top}}trainer/train_glue.py --task all --data_dir glue_data --model_path {{folder}}/{encoder}"
         )
-        return [NextCommand(f"fine-tune the {encoder}", fine_tune)]
+        commands = [NextCommand(f"fine-tune the {encoder}", fine_tune)]
+        if self.objective.tells_replaced:
+            detect = 'python {top}scripts/detect.py --model {folder} --corrupt 0.15 "Any text of yours."'
+            commands.append(NextCommand("see which words it doubts", detect))
+        return commands
 
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings

@@ -14,6 +14,8 @@ from model.electra.pretrainer import is_real
 # Of the discriminator's loss beside the generator's, as published.
 DISC_WEIGHT = 50.0
 N_SUMS = 4 + 2 * AUC_BINS
+# Times as many tokens as were replaced that a threshold may call so.
+MOST_CALLED = 2
 
 
 class LossWeights(NamedTuple):
@@ -57,6 +59,28 @@ def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
         masked = (batch.labels != IGNORE).sum()
         sums = torch.stack((found.mlm, found.disc, masked, found.correct))
         return torch.cat((sums, counts))
+
+
+def best_threshold(sums: Sequence[float]) -> float | None:
+    """The probability from which on a token is best called replaced: that of the highest F1, by the sums of `electra_loss`.
+
+    It calls at most MOST_CALLED times as many tokens replaced as were: of a discriminator that knows little the highest F1 is
+    that of calling all of them so. None: no such probability finds any.
+    """
+    counts = sums[4:]
+    original = torch.tensor(counts[:AUC_BINS], dtype=torch.float64)
+    replaced = torch.tensor(counts[AUC_BINS:], dtype=torch.float64)
+    # From the lower edge of each bin on
+    found = replaced.flip(0).cumsum(0).flip(0)
+    called = found + original.flip(0).cumsum(0).flip(0)
+    n_replaced = replaced.sum()
+    f1 = 2 * found / (called + n_replaced).clamp(min=1)
+    f1[called > MOST_CALLED * n_replaced] = 0
+    if not f1.any():
+        return None
+    # Of equal ones the highest: between them there is no token.
+    best = AUC_BINS - 1 - int(f1.flip(0).argmax())
+    return best / AUC_BINS
 
 
 def metrics(sums: Sequence[float], weights: LossWeights = PUBLISHED) -> tuple[dict[str, Any], float]:

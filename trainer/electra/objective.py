@@ -15,13 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from dataset.electra.electra_dataset import Batch, Totals
 from model.electra import masked_lm, model_electra
+from model.electra.detection import THRESHOLD, tell_detector
 from model.electra.masked_lm import MaskedLanguageModel
 from model.electra.model_electra import ElectraPretrainer
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM
 from trainer.electra import masked_loss
 from trainer.electra.example import look_at
-from trainer.electra.loss import N_SUMS, LossWeights, electra_loss, metrics, sums_of
+from trainer.electra.loss import N_SUMS, LossWeights, best_threshold, electra_loss, metrics, sums_of
 from trainer.electra.networks import init_masked_lm, init_model
 from trainer.electra.settings import ElectraSettings
 from trainer.electra.validation import AucAlarm
@@ -33,7 +34,7 @@ class Objective(ABC):
     """The networks of a run and their loss.
 
     title, remark: of the networks, for the lines at the start. n_sums: how many `sums` there are. shown, figures: of
-    `metrics`, what is in a log line, and what is told of an evaluation.
+    `metrics`, what is in a log line, and what is told of an evaluation. tells_replaced: a discriminator is trained.
     """
 
     title: ClassVar[str]
@@ -44,6 +45,7 @@ class Objective(ABC):
 
     model: Pretrainer
     remark: str = ""
+    tells_replaced: bool = False
 
     @abstractmethod
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,6 +66,12 @@ class Objective(ABC):
     def alarm(self, values: Mapping[str, float], update: int) -> str | None:
         """What to say of the figures of an evaluation; None: nothing."""
         return None
+
+    def learn_from(self, sums: Sequence[float]) -> None:  # noqa: B027 - some learn nothing of it
+        """Take note of the `sums` of all held-out examples."""
+
+    def note_in_configs(self, is_last: bool) -> None:  # noqa: B027 - some note nothing
+        """Write into the networks' configs what a reader of them needs, before they are saved. is_last: no update comes after."""
 
     def kept(self) -> dict[str, float | None]:
         """What a resume needs of it beside the model, see Job.kept."""
@@ -106,6 +114,10 @@ class ReplacedTokenDetection(Objective):
         self.model = init_model(settings, tokenizer, device)
         self.weights = LossWeights(settings.gen_weight, settings.disc_weight)
         self.auc_alarm = AucAlarm(settings)
+        self.tells_replaced = settings.disc_weight > 0
+        self.length = settings.max_seq_len
+        # From which probability on a token is best called replaced, by the last evaluation; None: not known.
+        self.threshold: float | None = None
         self.remark = f" (generator {self.model.generator.config.hidden_size})"
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,16 +137,25 @@ class ReplacedTokenDetection(Objective):
     def alarm(self, values: Mapping[str, float], update: int) -> str | None:
         return self.auc_alarm.line(update, values["val_disc_auc"], values["val_mlm_loss"])
 
+    def learn_from(self, sums: Sequence[float]) -> None:
+        self.threshold = best_threshold(sums)
+
+    def note_in_configs(self, is_last: bool) -> None:
+        # Networks are written while the training goes on, and may be evaluated anew meanwhile. Only the last ones are sure to
+        # have the threshold of their own evaluation.
+        tell_detector(self.model.discriminator.config, self.length, self.threshold if is_last else None)
+
     def kept(self) -> dict[str, float | None]:
-        return self.auc_alarm.kept()
+        return {**self.auc_alarm.kept(), THRESHOLD: self.threshold}
 
     def take_kept(self, kept: Mapping[str, float | None]) -> None:
         self.auc_alarm.take_kept(kept)
+        self.threshold = kept[THRESHOLD]
 
     def look(
         self, engine: Engine[Batch, Totals], tokenizer: PreTrainedTokenizerBase, batch: Batch
     ) -> list[tuple[str, str]]:
-        return [look_at(engine, self.model, tokenizer, batch)]
+        return [look_at(engine, self.model, tokenizer, batch, self.threshold)]
 
 
 class MaskedTokens(Objective):

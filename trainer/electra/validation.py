@@ -55,6 +55,9 @@ class Evaluated(Protocol):
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         """({metric: value}, positions) of such sums."""
 
+    def learn_from(self, sums: Sequence[float]) -> None:
+        """Take note of the sums of all held-out examples."""
+
 
 class Validation:
     """The examples of held-out documents in the order of the data, and their figures."""
@@ -107,6 +110,8 @@ class Validation:
 
         with undisturbed(engine):
             sums, stop_signal = sums_over_batches(engine, len(self), figures_of, evaluated.n_sums, signals)
+        if not stop_signal:
+            evaluated.learn_from(sums)
         values, _ = evaluated.metrics(sums)
         return {f"val_{name}": values.get(name, float("nan")) for name in evaluated.figures}, stop_signal
 

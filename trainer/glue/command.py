@@ -18,11 +18,12 @@ from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece
+from trainer.encoder_folder import find_model, load_config
 from trainer.glue.ensemble import FOLDER, OUTPUTS, ensemble
 from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
 from trainer.glue.job import Command, GlueJob, schedule
 from trainer.glue.measures import packages_for
-from trainer.glue.model import check_models, find_model, load_config
+from trainer.glue.model import check_models
 from trainer.glue.notices import notices
 from trainer.glue.own_task import own_task
 from trainer.glue.predictions import PREDICTIONS
@@ -79,7 +80,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
         else:
             folders = on_main(ranks, lambda: task_folders(settings, say))
         on_main(ranks, lambda: refuse_earlier(settings, out, folders))
-        folder = on_main(ranks, lambda: find_model(settings.model_path))
+        folder = on_main(ranks, lambda: find_model("--model_path", settings.model_path))
         if settings.recipe == ORIGINAL:
             config = load_config(f"--model_path {settings.model_path}", folder)
             take_rates(settings, getattr(config, "hidden_size", None))

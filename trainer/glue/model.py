@@ -1,6 +1,5 @@
 """The model of train_glue.py: a pretrained encoder with a head for a task, its rates by layer, loss and saving."""
 
-import contextlib
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,12 @@ from transformers import (
     MODEL_FOR_QUESTION_ANSWERING_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-    AutoConfig,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import cached_file
 
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
@@ -28,11 +25,11 @@ from common.packages import loader_reason, refuse_foreign_attention
 from dataset.glue.features import NO_CLASS
 from dataset.glue.glue_dataset import Batch, Totals
 from dataset.glue.glue_tasks import CLASSIFICATION, QUESTIONS, REGRESSION, TAGS, Task
-from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
 from model.electra.compiled_encoder import compile_layers, eager_if
 from model.electra.model_electra import init_position_embeddings
+from trainer.encoder_folder import load_config
 from trainer.glue.head import PREFIX as HEAD_PREFIX
 from trainer.glue.head import set_plain_head, to_save
 from trainer.glue.padding import choose_way, computes_in, has_segments, is_known, notice, way_of, without_padding
@@ -55,26 +52,6 @@ CONFIG_CLASSES: dict[str, Any] = {
 }
 # What Hugging Face calls the outputs that are no classes.
 OUTPUT_NAMES = {REGRESSION: ("LABEL_0",), QUESTIONS: ("LABEL_0", "LABEL_1")}
-
-
-def find_model(model_path: str) -> Path:
-    """The folder of --model_path; a name is looked up in the local cache of Hugging Face."""
-    path = expanded(model_path)
-    if (path / "config.json").exists():
-        return path
-    if not path.exists():
-        with contextlib.suppress(OSError, ValueError):
-            cached = cached_file(str(model_path), "config.json", local_files_only=True)
-            if cached is not None:
-                return Path(cached).parent
-    # The folder of a run of train_electra.py holds its networks, and users name it as a whole.
-    for name in ("discriminator", "encoder"):
-        if (path / name / "config.json").is_file():
-            raise UserError(f"--model_path {model_path}: no config.json there; {path / name} has one")
-    raise UserError(
-        f"--model_path {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
-        "train_electra.py writes a folder {size}/discriminator that fits"
-    )
 
 
 def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int) -> tuple[Any, set[str]]:
@@ -112,15 +89,6 @@ def with_plain_head(settings: GlueSettings, task: Task, model: Any, new: set[str
     if not settings.do_train:
         raise UserError(f"--do_train 0: {what} was not saved with --head plain for {task.folder}; drop that flag")
     return of_encoder | {f"{HEAD_PREFIX}{name}" for name in model.classifier.state_dict()}
-
-
-def load_config(what: str, folder: Path) -> Any:
-    """The config of a folder. Errors: UserError."""
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # Each loader raises its own kinds.
-        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
 
 
 def score_divisor(model: Any) -> float:

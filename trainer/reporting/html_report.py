@@ -16,8 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
+from common.errors import UserError
 from common.files import atomic_file
 from common.wording import counted, printable
+from model.electra.detection import Passage
 from trainer.reporting.charts import LOSS, charts_of_runs, fields_of
 from trainer.reporting.curves import LABELS, is_noisy, smooth, thin
 from trainer.reporting.next_commands import commands_of_record
@@ -43,6 +45,8 @@ class Section(NamedTuple):
     quality: list[Bar]
     remarks: list[str]
     trained: list[tuple[str, str, str, str]]
+    passages: list[Passage]
+    passages_of: str
 
 
 # Of the page's tables: label, the text of each run, whether they differ.
@@ -56,13 +60,27 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
     """
     runs = [RunRecords(path) for path in metrics_paths]
     names = distinct_names(runs)
-    with atomic_file(page) as file:
-        # A file name that is not UTF-8 holds lone surrogates, which are shown as \udcff.
-        file.write(html_page(runs, names).encode(errors="backslashreplace"))
+    write_page(html_page(runs, names), page)
     if png:
         picture = loss_picture(runs, names)
         with atomic_file(png) as file:
             file.write(picture)
+
+
+def write_page(content: str, path: str | Path) -> None:
+    """Errors: OSError."""
+    with atomic_file(path) as file:
+        # A file name that is not UTF-8 holds lone surrogates, which are shown as \udcff.
+        file.write(content.encode(errors="backslashreplace"))
+
+
+def write_page_of_flag(flag: str, template: str, path: str, folder: Path, **content: object) -> None:
+    """Write the page of a script. template: in `folder`, where the script lies. Errors: UserError that begins with the flag."""
+    page = page_environment(folder).get_template(template).render(content)
+    try:
+        write_page(page, path)
+    except OSError as error:
+        raise UserError(f"{flag}: {path} cannot be written ({error.strerror})") from error
 
 
 def loss_picture(runs: Sequence[RunRecords], names: Sequence[str]) -> bytes:
@@ -221,6 +239,8 @@ def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
                 quality=quality(run),
                 remarks=remarks(run),
                 trained=trained(run),
+                passages=run.passages,
+                passages_of=run.passages_of,
             )
         )
     figures = [(label, [run.last(field) for run in runs], write) for label, field, write in FIGURES]

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from common.files import atomic_file
+from common.terminal import TerminalText
 from common.wording import printable
 from trainer.reporting.log_lines import bar_line
 from trainer.reporting.trackers import Experiment
@@ -58,7 +59,8 @@ class Reporter:
         if not self.is_main:
             return
         # File names and samples may hold what a terminal would obey.
-        text = printable(text)
+        if not isinstance(text, TerminalText):
+            text = printable(text)
         with self._terminal():
             if self.bar is None:
                 print(text, flush=True)

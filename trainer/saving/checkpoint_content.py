@@ -112,10 +112,11 @@ def check_fit(state: dict[str, Any], trainer: "Trainer", update: int, of_parts: 
 
 
 def check_kept(kept: Any, own: Mapping[str, object]) -> None:
-    """Errors: BadContentError unless `kept` has the names of `own`, the job's, and numbers, truth values or None. A checkpoint of an
-    earlier version has none."""
+    """Errors: BadContentError unless `kept` has names of `own`, the job's, and numbers, truth values or None. A checkpoint of an
+    earlier version may lack some."""
     require(isinstance(kept, dict), f"job is a {type(kept).__name__}, not a dict")
-    require(not kept or kept.keys() == own.keys(), "job: it keeps other things than this run does")
+    unknown = sorted(map(str, kept.keys() - own.keys()))
+    require(not unknown, f"job has an unknown field {unknown[:1]}")
     for name, value in kept.items():
         require(value is None or isinstance(value, bool) or _is_number(value), f"job: {name} is {_short(value)}")
 

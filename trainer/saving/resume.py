@@ -165,9 +165,8 @@ def resume(trainer: "Trainer") -> bool:
     if trainer.pace is not None:
         trainer.pace.started -= trainer.progress.seconds_spent
     trainer.tracker_ids = state["tracker_ids"]
-    # Not there in a checkpoint of an earlier version.
-    if state.get("job"):
-        trainer.job.take_kept(state["job"])
+    # A checkpoint of an earlier version has less, or nothing.
+    trainer.job.take_kept({**trainer.job.kept(), **state.get("job", {})})
     trainer.seconds_before = state["seconds"]
     trainer.saved_update = trainer.progress.update
     # Last: building the model and the optimiser has drawn random numbers.

@@ -9,7 +9,7 @@ from common.errors import DataError
 from dataset.glue.feature_cache import cached_features, read_features
 from dataset.glue.glue_dataset import GlueAssembler
 from dataset.glue.glue_tasks import QUESTIONS, Task, Windows
-from dataset.glue.questions import Answer, Question, encode_questions, read_questions, windows_of
+from dataset.glue.questions import Answer, Question, encode_questions, read_questions
 from tests.dataset.glue.test_glue_dataset import WORDS, encoder
 
 TEXT = "a b c d e f g h i j a b c d"
@@ -27,16 +27,6 @@ def written(tmp_path, content):
     path = tmp_path / "dev.json"
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
-
-
-def test_windows_overlap_and_hold_every_token():
-    for n_tokens in (0, 1, 5, 6, 7, 13, 40):
-        for room, stride in ((5, 2), (5, 5), (5, 9), (8, 1)):
-            windows = windows_of(n_tokens, room, stride)
-            assert {i for begin, end in windows for i in range(begin, end)} == set(range(n_tokens))
-            assert all(end - begin == room for begin, end in windows[:-1]) and windows[-1][1] == n_tokens
-            begins = [begin for begin, _ in windows]
-            assert begins == [min(stride, room) * k for k in range(len(windows))]
 
 
 def test_each_window_has_the_question_and_its_part_of_the_text_and_of_the_answer():

@@ -19,7 +19,7 @@ from tests.trainer.test_train_electra import TIMES, equal, interrupted, train, w
 from trainer import train_glue
 from trainer.electra.micro_batch import micro_batch_of
 from trainer.electra.settings import parse_args
-from trainer.glue.model import find_model
+from trainer.encoder_folder import find_model
 from trainer.machine.signals import StopSignals
 
 MLM = {"objective": "mlm"}
@@ -62,7 +62,7 @@ def test_what_a_run_leaves(data, tmp_path, capsys):
     assert train_glue.main([*fine_tune.split(), "--max_steps", "1", "--device", "cpu", "--max_seq_len", "24"]) == 0
     assert (tmp_path / "tuned" / "cola" / "seed_42" / "eval_results.json").exists()
     with pytest.raises(UserError, match="no config.json there; .*/encoder has one"):
-        find_model(str(folder))
+        find_model("--model_path", str(folder))
 
 
 @pytest.mark.slow

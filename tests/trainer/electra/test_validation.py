@@ -3,13 +3,14 @@ validation, and the figures of one process."""
 
 import json
 import math
+import shutil
 from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import f1_score, roc_auc_score
 
 from common.errors import BadContentError, DataError, UserError
 from model.electra.masking import IGNORE
@@ -18,11 +19,16 @@ from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import new_port, run_ranks
 from tests.trainer.test_train_electra import equal, flags, train, weights
 from trainer import train_electra
+from trainer.electra.loss import best_threshold
 from trainer.electra.validation import PATIENCE, SEED, AucAlarm
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.saving.checkpoint_content import check_kept
 
+# The folder of --model_path says these.
+NETWORK_OF_FOLDER = dict.fromkeys(
+    ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+)
 FIGURES = {"val_loss", "val_mlm_loss", "val_disc_loss", "val_gen_acc", "val_disc_acc", "val_disc_auc"}
 
 
@@ -169,6 +175,64 @@ def test_a_stop_signal_ends_an_evaluation(run):
     assert stop_signal == 15 and run.trainer.job.model.training
 
 
+def sums_with(original, replaced):
+    """The sums of a loss of tokens with these probabilities."""
+    counts = [0.0] * (2 * AUC_BINS)
+    for side, probabilities in enumerate((original, replaced)):
+        for probability in probabilities:
+            counts[side * AUC_BINS + min(int(probability * AUC_BINS), AUC_BINS - 1)] += 1
+    return [1.0, 1.0, 1.0, 1.0, *counts]
+
+
+def test_the_threshold_is_that_of_the_highest_f1():
+    """Reference: scikit-learn's F1 at the lower edge of each bin, where not more than twice as many are called replaced as are."""
+    generator = np.random.default_rng(0)
+    for n_original, n_replaced, apart in ((900, 100, 0.25), (300, 10, 0.1), (50, 50, 0.4), (200, 30, 0.0)):
+        original = generator.beta(2, 8, n_original)
+        replaced = np.minimum(generator.beta(2, 8, n_replaced) + apart, 0.999)
+        edges = np.arange(AUC_BINS) / AUC_BINS
+        labels = np.repeat([0, 1], [n_original, n_replaced])
+        bins = np.floor(np.concatenate((original, replaced)) * AUC_BINS) / AUC_BINS
+        scores = []
+        for edge in edges:
+            called = bins >= edge
+            scores.append(f1_score(labels, called, zero_division=0) if called.sum() <= 2 * n_replaced else 0)
+        found = best_threshold(sums_with(original, replaced))
+        assert found == edges[np.flatnonzero(np.array(scores) == max(scores))[-1]]
+
+
+def test_without_a_probability_that_tells_anything_there_is_no_threshold():
+    assert best_threshold(sums_with([0.1] * 90, [0.1] * 10)) is None
+    assert best_threshold(sums_with([0.1] * 90, [])) is None
+    assert best_threshold(sums_with([], [])) is None
+    assert best_threshold(sums_with([0.1] * 90, [0.3] * 10)) == 0.3
+
+
+def test_the_threshold_is_saved_with_the_last_networks_and_kept_for_a_resume(run, data, other, tmp_path):
+    """Reference: that of an evaluation of these networks."""
+    job = run.trainer.job
+    job.evaluate(run.trainer.engine, StopSignals(), 12)
+    threshold = job.objective.threshold
+    assert threshold is not None and job.kept()["doubt_threshold"] == threshold
+    folder = run.out / "electra_small"
+    fields = json.loads((folder / "discriminator" / "config.json").read_text())
+    assert fields["doubt_threshold"] == threshold and fields["trained_length"] == 24
+    for earlier in folder.glob("percent_*"):
+        fields = json.loads((earlier / "discriminator" / "config.json").read_text())
+        assert "doubt_threshold" not in fields and fields["trained_length"] == 24
+    # A run that goes on from these networks and evaluates nothing does not hand it on.
+    train(**data, out_dir=tmp_path, model_path=folder, max_steps=1, **NETWORK_OF_FOLDER)
+    fields = json.loads((tmp_path / "electra_small" / "discriminator" / "config.json").read_text())
+    assert "doubt_threshold" not in fields
+    # And what a run whose files were moved away writes again has it.
+    shutil.copytree(run.out, tmp_path / "moved")
+    shutil.rmtree(tmp_path / "moved" / "electra_small" / "discriminator")
+    usual = {"val_path": other, "eval_interval": 5, "eval_batch_size": 5, "accumulation_steps": 2}
+    assert train_electra.main(flags(**data, out_dir=tmp_path / "moved", **usual, from_resume=1)) == 0
+    config = tmp_path / "moved" / "electra_small" / "discriminator" / "config.json"
+    assert json.loads(config.read_text())["doubt_threshold"] == threshold
+
+
 # ----------------------------------------------------------------------------------------------- the split
 
 
@@ -289,12 +353,13 @@ def test_a_resumed_run_knows_the_best_auc_and_what_was_said(data, other, tmp_pat
     assert len(aucs) == 4 and resumed.job.objective.auc_alarm.best == max(aucs)
 
 
-def test_a_checkpoint_of_an_earlier_version_kept_nothing(run):
+def test_a_checkpoint_of_an_earlier_version_kept_less(run):
     """And one that keeps other things, or no numbers, is refused."""
     own = run.trainer.job.kept()
     check_kept({}, own)
     check_kept({**own, "best": 0.7, "loss_at_best": None}, own)
-    for wrong in ([], {"best": 0.5}, {**own, "best": "0.5"}, {**own, "best": math.nan}, {**own, "more": 1}):
+    check_kept({"best": 0.5}, own)
+    for wrong in ([], {**own, "best": "0.5"}, {**own, "best": math.nan}, {**own, "more": 1}):
         with pytest.raises(BadContentError, match="job"):
             check_kept(wrong, own)
 

@@ -1,0 +1,87 @@
+"""Words that stand out in lines for a person: by colour on a terminal, by marks where there is none.
+
+A foreign text is made printable first, and our own colours are put around it then. So the result is a `TerminalText`:
+what prints it must not make it printable once more, which would show the colours as codes.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TextIO
+
+from common.wording import printable
+
+# Ends whatever was switched on.
+PLAIN = "\x1b[0m"
+# Of lines that go elsewhere than to a terminal
+USUAL_WIDTH = 100
+
+
+class TerminalText(str):
+    """Lines whose foreign parts are printable already, and which may hold colours of our own."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a word stands out. codes: numbers of ECMA-48's "select graphic rendition". before, after: marks in place of them."""
+
+    codes: str
+    before: str = ""
+    after: str = ""
+
+
+# What stands before a word, the word, and how it stands out
+ShownWord = tuple[str, str, Style | None]
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that shows colours to a person who wants them (https://no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    # The older console of Windows prints the codes; the newer one says that it is there.
+    if os.name == "nt" and not os.environ.get("WT_SESSION"):
+        return False
+    return stream.isatty()
+
+
+def marked(text: str, style: Style | None, in_colour: bool) -> TerminalText:
+    """A text as a terminal may show it, made to stand out. style None: it does not."""
+    shown = printable(text)
+    if style is None:
+        return TerminalText(shown)
+    if in_colour:
+        return TerminalText(f"\x1b[{style.codes}m{shown}{PLAIN}")
+    return TerminalText(f"{style.before}{shown}{style.after}")
+
+
+def width_of_terminal() -> int:
+    """Columns of the terminal of this process; of none a usual number."""
+    return shutil.get_terminal_size((USUAL_WIDTH, 24)).columns
+
+
+def filled(label: str, indent: int, words: list[ShownWord], width: int, in_colour: bool) -> list[str]:
+    """Lines of at most `width` characters, where no word is longer: the label, and behind it the words, indented. Line breaks of
+    the text stay."""
+    lines = [label.ljust(indent)]
+    column = indent
+    for before, text, style in words:
+        gap = printable(before).replace("\t", "    ")
+        word = marked(text, style, in_colour)
+        # Colours take no room.
+        length = len(marked(text, None if in_colour else style, False))
+        begins_line = column == indent
+        if "\n" in gap:
+            gap = gap[gap.rindex("\n") + 1 :]
+            breaks = not begins_line
+        else:
+            breaks = not begins_line and column + len(gap) + length > width
+            if breaks or begins_line:
+                gap = ""
+        if breaks:
+            lines.append(" " * indent)
+            column = indent
+        lines[-1] += gap + word
+        column += len(gap) + length
+    return [line.rstrip() for line in lines]

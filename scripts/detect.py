@@ -1,0 +1,133 @@
+"""Show which words of a text an ELECTRA's discriminator believes to be replaced, and how likely it finds each.
+
+    python scripts/detect.py --model out/electra_small "The harbour lies in the north of the sandwich."
+    python scripts/detect.py --model out/electra_small --corrupt 0.15 --file my.txt --out detect.html
+    python scripts/detect.py --model google/electra-small-discriminator --json "The cat sat on the parliament."
+
+Doubted words stand out by colour, or by marks where there is none.
+"""
+
+import signal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Run by path: nothing in scripts/ may shadow a dependency.
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+if __name__ == "__main__":
+    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # --help and wrong flags are answered before torch is imported, which takes seconds.
+    from scripts.arguments import detect_parser
+
+    detect_parser().parse_args()
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+
+from common.errors import UserError
+from common.files import read_small
+from common.notices import announce
+from common.terminal import has_colours, width_of_terminal
+from model.electra.detection import Passage
+from scripts.arguments import detect_parser
+from trainer.electra.detector import open_detector
+from trainer.electra.passages import summary, told
+from trainer.machine.command_line import run_cli
+from trainer.machine.devices import pick_device
+
+__all__ = ["main"]
+
+# Of all texts together: a page with more would be no page for a reader.
+MOST_BYTES = 1_000_000
+BLANK_LINE = re.compile(r"\n\s*\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = detect_parser().parse_args(argv)
+    if args.out is not None and Path(args.out).suffix != ".html":
+        raise UserError(f"--out {args.out}: a name that ends in .html is wanted")
+    texts = texts_of(args)
+    detector = open_detector("--model", args.model, pick_device(args.device))
+    if args.corrupt is not None and detector.generator is None:
+        announce("no generator lies beside the discriminator: words are replaced at random", to_stderr=True)
+    passages = []
+    for number, text in enumerate(texts):
+        passages.append(detector.passage(text, args.corrupt or 0.0, args.seed + number, args.threshold))
+    if args.json:
+        for passage in passages:
+            # ASCII alone: nothing in it can be obeyed by a terminal.
+            announce(json.dumps(passage.as_record()))
+    else:
+        announce(told(passages, width_of_terminal(), has_colours(sys.stdout)))
+    if args.out is not None:
+        write_page(args.out, args.model, passages)
+        announce(f"page: {args.out}", to_stderr=args.json)
+    return 0
+
+
+def texts_of(args: argparse.Namespace) -> list[str]:
+    """What is to be read. Errors: UserError."""
+    if args.texts and args.file is not None:
+        raise UserError(f"--file {args.file}: a text on the command line stands in its place; drop one of them")
+    if args.file is not None:
+        texts = paragraphs(read_file(Path(args.file)))
+        what = f"--file {args.file}"
+    elif args.texts:
+        texts = args.texts
+        what = "the texts"
+    else:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UserError("no text to read: write one behind the command, in quotes, or name a file with --file")
+        what = "the standard input"
+        content = sys.stdin.buffer.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{what}: at most {MOST_BYTES:,} bytes are read; cut it")
+        texts = paragraphs(decoded(content, what))
+    if not texts:
+        raise UserError(f"{what}: no text in there")
+    return texts
+
+
+def read_file(path: Path) -> str:
+    """Errors: UserError."""
+    try:
+        return decoded(read_small(path, MOST_BYTES), f"--file {path}")
+    except OSError as error:
+        raise UserError(f"--file {path} cannot be read ({error.strerror or error})") from error
+
+
+def decoded(content: bytes, what: str) -> str:
+    """Errors: UserError."""
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what}: byte {error.start} is no UTF-8") from error
+
+
+def paragraphs(text: str) -> list[str]:
+    """The texts of a file: what blank lines divide."""
+    return [part.strip("\n") for part in BLANK_LINE.split(text) if part.strip()]
+
+
+def write_page(path: str, model: str, passages: Sequence[Passage]) -> None:
+    """Errors: UserError where the page cannot be written."""
+    # It brings matplotlib along, which takes a second to import.
+    from trainer.reporting.html_report import write_page_of_flag
+
+    write_page_of_flag(
+        "--out",
+        "detect.html",
+        path,
+        Path(__file__).parent,
+        said=f"{model}: {summary(passages)}",
+        passages=passages,
+        is_corrupted=passages[0].is_corrupted,
+    )
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,41 @@
+"""Folders of pretrained encoders: where they are, and what their config says."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+from transformers.utils import cached_file
+
+from common.errors import UserError
+from common.packages import loader_reason
+from dataset.reading.file_kinds import expanded
+
+
+def find_model(flag: str, model_path: str) -> Path:
+    """The folder that a flag such as --model_path names; a name is looked up in the local cache of Hugging Face."""
+    path = expanded(model_path)
+    if (path / "config.json").exists():
+        return path
+    if not path.exists():
+        with contextlib.suppress(OSError, ValueError):
+            cached = cached_file(str(model_path), "config.json", local_files_only=True)
+            if cached is not None:
+                return Path(cached).parent
+    # The folder of a run of train_electra.py holds its networks, and users name it as a whole.
+    for name in ("discriminator", "encoder"):
+        if (path / name / "config.json").is_file():
+            raise UserError(f"{flag} {model_path}: no config.json there; {path / name} has one")
+    raise UserError(
+        f"{flag} {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
+        "train_electra.py writes a folder {size}/discriminator that fits"
+    )
+
+
+def load_config(what: str, folder: Path) -> Any:
+    """The config of a folder. Errors: UserError."""
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # Each loader raises its own kinds.
+        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
