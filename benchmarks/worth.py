@@ -5,6 +5,8 @@
 Each network, and one with random weights, is fine-tuned on each task with several seeds by trainer/train_glue.py, one process
 after the other. At first some updates of each task are timed, and a line tells how long all of it will take. What is
 finished is kept in `--work`: the same command goes on where it was stopped, and with another network it only fine-tunes that.
+Beside other programs OMP_NUM_THREADS=1 is quicker than two threads that wait for each other; then two commands with different
+tasks (`--task cola,rte`) may share the work, and a third one prints the whole table.
 
 The tables, in Markdown: each task's first metric, times 100, as mean ± deviation over the seeds; then each network against none,
 and against the others that were pretrained with as much work (within 1 %). "above" and "below": the means differ by more than

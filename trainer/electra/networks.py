@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from transformers import ElectraConfig, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError
 from common.notices import announce
@@ -213,6 +214,8 @@ def load_networks(
     loaded, or do not fit the tokenizer or the flags."""
     what = f"--model_path {settings.model_path}"
     check_networks(settings)
+    # Of transformers: it would be drawn over our own lines.
+    disable_progress_bar()
     try:
         model = load(Path(settings.model_path or ""))
     except UserError:
