@@ -35,7 +35,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.arguments import WITHOUT, worth_parser
 from common.errors import UserError
@@ -55,6 +55,8 @@ SHAPE = (
     "num_hidden_layers",
     "num_attention_heads",
     "intermediate_size",
+    "max_position_embeddings",
+    "initializer_range",
     "position_init",
 )
 # As much work: the updates of a run are whole, so two runs are never quite equal.
@@ -125,14 +127,20 @@ def encoder_of(folder: Path) -> Path:
 
 def check_shape(first: Network, other: Network) -> None:
     """Errors: UserError where two networks differ in more than their weights."""
-    configs = [json.loads((network.folder / "config.json").read_text()) for network in (first, other)]
+    shapes = [shape_of(network) for network in (first, other)]
     for field in SHAPE:
-        values = [config.get(field) for config in configs]
+        values = [shape[field] for shape in shapes]
         if values[0] != values[1]:
             raise UserError(
                 f"--networks: {field} is {values[0]} in {first.folder} and {values[1]} in {other.folder}; networks of one "
                 "shape are wanted"
             )
+
+
+def shape_of(network: Network) -> dict[str, Any]:
+    """The fields of SHAPE in a network's config; None where it has no such field."""
+    config = json.loads((network.folder / "config.json").read_text(encoding="utf-8"))
+    return {field: config.get(field) for field in SHAPE}
 
 
 def work_of(folder: Path) -> float | None:
@@ -210,8 +218,12 @@ def folder_of(args: argparse.Namespace, network: Network) -> Path:
 
 def claim_folder(args: argparse.Namespace, network: Network) -> None:
     """Note whose fine-tunings a folder has. Errors: UserError where they are of other weights."""
-    name = "config.json" if network.is_fresh else "model.safetensors"
-    digest = hashlib.sha256((network.folder / name).read_bytes()).hexdigest()
+    if network.is_fresh:
+        # Another network of this shape begins with the same random weights.
+        content = json.dumps(shape_of(network)).encode()
+    else:
+        content = (network.folder / "model.safetensors").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
     note = folder_of(args, network) / "network.json"
     earlier = read_json(note)
     if earlier is not None and earlier.get("sha256") != digest:
