@@ -52,7 +52,7 @@ chat: $(VENV)/.installed
 	$(RUN) trainer/train_sft.py $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
 	$(RUN) scripts/quiz.py --weight out/full_sft_256.pth --base out/$(BASE)_256.pth
 
-# A small one on a CPU: networks and steps for some minutes. It ends with held-out text, in which the words stand out that it
+# A small one on a CPU: networks and steps for a quarter of an hour. It ends with held-out text, in which the words stand out that it
 # believes replaced.
 ELECTRA = --hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 128 --init_std 0.1 --dropout 0 \
           --position_init sinusoidal --optimizer muon --muon_lr 0.006 --learning_rate 7e-4 --lr_schedule separate_linear \

@@ -1,6 +1,6 @@
 """Show which words of a text an ELECTRA's discriminator believes to be replaced, and how likely it finds each.
 
-    python scripts/detect.py --model out/electra_small "The harbour lies in the north of the sandwich."
+    python scripts/detect.py --model out/electra_small "Return the number of banana bytes that were written to the file."
     python scripts/detect.py --model out/electra_small --corrupt 0.15 --file my.txt --out detect.html
     python scripts/detect.py --model google/electra-small-discriminator --json "The cat sat on the parliament."
 
