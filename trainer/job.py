@@ -297,7 +297,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     def closing(self) -> Closing | None:
         """What a finished run shows of itself once all its files are written. Called on the main rank.
 
-        Errors: UserError, DataError, OSError, which a line tells: they are no reason to end the run.
+        Whatever error it raises is told in a line: it is no reason to end the run.
         """
         return None
 

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple
 
-from common.errors import DataError, SaidByAnotherRank, UserError
+from common.errors import SaidByAnotherRank, UserError
 from common.wording import counted, one_line
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
@@ -208,7 +208,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             return
         try:
             closing = self.job.closing()
-        except (UserError, DataError, OSError) as error:
+        except Exception as error:
+            # Hours of training do not end with an error for want of this.
             self.reporter.say(f"warning: the run is done, but nothing can be shown of it: {one_line(error)}")
             return
         if closing is not None:

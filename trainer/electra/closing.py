@@ -17,15 +17,17 @@ from dataset.reading.remote import DataFile, cache_in
 from dataset.store.encode_worker import measure
 from dataset.store.token_store import files_of
 from dataset.tokenizing.encoder import DocumentEncoder
-from model.electra.detection import Passage
+from model.electra.detection import Passage, total
 from trainer.electra.detector import Detector, open_detector
-from trainer.electra.passages import told
+from trainer.electra.passages import outcome, told
 from trainer.electra.settings import ElectraSettings
 from trainer.job import Closing
 
 PASSAGES = 6
 # Documents that are looked at for them.
 MOST_DOCUMENTS = 20_000
+# Characters of a document in which a passage is looked for.
+LOOKED_THROUGH = 100_000
 # Characters of a passage, at least and at most. It ends with the sentence that brings it to LEAST_CHARACTERS.
 LEAST_CHARACTERS = 100
 MOST_CHARACTERS = 300
@@ -61,7 +63,10 @@ def closing_of(
     passages = passages_of(texts, detector, settings.mask_share)
     what = "The text that was trained" if held_out is None else "Held-out text"
     title = f"{what}, in which the generator has written {settings.mask_share:.0%} of the tokens anew"
-    record = {"passages": [passage.as_record() for passage in passages], "passages_of": title}
+    record = {
+        "passages": [passage.as_record() for passage in passages],
+        "passages_of": f"{title}: {outcome(total(passages))}",
+    }
     said = told(passages, width_of_terminal(), has_colours(sys.stdout))
     return Closing(record, TerminalText(f"\n{title}. {said}\n"))
 
@@ -83,7 +88,7 @@ def excerpts(
         body = encoder.body(text)
         if hashes is not None and measure(body).digest not in hashes:
             continue
-        excerpt = excerpt_of(body)
+        excerpt = excerpt_of(body[:LOOKED_THROUGH])
         if excerpt is not None:
             found.append(excerpt)
         if len(found) == PASSAGES:

@@ -16,7 +16,7 @@ INDENT = 10
 
 def told(passages: Sequence[Passage], width: int, in_colour: bool) -> TerminalText:
     """Passages as lines, one behind the other, and what was found of the replaced words of all."""
-    lines = [*legend(passages, in_colour), ""]
+    lines = [legend(passages, in_colour), ""]
     for passage in passages:
         lines += lines_of(passage, width, in_colour)
         lines.append("")
@@ -24,15 +24,15 @@ def told(passages: Sequence[Passage], width: int, in_colour: bool) -> TerminalTe
     return TerminalText("\n".join(lines))
 
 
-def legend(passages: Sequence[Passage], in_colour: bool) -> list[str]:
-    """What the marks mean."""
+def legend(passages: Sequence[Passage], in_colour: bool) -> str:
+    """A line on what the marks mean."""
     parts = [f"{marked('doubted', DOUBTED, in_colour)}: the discriminator believes that the word was replaced"]
     if any(passage.is_corrupted for passage in passages):
         parts.append(f"{marked('replaced', REPLACED, in_colour)}: it was")
         # Without colours such a word does not stand out: that it was replaced shows in the line above.
         if in_colour:
             parts.append(f"{marked('missed', MISSED, in_colour)}: it was, and is not doubted")
-    return ["; ".join(parts)]
+    return "; ".join(parts)
 
 
 def lines_of(passage: Passage, width: int, in_colour: bool) -> list[str]:

@@ -48,7 +48,12 @@ def test_a_run_ends_with_passages_that_it_has_not_trained(data, tmp_path, capsys
     run = train(**flags, out_dir=tmp_path, val_fraction=0.3, max_steps=2, report=1)
     records = RunRecordsOf(tmp_path)
     (record,) = records.found
-    assert record["passages_of"].startswith("Held-out text") and record["update"] == 2
+    assert (
+        record["passages_of"].startswith(
+            "Held-out text, in which the generator has written 15% of the tokens anew: of "
+        )
+        and record["update"] == 2
+    )
     passages = records.run.passages
     assert len(passages) == PASSAGES
     held_out = {texts[int(number)] for number in run.job.held_out.val_documents}
@@ -89,6 +94,10 @@ def test_a_run_whose_text_has_gone_ends_all_the_same(data, tmp_path, capsys):
     run.job.data_path = [str(tmp_path / "gone.jsonl")]
     run.tell_closing()
     assert "warning: the run is done, but nothing can be shown of it: " in capsys.readouterr().out
+    run.job.closing = lambda: 1 // 0
+    run.tell_closing()
+    assert "nothing can be shown of it: integer division" in capsys.readouterr().out
+    del run.job.closing
     # An untrained discriminator has nothing to show, nor has a store whose texts are elsewhere.
     run.job.data_path = ["s3://bucket/tokens/manifest.json"]
     assert run.job.closing() is None
