@@ -212,8 +212,9 @@ class ManyShards(ShardedStore):
         self.offsets = cast(Any, ManyDocuments(n))
         self.bounds = np.append(np.arange(0, n, SHARD_DOCUMENTS), n)
         self.tokens = cast(Any, range(int(self.offsets[-1])))
-        self.shards = [cast(Any, None)] * (len(self.bounds) - 1)
-
+        self.shards = []
+        for documents, tokens in zip(np.diff(self.bounds), np.diff(self.offsets[self.bounds]), strict=True):
+            self.shards.append(cast(Any, SimpleNamespace(documents=int(documents), tokens=int(tokens))))
         # As lengths.bin has them. The documents come again and again, and so do the shards.
         self.lengths_of = lru_cache(self._count)
 
