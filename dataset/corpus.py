@@ -474,5 +474,8 @@ class ValidationBatches:
         return ceil_div(self.plan.n_rows, EVAL_ROWS)
 
     def __getitem__(self, i: int) -> Batch:
+        if not 0 <= i < len(self):
+            # Ends a `for batch in ...`.
+            raise IndexError(i)
         rows = range(i * EVAL_ROWS, min((i + 1) * EVAL_ROWS, self.plan.n_rows))
         return gather(self.store.tokens, self.plan.recipe(rows), self.pad_id, n_rows=EVAL_ROWS)

@@ -186,4 +186,5 @@ def test_validation_without_anything_to_predict_is_refused(tmp_path, encoder, mo
     assert "so its loss would tell nothing" in str(caught.value)
     write_texts(tmp_path / "valid.jsonl", ["a", "b c"])
     if "val_path" in split:
-        assert len(Corpus([training], encoder, max_seq_len=16, seed=0, progress=False, **split).validation()) == 1
+        validation = Corpus([training], encoder, max_seq_len=16, seed=0, progress=False, **split).validation()
+        assert len(validation) == len(list(validation)) == 1
