@@ -271,8 +271,8 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """What to say of the loss of a log line, on the main rank; None: nothing. expected: of expected_loss."""
         return None
 
-    def alarm_of_evaluation(self, values: Mapping[str, float], update: int) -> str | None:
-        """What to say of the figures of `evaluate` after so many updates, on the main rank; None: nothing."""
+    def alarm_of_evaluation(self, values: Mapping[str, float], progress: Progress) -> str | None:
+        """What to say of the figures of `evaluate`, on the main rank; None: nothing."""
         return None
 
     @abstractmethod

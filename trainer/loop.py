@@ -568,7 +568,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             progress.best_val_loss = min(progress.best_val_loss, values["val_loss"])
             text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
             self.reporter.log({**position(progress), **values}, f"Validation after update {progress.update}: {text}")
-            warning = self.job.alarm_of_evaluation(values, progress.update) if self.ranks.is_main else None
+            warning = self.job.alarm_of_evaluation(values, progress) if self.ranks.is_main else None
             if warning:
                 self.reporter.say(warning)
         self.tell_samples(samples)

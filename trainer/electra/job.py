@@ -255,8 +255,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         assert self.validation is not None
         return self.validation(engine, signals)
 
-    def alarm_of_evaluation(self, values: Mapping[str, float], update: int) -> str | None:
-        return self.objective.alarm(values, update)
+    def alarm_of_evaluation(self, values: Mapping[str, float], progress: Progress) -> str | None:
+        # The clock of --budget sets the end; its settings have a guess, which is far too high.
+        end = self.settings.max_steps if progress.course is None else progress.course.end
+        return self.objective.alarm(values, progress.update, end)
 
     def kept(self) -> dict[str, float | None]:
         return self.objective.kept()

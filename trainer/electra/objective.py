@@ -63,8 +63,9 @@ class Objective(ABC):
     def flops_per_position(self, length: int, masked_share: float) -> float:
         """Of a training step with rows of `length` positions."""
 
-    def alarm(self, values: Mapping[str, float], update: int) -> str | None:
-        """What to say of the figures of an evaluation; None: nothing."""
+    def alarm(self, values: Mapping[str, float], update: int, end: int) -> str | None:
+        """What to say of the figures of an evaluation; None: nothing. end: the updates of the whole run, as far as it is
+        known."""
         return None
 
     def learn_from(self, sums: Sequence[float]) -> None:  # noqa: B027 - some learn nothing of it
@@ -134,8 +135,11 @@ class ReplacedTokenDetection(Objective):
         discriminator = self.model.discriminator.config
         return model_electra.flops_per_token(generator, discriminator, length, masked_share)
 
-    def alarm(self, values: Mapping[str, float], update: int) -> str | None:
-        return self.auc_alarm.line(update, values["val_disc_auc"], values["val_mlm_loss"])
+    def alarm(self, values: Mapping[str, float], update: int, end: int) -> str | None:
+        # A discriminator that is not trained has nothing to learn.
+        if not self.tells_replaced:
+            return None
+        return self.auc_alarm.line(update, end, values["val_disc_auc"], values["val_mlm_loss"])
 
     def learn_from(self, sums: Sequence[float]) -> None:
         self.threshold = best_threshold(sums)

@@ -30,7 +30,7 @@ PATIENCE = 1500
 FALL = 0.04
 GENERATOR_GAIN = 0.05
 # What a resumed run must know of the AUC so far.
-KEPT = ("best", "loss_at_best", "has_said_plateau", "has_said_fall")
+KEPT = ("best", "loss_at_best", "has_said_plateau", "has_said_fall", "has_said_collapse")
 
 
 def has_text(store: Documents, documents: Ints) -> bool:
@@ -117,7 +117,7 @@ class Validation:
 
 
 class AucAlarm:
-    """Watches the AUC of held-out examples, and says once what to change where it stays near 0.5, and once where it falls."""
+    """Watches the AUC of held-out examples, and says what to change where it stays near 0.5 or falls: each of its lines once."""
 
     def __init__(self, settings: ElectraSettings) -> None:
         self.settings = settings
@@ -125,7 +125,9 @@ class AucAlarm:
         # The generator's loss when the AUC was at its best.
         self.loss_at_best: float | None = None
         self.has_said_plateau = False
+        # A fall with a generator that has learned, of which nothing is wrong; and one that tells of a run that goes wrong.
         self.has_said_fall = False
+        self.has_said_collapse = False
 
     def kept(self) -> dict[str, float | None]:
         """What a resumed run goes on watching from."""
@@ -136,11 +138,12 @@ class AucAlarm:
         for name in KEPT:
             setattr(self, name, kept[name])
 
-    def line(self, update: int, auc: float, generator_loss: float) -> str | None:
-        """What to say of an evaluation after so many updates; None: nothing."""
+    def line(self, update: int, end: int, auc: float, generator_loss: float) -> str | None:
+        """What to say of an evaluation after so many updates; None: nothing. end: the updates of the whole run, as far as it
+        is known."""
         said = None
         if auc < PLATEAU and self.best < PLATEAU:
-            said = self._on_plateau(update, auc)
+            said = self._on_plateau(update, end, auc)
         elif auc < self.best - FALL:
             said = self._after_fall(auc, generator_loss)
         if auc > self.best:
@@ -149,9 +152,9 @@ class AucAlarm:
             self.loss_at_best = generator_loss if math.isfinite(generator_loss) else None
         return said
 
-    def _on_plateau(self, update: int, auc: float) -> str | None:
+    def _on_plateau(self, update: int, end: int, auc: float) -> str | None:
         """The discriminator still calls every token an original."""
-        if self.has_said_plateau or update < self.patient_until():
+        if self.has_said_plateau or update < self.patient_until(end):
             return None
         self.has_said_plateau = True
         return (
@@ -159,29 +162,43 @@ class AucAlarm:
             f"What has helped: {', '.join(remedies(self.settings))} (docs/electra.md)"
         )
 
-    def patient_until(self) -> int:
+    def patient_until(self, end: int) -> int:
         """The update up to which nothing is said of a plateau: while the rate rises there is little to see yet."""
         rises = warmup_of(self.settings)
-        left = max(self.settings.max_steps - rises, 0)
+        left = max(end - rises, 0)
         return rises + min(PATIENCE, left // 2)
 
     def _after_fall(self, auc: float, generator_loss: float) -> str | None:
         """It was better before. A generator that learns is harder to see through, and nothing is wrong then."""
         # Without a best AUC there is nothing to fall from.
-        if self.has_said_fall or self.loss_at_best is None:
+        if self.loss_at_best is None:
             return None
-        self.has_said_fall = True
         fell = f"the discriminator's AUC fell from {self.best:.2f} to {auc:.2f}"
-        if generator_loss < self.loss_at_best - GENERATOR_GAIN:
+        has_learned = generator_loss < self.loss_at_best - GENERATOR_GAIN
+        # However well a generator writes, a discriminator that has learned tells something.
+        if has_learned and auc >= PLATEAU:
+            if self.has_said_fall:
+                return None
+            self.has_said_fall = True
             return (
                 f"note: {fell} while the generator's loss fell from {self.loss_at_best:.2f} to {generator_loss:.2f}: what it "
                 "writes is harder to tell. That is usual; a narrower generator (--generator_divisor) keeps the AUC higher"
             )
-        rate = self.settings.learning_rate
+        if self.has_said_collapse:
+            return None
+        self.has_said_collapse = True
+        why = ". It tells nothing any more" if has_learned else ", and the generator has not learned meanwhile"
         return (
-            f"warning: {fell}, and the generator has not learned meanwhile: the rate is too high. Go on from an earlier "
-            f"checkpoint, or start again, with --learning_rate {rate / 2:.1g} or lower"
+            f"warning: {fell}{why}: the rate is too high. Go on from an earlier checkpoint, or start again, with "
+            f"{lower_rate(self.settings)} or lower"
         )
+
+
+def lower_rate(settings: ElectraSettings) -> str:
+    """The flag that halves the rate of the layers."""
+    name = "muon_lr" if settings.optimizer == "muon" else "learning_rate"
+    # Ten digits: the half of what a user types, without the last bits of its binary form.
+    return f"--{name} {getattr(settings, name) / 2:.10g}"
 
 
 def remedies(settings: ElectraSettings) -> list[str]:
@@ -189,14 +206,15 @@ def remedies(settings: ElectraSettings) -> list[str]:
     found = []
     if settings.learning_rate >= 1e-3:
         found.append("a rate below 1e-3 (--learning_rate 7e-4)")
-    has_fresh_weights = settings.model_path is None
-    if has_fresh_weights and settings.position_init == "normal":
+    # Else they come from a folder, or the files of the networks say how they are drawn.
+    draws_weights = settings.model_path is None and settings.discriminator_config is None
+    if draws_weights and settings.position_init == "normal":
         found.append("--position_init sinusoidal")
     if settings.optimizer == "muon" and settings.muon_lr > 0.01:
         found.append("a lower rate of Muon (--muon_lr 0.006)")
     if settings.optimizer != "muon":
         found.append("--optimizer muon --muon_lr 0.006")
-    if has_fresh_weights and settings.init_std == 0.02:
+    if draws_weights and settings.init_std == 0.02:
         found.append("--init_std of about 1 / sqrt(width), such as 0.1 for 128")
     if settings.max_seq_len > 32:
         found.append("--max_seq_len 32 first, and then --model_path with longer examples")

@@ -221,7 +221,7 @@ class EvaluationSettings(Settings):
         help="whose predictions go into submission.zip: the best or the median seed of each task, or the ensemble of all",
     )
     evaluate_during_training: bool = switch(False, help="evaluate while training, too")
-    # The settings of a run hold the epoch's micro-batches where the user gives none.
+    # The settings of a run hold the epoch's updates where the user gives none.
     eval_interval: int = setting(
         None, check=positive(int), help="updates between evaluations (default: those of an epoch)"
     )
