@@ -34,6 +34,8 @@ SCHEMES = {"file": "fsspec", "s3": "s3fs", "http": "aiohttp", "https": "aiohttp"
 PIECE_BYTES = 8 << 20
 # --cache_gb where nothing else is said.
 USUAL_CACHE_GB = 32.0
+# A web server that does not answer, or sends nothing, for so long has failed. A whole file may take as long as it takes.
+SILENCE_S = 60
 # After a failure it is tried again: at once, then after so many seconds.
 WAITS_S = (0.0, 1.0, 5.0, 15.0)
 
@@ -250,8 +252,14 @@ def file_system(address: str) -> FileSystem:
     scheme = found.group(1).lower()
     package = SCHEMES[scheme]
     optional_package(package, f"to read {scheme}:// addresses")
+    options = {}
+    if package == "aiohttp":
+        from aiohttp import ClientTimeout
+
+        # By itself it would give a whole file five minutes.
+        options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)}
     # Not by the address as a whole: fsspec would follow what it calls a chain of addresses.
-    return optional_package("fsspec", f"to read {scheme}:// addresses").filesystem(scheme)
+    return optional_package("fsspec", f"to read {scheme}:// addresses").filesystem(scheme, **options)
 
 
 def _again_and_again(address: str, fetch: Callable[[], Fetched]) -> Fetched:

@@ -102,7 +102,10 @@ def test_two_runs_at_one_head_have_names_of_their_own(run):
     assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "600"
 
 
-# (exit code of the launchers, seconds since the start, seconds that are left, whether the job goes into the queue again)
+JOB_OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NNODES": "2"}
+
+# (exit code of the launchers, seconds since the start, seconds that are left or what Slurm tells of the end, whether the job goes
+# into the queue again)
 ENDINGS = [
     (0, 9000, 100, False),
     (1, 9000, 100, True),
@@ -111,23 +114,34 @@ ENDINGS = [
     # A wrong flag in a job of three minutes: it would come back for ever.
     (1, 20, 160, False),
     (2, 9000, 100, False),
+    # Without a time limit.
+    (143, 9000, "Unknown", False),
+    (143, 9000, "NONE", False),
 ]
 
 
 @pytest.mark.parametrize("code, age, seconds_left, again", ENDINGS)
 def test_a_job_of_slurm_that_ends_at_its_time_limit_goes_into_the_queue_again(run, code, age, seconds_left, again):
-    begin, end = (
-        time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds)) for seconds in (-age, seconds_left)
-    )
-    ended, calls = run(
-        "slurm.sbatch", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="node[0-1]", SLURM_NNODES="2", CODE_OF_srun=str(code),
-        SAID_BY_scontrol=f"   StartTime={begin} EndTime={end} Deadline=N/A",
-    )  # fmt: skip
+    end = seconds_left if isinstance(seconds_left, str) else moment_in(seconds_left)
+    told = f"   StartTime={moment_in(-age)} EndTime={end} Deadline=N/A"
+    ended, calls = run("slurm.sbatch", **JOB_OF_SLURM, CODE_OF_srun=str(code), SAID_BY_scontrol=told)
     assert ended.returncode == (0 if again else code), ended.stderr
     ((_, arguments, variables),) = [call for call in calls if call[0] == "srun"]
     assert arguments[-len(FLAGS) :] == FLAGS
     assert variables["PORT"] == "20007" and variables["NODES"] == "2"
     assert (["requeue", "7"] in [call[1] for call in calls]) == again
+
+
+def moment_in(seconds):
+    """As Slurm writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+def test_a_job_of_which_slurm_tells_nothing_stays_out_of_the_queue(run):
+    """The server of Slurm does not answer."""
+    ended, calls = run("slurm.sbatch", **JOB_OF_SLURM, CODE_OF_srun="1", CODE_OF_scontrol="1")
+    assert ended.returncode == 1, ended.stderr
+    assert ["requeue", "7"] not in [call[1] for call in calls]
 
 
 def test_kubeflow():

@@ -10,7 +10,7 @@ import sys
 import threading
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -209,6 +209,50 @@ def test_a_web_server_that_gives_whole_files_alone_is_refused(tmp_path, s3):
     with pytest.raises(DataError, match="download it first"):
         find_files(address)
     server.shutdown()
+
+
+@pytest.fixture
+def slow_server():
+    """Its address. It sends 10 bytes in half a second; of `stops.bin` the first one, and then nothing for long."""
+    done = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "10")
+            self.end_headers()
+
+        def do_GET(self):
+            self.do_HEAD()
+            for _ in range(10):
+                self.wfile.write(b"x")
+                if done.wait(5 if "stops" in self.path else 0.05):
+                    return
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    done.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_large_file_may_take_longer_than_any_limit_and_a_silent_server_may_not(tmp_path, monkeypatch, slow_server):
+    """A file of half a second, where aiohttp would give 0.2 s, as it gives five minutes of its own accord."""
+    aiohttp = pytest.importorskip("aiohttp")
+    http = pytest.importorskip("fsspec.implementations.http")
+    monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+    monkeypatch.setattr(remote, "SILENCE_S", 0.3)
+    # Those of other tests have their own limits.
+    http.HTTPFileSystem.clear_instance_cache()
+    path = tmp_path / "tokens.bin"
+    remote.fetch_file(f"{slow_server}/tokens.bin", path, 10, lambda path: True)
+    assert path.read_bytes() == b"x" * 10
+    with pytest.raises(DataError, match="cannot be read"):
+        remote.fetch_file(f"{slow_server}/stops.bin", path, 10, lambda path: True)
 
 
 @pytest.mark.parametrize("scheme, package", [("s3", "s3fs"), ("http", "aiohttp"), ("https", "aiohttp")])
