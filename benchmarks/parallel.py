@@ -4,8 +4,8 @@
     python benchmarks/parallel.py --seconds 90 --rows 16
 
 1. Two processes of one thread train in turns of one update with each way to add up gradients: in shared memory
-   (trainer/shared_reducer.py), in buckets by Gloo (trainer/reducer.py), by FSDP2 with the whole model on each rank, and by
-   FSDP2 with half of it. Medians over the turns; ratios against shared memory.
+   (trainer/shared_reducer.py), in buckets by Gloo (trainer/reducer.py), by DistributedDataParallel, by FSDP2 with the whole
+   model on each rank, and by FSDP2 with half of it. Medians over the turns; ratios against shared memory.
 2. For each number of ranks, the bytes of weights and moments that a rank has, and its peak of memory in three updates above
    what it had before the model, with whole models and with a divided one. Saves are not part of it.
 
@@ -32,15 +32,17 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.arguments import SIZES, parallel_parser
 from benchmarks.training import packed_batch
+from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
@@ -56,34 +58,66 @@ MEAN_LENGTH = 80
 LR = 5e-4
 # Updates before the first turn.
 WARM_UP = 2
-# {way: (ranks that have a model together; None: FSDP2 is not used, whether the ranks may share memory)}
-WAYS: dict[str, tuple[int | None, bool]] = {
-    "shared memory": (None, True),
-    "buckets, Gloo": (None, False),
-    "FSDP2, whole models": (1, False),
-    "FSDP2, halves": (2, False),
+
+
+class Way(NamedTuple):
+    """How gradients are added up. group_size: ranks that have a model together; None: FSDP2 is not used. may_share: whether
+    the ranks may share memory. ddp: whether DistributedDataParallel does it, and not the engine."""
+
+    group_size: int | None = None
+    may_share: bool = False
+    ddp: bool = False
+
+
+WAYS = {
+    "shared memory": Way(may_share=True),
+    "buckets, Gloo": Way(),
+    "DistributedDataParallel": Way(ddp=True),
+    "FSDP2, whole models": Way(group_size=1),
+    "FSDP2, halves": Way(group_size=2),
 }
+# By as many ranks as there are.
+DIVIDED = "divided"
 # Of the second part; the first is what the others are compared with.
-MEMORY_WAYS = ("shared memory", "buckets, Gloo", "divided")
+MEMORY_WAYS = ("shared memory", "buckets, Gloo", DIVIDED)
 
 
-def updates(args: argparse.Namespace, ranks: Ranks, group_size: int | None) -> Iterator[Engine]:
+class Objective(torch.nn.Module):
+    """The loss as DistributedDataParallel wants it: in a forward pass, and as that of one rank, since it takes the mean."""
+
+    def __init__(self, model: MiniMindForCausalLM, world_size: int) -> None:
+        super().__init__()
+        self.model = model
+        self.world_size = world_size
+
+    def forward(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, sums = pretrain_loss(self.model, batch, totals)
+        return loss * self.world_size, sums
+
+
+def updates(args: argparse.Namespace, ranks: Ranks, way: Way) -> Iterator[Engine]:
     """Makes an update whenever the next element is asked for, and gives the engine."""
     torch.manual_seed(0)
     config = MiniMindConfig(**SIZES[args.size])
     shards = None
-    if group_size is None:
+    if way.group_size is None:
         model = MiniMindForCausalLM(config).train()
     else:
         model = build_on_main(ranks, partial(MiniMindForCausalLM, config)).train()
-        shards = Shards(model, group_size, ranks, CPU)
+        shards = Shards(model, way.group_size, ranks, CPU)
+    objective: Callable[[Batch, Totals], tuple[torch.Tensor, torch.Tensor]] = partial(pretrain_loss, model)
+    ranks_of_engine = replace(ranks, on_one_machine=way.may_share)
+    if way.ddp:
+        objective = torch.nn.parallel.DistributedDataParallel(Objective(model, ranks.world_size))
+        # It adds up nothing itself.
+        ranks_of_engine = Ranks()
     engine = Engine(
         model,
-        build_optimizer(model, LR, ranks=ranks, shards=shards),
-        partial(pretrain_loss, model),
+        build_optimizer(model, LR, ranks=ranks_of_engine, shards=shards),
+        objective,
         device=CPU,
         dtype=getattr(torch, args.dtype),
-        ranks=ranks,
+        ranks=ranks_of_engine,
         n_sums=n_sums(config),
         shards=shards,
     )
@@ -107,19 +141,19 @@ def compare_ways(args: argparse.Namespace) -> int:
         torch.set_num_threads(1)
         ranks = join_copies(rank, 2, meeting_place)
         sides = {}
-        for way, (group_size, may_share) in WAYS.items():
-            sides[way] = updates(args, replace(ranks, on_one_machine=may_share), group_size)
+        for name, way in WAYS.items():
+            sides[name] = updates(args, ranks, way)
             for _ in range(WARM_UP):
-                next(sides[way])
-        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+                next(sides[name])
+        seconds: dict[str, list[float]] = {name: [] for name in WAYS}
         started = time.monotonic()
         goes_on = torch.ones(1)
         while goes_on:
-            for way, side in sides.items():
+            for name, side in sides.items():
                 dist.barrier()
                 begun = time.perf_counter()
                 next(side)
-                seconds[way].append(time.perf_counter() - begun)
+                seconds[name].append(time.perf_counter() - begun)
             goes_on.fill_(time.monotonic() - started < args.seconds)
             dist.broadcast(goes_on, src=0)
         if ranks.is_main:
@@ -136,9 +170,9 @@ def show_ways(args: argparse.Namespace, seconds: dict[str, list[float]]) -> None
     print(f"\n{args.size}, two ranks of one thread, updates of 2 x {args.rows} rows of {T}, AdamW, plain code")
     print("| gradients | seconds an update (least to most) | of shared memory |")
     print("|---|---|---|")
-    for way, turns in seconds.items():
+    for name, turns in seconds.items():
         spread = f"{min(turns):.3f} to {max(turns):.3f}, {len(turns)} turns"
-        print(f"| {way} | {median(turns):.3f} ({spread}) | {median(turns) / base:.2f} |", flush=True)
+        print(f"| {name} | {median(turns):.3f} ({spread}) | {median(turns) / base:.2f} |", flush=True)
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -152,19 +186,19 @@ def status(name: str) -> int:
     raise KeyError(name)
 
 
-def measure_memory(args: argparse.Namespace, n_ranks: int, way: str) -> int:
-    """Print, as JSON, [bytes of weights and moments, bytes at the peak] of each rank. way: one of MEMORY_WAYS."""
+def measure_memory(args: argparse.Namespace, n_ranks: int, name: str) -> int:
+    """Print, as JSON, [bytes of weights and moments, bytes at the peak] of each rank. name: one of MEMORY_WAYS."""
+    way = Way(group_size=n_ranks) if name == DIVIDED else WAYS[name]
 
     def work(rank: int, meeting_place: socket.socket) -> int:
         torch.set_num_threads(1)
-        ranks = replace(join_copies(rank, n_ranks, meeting_place), on_one_machine=way == "shared memory")
-        group_size = n_ranks if way == "divided" else None
+        ranks = join_copies(rank, n_ranks, meeting_place)
         # A first small run: libraries are loaded, and connections made.
-        next(updates(argparse.Namespace(**{**vars(args), "size": "tiny", "rows": 1}), ranks, group_size))
+        next(updates(argparse.Namespace(**{**vars(args), "size": "tiny", "rows": 1}), ranks, way))
         gc.collect()
         before = status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
-        side = updates(argparse.Namespace(**{**vars(args), "rows": 1}), ranks, group_size)
+        side = updates(argparse.Namespace(**{**vars(args), "rows": 1}), ranks, way)
         for _ in range(3):
             engine = next(side)
         peak = status("VmHWM") - before
@@ -206,15 +240,15 @@ def show_memory(args: argparse.Namespace) -> None:
             of_ranks = json.loads(done.stdout.splitlines()[-1])
             states, peak = (max(values) / 1e6 for values in zip(*of_ranks, strict=True))
             base = base or [states, peak]
-            ratio = states / base[0] * (n if way == "divided" else 1)
+            ratio = states / base[0] * (n if way == DIVIDED else 1)
             print(f"| {n} | {way} | {states:.0f} | {ratio:.3f} | {peak:.0f} | {peak / base[1]:.2f} |", flush=True)
 
 
 def main() -> int:
     args = parallel_parser().parse_args()
     if args.memory_of:
-        n_ranks, way = args.memory_of
-        return measure_memory(args, int(n_ranks), way)
+        n_ranks, name = args.memory_of
+        return measure_memory(args, int(n_ranks), name)
     # First, since it starts processes of its own: this one must not have computed anything when it copies itself.
     show_memory(args)
     return compare_ways(args) if args.seconds else 0

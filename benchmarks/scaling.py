@@ -41,7 +41,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -49,7 +49,7 @@ import torch.distributed as dist
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from benchmarks.arguments import SIZES, scaling_parser
-from benchmarks.parallel import leave, updates
+from benchmarks.parallel import Way, leave, updates
 from benchmarks.training import Training
 from common.errors import UserError
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
@@ -181,9 +181,10 @@ def measure_updates(args: argparse.Namespace, n: int, group: int) -> int:
 
     def work(rank: int, meeting_place: socket.socket) -> int:
         torch.set_num_threads(1)
+        ranks = join_copies(rank, n, meeting_place)
         # Machines of a cluster share no memory.
-        ranks = replace(join_copies(rank, n, meeting_place), on_one_machine=False)
-        side = updates(argparse.Namespace(size=args.size, rows=1), ranks, None if group == 1 else group)
+        way = Way(group_size=None if group == 1 else group)
+        side = updates(argparse.Namespace(size=args.size, rows=1, dtype="bfloat16"), ranks, way)
         next(side)
         dist.barrier()
         sent = sent_bytes()

@@ -1,9 +1,15 @@
 """Formulas of what ranks send. Reference: rings that are walked step by step, and the cases in which one thing alone counts."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
+from benchmarks.arguments import SIZES as MODELS
 from benchmarks.scaling import FP32, Link, Sizes, bytes_of_update, seconds_of_divided, seconds_of_whole, sizes_of
-from tests.helpers import tiny_model
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from tests.helpers import ROOT, tiny_model
 
 SIZES = Sizes(layers=[40_000_000, 30_000_000, 20_000_000], outside=24_000_000)
 FAST = Link(rate=1e30, latency=0.0)
@@ -81,3 +87,22 @@ def test_the_bytes_of_a_model_are_those_of_its_weights():
     sizes = sizes_of(model)
     assert len(sizes.layers) == 2
     assert sizes.total == FP32 * sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [1, 2])
+def test_two_ranks_send_no_less_than_the_formula_says(group):
+    """More may be counted: other programs of the machine talk to themselves too."""
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "scaling.py"),
+        "--size",
+        "tiny",
+        "--updates_of",
+        "2",
+        str(group),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    measured, _ = json.loads(done.stdout.splitlines()[-1])
+    sizes = sizes_of(MiniMindForCausalLM(MiniMindConfig(**MODELS["tiny"])))
+    assert measured >= 0.99 * bytes_of_update(sizes, 2, group)
