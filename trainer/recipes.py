@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from common.settings import SettingsParser, SettingsT
+from common.wording import counted
 
 ORIGINAL = "original"
 RECIPES = ("default", ORIGINAL)
@@ -33,7 +34,8 @@ OPTIMISER: Recipe = {
     "dropout": Choice(0.1, "model/modeling.py, BertConfig"),
 }
 
-# Network, batch, length, rate and number of updates are those of --size, with this recipe and without.
+# Network, batch, length, rate, share and number of updates are those of --size, with this recipe and without: see
+# trainer/electra/published.py.
 PRETRAINING: Recipe = {
     **OPTIMISER,
     "optimizer": Choice("adamw", "model/optimization.py, AdamWeightDecayOptimizer"),
@@ -41,6 +43,11 @@ PRETRAINING: Recipe = {
     "mask_choice": Choice("original", "pretrain/pretrain_helpers.py, mask; configure_pretraining.py"),
     "mask_style": Choice("electra", "pretrain/pretrain_helpers.py, mask"),
     "sampling": Choice("fp32_gumbel", "pretrain/pretrain_helpers.py, sample_from_softmax"),
+    "temperature": Choice(1.0, "configure_pretraining.py: temperature"),
+    "disallow_correct": Choice(False, "configure_pretraining.py: disallow_correct"),
+    "untied_embeddings": Choice(False, "configure_pretraining.py: untied_generator_embeddings"),
+    "gen_weight": Choice(1.0, "configure_pretraining.py: gen_weight"),
+    "disc_weight": Choice(50.0, "configure_pretraining.py: disc_weight"),
     "gen_smooth": Choice(0.0, "run_pretraining.py, get_softmax_output"),
     "disc_smooth": Choice(0.0, "run_pretraining.py, _get_discriminator_output"),
     "weight_init": Choice("original", "model/modeling.py, create_initializer; tf.layers.dense"),
@@ -63,6 +70,8 @@ FINE_TUNING: Recipe = {
     "accumulation_steps": Choice(1, "run_finetuning.py"),
     "max_seq_len": Choice(128, "configure_finetuning.py: max_seq_length"),
 }
+# Compared as the rows of an update, which ranks and micro-batches divide in many ways.
+OF_ROWS = ("batch_size", "accumulation_steps")
 # Of tasks of the benchmark alone: whose two sentences have no order, and whose scores go up to 5.
 OF_BENCHMARK = ("double_unordered", "score_divisor")
 
@@ -105,16 +114,19 @@ def take(settings: Any, recipe: Recipe, given: Iterable[str]) -> None:
         setattr(settings, name, recipe[name].value)
 
 
-def take_rates(settings: Any, width: object) -> None:
-    """Give a recipe's fine-tuning the rates of the size that an encoder of this width has. width: what a config says, which
-    may be no number, as of an encoder with several widths; then the rates are those of the small size."""
+def take_rates(settings: Any, width: object) -> Rates:
+    """Give a recipe's fine-tuning the rates of the size that an encoder of this width has, and return these, whatever flags
+    say. width: what a config says, which may be no number, as of an encoder with several widths; then the rates are those
+    of the small size."""
     size = "small"
     for name, least in WIDTHS.items():
         if isinstance(width, int) and width >= least:
             size = name
-    for name, value in FINE_TUNING_RATES[size]._asdict().items():
+    rates = FINE_TUNING_RATES[size]
+    for name, value in rates._asdict().items():
         if getattr(settings, name) is None:
             setattr(settings, name, value)
+    return rates
 
 
 def is_of_recipe(settings: Any, name: str, recipe: Recipe) -> bool:
@@ -125,13 +137,25 @@ def is_of_recipe(settings: Any, name: str, recipe: Recipe) -> bool:
     return wanted is None or getattr(settings, name) == wanted
 
 
-def recipe_lines(settings: Any, recipe: Recipe) -> list[str]:
-    """What is said of a run with --recipe original: which settings are not those of the published code."""
+def recipe_lines(settings: Any, recipe: Recipe, further: Sequence[str] = ()) -> list[str]:
+    """What is said of a run with --recipe original: which settings are not those of the published code. further: such
+    differences in what depends on the size, the task or the ranks."""
     if settings.recipe == "default":
         return []
     line = "recipe original: all settings as in the published code"
     others = []
     for name, choice in recipe.items():
-        if not is_of_recipe(settings, name, recipe):
-            others.append(f"--{name} {getattr(settings, name)} (published: {choice.value})")
+        if name not in OF_ROWS and not is_of_recipe(settings, name, recipe):
+            others.append(difference(f"--{name} {getattr(settings, name)}", choice.value))
+    others += further
     return [f"{line}, but {', '.join(others)}" if others else line]
+
+
+def difference(ours: str, published: object) -> str:
+    """From the published code, in the line of `recipe_lines`."""
+    return f"{ours} (published: {published})"
+
+
+def difference_of_rows(rows: int, published: int) -> list[str]:
+    """Where an update has other rows."""
+    return [] if rows == published else [difference(f"{counted(rows, 'example')} an update", published)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
+from dataset.glue.glue_tasks import TASKS
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, trainers_that_fit
 from tests.trainer.glue.glue_helpers import arguments, complaint, make_place
@@ -17,8 +18,11 @@ from tests.trainer.test_train_electra import flags as electra_flags
 from tests.trainer.test_train_electra import log_lines
 from trainer import train_electra, train_glue
 from trainer.electra import settings as electra
+from trainer.electra.job import notices
 from trainer.engine import Engine
 from trainer.glue import settings as glue
+from trainer.glue.notices import notices as glue_notices
+from trainer.machine.ranks import Ranks
 from trainer.recipes import FINE_TUNING, PRETRAINING, RECIPES, fine_tuning, is_of_recipe, recipe_lines, take_rates
 
 GLUE = ["--task", "stsb", "--data_dir", "glue"]
@@ -120,8 +124,14 @@ def test_pretraining_updates_are_the_published_ones(data, tmp_path, monkeypatch,
     assert len(compared) == 1 + 12
     rates = [line["lr"] for line in log_lines(tmp_path)]
     assert rates == pytest.approx([published_rate(step, 1e-3, 12, 2) for step in range(12)], rel=1e-12)
-    said = "recipe original: all settings as in the published code, but --warmup_steps 2 (published: 10000)"
-    assert said in capsys.readouterr().out
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe original: "))
+    # The tiny networks, and all else that the flags of this run change.
+    assert line == (
+        "recipe original: all settings as in the published code, but --warmup_steps 2 (published: 10000), "
+        "--learning_rate 0.001 (published: 0.0005), --max_steps 12 (published: 1000000), "
+        "--max_seq_len 24 (published: 128), --hidden_size 32 (published: 256), --num_hidden_layers 1 (published: 12), "
+        "--intermediate_size 64 (published: 1024), --embedding_size 16 (published: 128), 4 examples an update (published: 128)"
+    )
 
 
 def test_without_the_recipe_the_updates_are_others(data, tmp_path, monkeypatch):
@@ -219,6 +229,89 @@ def test_flags_and_files_win_over_the_recipe(module, given, recipe, tmp_path):
     (line,) = recipe_lines(settings, recipe)
     assert line.endswith("but --weight_decay 0.05 (published: 0.01)")
     assert is_of_recipe(settings, "lr_schedule", recipe) and not is_of_recipe(settings, "weight_decay", recipe)
+
+
+def said_of_pretraining(*flags):
+    settings = electra.parse_args(["--recipe", "original", *flags])
+    settings.batch_size = settings.batch_size or 128
+    (line,) = [line for line in notices(settings, Ranks()) if line.startswith("recipe original")]
+    return line
+
+
+ALL = "recipe original: all settings as in the published code"
+
+
+@pytest.mark.parametrize(
+    "flags, difference",
+    [
+        ([], ""),
+        (["--batch_size", "32", "--accumulation_steps", "4"], ""),
+        (["--learning_rate", "5e-4", "--num_hidden_layers", "12"], ""),
+        (["--size", "base", "--batch_size", "256"], ""),
+        (["--size", "base"], ", but 128 examples an update (published: 256)"),
+        (
+            ["--size", "large", "--batch_size", "2048", "--mask_share", "0.15"],
+            ", but --mask_share 0.15 (published: 0.25)",
+        ),
+        (["--gen_weight", "2"], ", but --gen_weight 2.0 (published: 1.0)"),
+        (["--disc_weight", "0"], ", but --disc_weight 0.0 (published: 50.0)"),
+        (["--temperature", "2"], ", but --temperature 2.0 (published: 1.0)"),
+        (["--disallow_correct", "1"], ", but --disallow_correct True (published: False)"),
+        (["--untied_embeddings", "1"], ", but --untied_embeddings True (published: False)"),
+        (["--generator_divisor", "2"], ", but --generator_divisor 2 (published: 4)"),
+        (["--generator_layers", "6"], ", but --generator_layers 6 (published: 12)"),
+        (["--model_path", "out/a"], ", but --model_path out/a (published: random weights)"),
+        (["--max_steps", "10000000"], ", but --max_steps 10000000 (published: 1000000)"),
+    ],
+)
+def test_the_line_of_a_pretraining_names_what_differs_from_the_published_run(flags, difference):
+    """By hand, from the paper's table of sizes and configure_pretraining.py."""
+    assert said_of_pretraining(*flags) == ALL + difference
+
+
+def test_the_line_of_a_budget_and_of_networks_from_files():
+    settings = electra.parse_args(["--recipe", "original", "--budget", "30m"])
+    settings.batch_size, settings.max_steps = 128, 5000
+    assert ALL + ", but --budget 30m (published: 1000000 updates)" in notices(settings, Ranks())
+    line = said_of_pretraining("--generator_config", "g.json", "--discriminator_config", "d.json")
+    assert "--generator_config g.json (published: the network of --size small)" in line
+    assert "--discriminator_config d.json (published: the network of --size small)" in line
+
+
+def test_the_recipe_is_refused_for_masked_language_modelling(capsys):
+    with pytest.raises(SystemExit) as end:
+        electra.parse_args(["--recipe", "original", "--objective", "mlm"])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and "--recipe original and --objective mlm exclude each other" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags, width, difference",
+    [
+        ([], 256, ""),
+        (["--epochs", "10"], 256, ""),
+        (["--epochs", "2.5"], 256, ", but --epochs 2.5 (published: 10)"),
+        (["--epochs", "10", "--max_steps", "50"], 256, ", but --max_steps 50 (published: --epochs 10)"),
+        (["--warmup_steps", "9"], 256, ", but --warmup_steps 9 (published: --warmup_share 0.1)"),
+        (["--learning_rate", "1e-4"], 1024, ", but --learning_rate 0.0001 (published: 5e-05)"),
+        (["--layer_decay", "0.8"], 768, ""),
+        (["--batch_size", "16", "--accumulation_steps", "2"], 256, ""),
+        (["--batch_size", "16"], 256, ", but 16 examples an update (published: 32)"),
+    ],
+)
+def test_the_line_of_a_fine_tuning_names_what_differs(flags, width, difference):
+    """By hand, from configure_finetuning.py; STS-B has 10 epochs there."""
+    settings = glue.parse_args([*GLUE, "--recipe", "original", *flags])
+    rates = take_rates(settings, width)
+    assert glue_notices(settings, Ranks(), [TASKS["stsb"]], rates)[0] == ALL + difference
+
+
+def test_the_epochs_of_several_tasks_are_named_together():
+    settings = glue.parse_args([*GLUE, "--recipe", "original", "--epochs", "10"])
+    rates = take_rates(settings, 256)
+    line = glue_notices(settings, Ranks(), [TASKS["stsb"], TASKS["cola"]], rates)[0]
+    assert line == f"{ALL}, but --epochs 10 (published: 3 or 10)"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from trainer.electra.closing import closing_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
 from trainer.electra.objective import objective_of
+from trainer.electra.published import differences
 from trainer.electra.settings import ElectraSettings, warmup_of
 from trainer.electra.validation import Validation, has_text
 from trainer.engine import Engine
@@ -501,15 +502,16 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
         for name in ("init_std", "position_init", "dropout"):
             is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
             cases.append((name, is_given, "the files of the networks say it"))
-    lines = recipe_lines(settings, PRETRAINING) + warnings_of(settings, cases)
+    rows = rows_of_update(settings, ranks)
+    lines = recipe_lines(settings, PRETRAINING, differences(settings, rows)) + warnings_of(settings, cases)
     highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate
     if highest < 0.5:
         lines.append(
             f"warning: with --warmup_steps {settings.warmup_steps} the rate is never above {highest:.0%} of --learning_rate"
         )
     size = SIZES[settings.size]
-    rows = rows_of_update(settings, ranks)
-    if settings.max_steps == size.max_steps and rows != size.batch_size:
+    # The line of a recipe has said it.
+    if settings.recipe == "default" and settings.max_steps == size.max_steps and rows != size.batch_size:
         lines.append(
             f"note: an update has {counted(rows, 'example')}, in the published run of this size {size.batch_size}"
         )

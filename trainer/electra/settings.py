@@ -24,7 +24,7 @@ from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings, layers
-from trainer.recipes import PRETRAINING, RECIPES, parse_with_recipe
+from trainer.recipes import ORIGINAL, PRETRAINING, RECIPES, parse_with_recipe
 from trainer.reporting.settings import OutputSettings, log_interval, save_interval
 
 # Updates.
@@ -249,6 +249,10 @@ class ElectraSettings(
         files = [name for name in ("generator_config", "discriminator_config") if getattr(self, name) is not None]
         if self.model_path and (given or files):
             raise ValueError(f"--model_path decides the networks: drop --{[*given, *files][0]}")
+        if self.objective == MLM and self.recipe == ORIGINAL:
+            raise ValueError(
+                "--recipe original and --objective mlm exclude each other: the published code is ELECTRA's"
+            )
         if self.objective == MLM and self.generator_config:
             raise ValueError("--objective mlm has no generator: drop --generator_config")
         if len(files) == 1 and self.objective != MLM:

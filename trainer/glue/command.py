@@ -81,9 +81,10 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
             folders = on_main(ranks, lambda: task_folders(settings, say))
         on_main(ranks, lambda: refuse_earlier(settings, out, folders))
         folder = on_main(ranks, lambda: find_model("--model_path", settings.model_path))
+        published_rates = None
         if settings.recipe == ORIGINAL:
             config = load_config(f"--model_path {settings.model_path}", folder)
-            take_rates(settings, getattr(config, "hidden_size", None))
+            published_rates = take_rates(settings, getattr(config, "hidden_size", None))
         tokenizer = open_tokenizer(settings, folder)
         key = on_main(ranks, lambda: key_of_model(folder, settings.from_scratch))
         command = Command(settings, surroundings, dtype, say, folder, key, tokenizer, SentenceEncoder(tokenizer))
@@ -98,7 +99,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
         claim(ranks, *(out / name for name in folders))
         on_main(ranks, lambda: make_room(settings, out, folders))
     precision = [precision_notice] if precision_notice else []
-    for line in (*precision, *checked.lines, *notices(settings, ranks, kinds)):
+    for line in (*precision, *checked.lines, *notices(settings, ranks, kinds, published_rates)):
         say(line)
     return command, tasks
 

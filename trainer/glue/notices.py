@@ -7,12 +7,15 @@ from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, REGRESSIONS, UNORDERE
 from dataset.reading.file_kinds import expanded
 from trainer.glue.settings import TRAINING_FLAGS, GlueSettings, OwnTaskSettings
 from trainer.machine.ranks import Ranks
-from trainer.recipes import fine_tuning, is_of_recipe, recipe_lines
+from trainer.recipes import FINE_TUNING, Rates, difference, difference_of_rows, fine_tuning, is_of_recipe, recipe_lines
+from trainer.updates import rows_of_update
 from trainer.without_effect import Case, common_warnings, is_changed, warnings_of
 
 
-def notices(settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task]) -> list[str]:
-    """The lines, in the order in which they are printed."""
+def notices(
+    settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task], published_rates: Rates | None = None
+) -> list[str]:
+    """The lines, in the order in which they are printed. published_rates: those of the encoder's size, with a recipe."""
     evaluated = settings.evaluate_during_training
     compiled = settings.use_compile == "1"
     recipe = fine_tuning(settings.kind)
@@ -52,7 +55,29 @@ def notices(settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task]) -> list
             "--gradient_checkpointing 1 goes without compiling",
         ),
     ]
-    return recipe_lines(settings, recipe) + warnings_of(settings, cases) + common_warnings(settings, ranks)
+    further = [] if published_rates is None else differences(settings, ranks, tasks, published_rates)
+    return recipe_lines(settings, recipe, further) + warnings_of(settings, cases) + common_warnings(settings, ranks)
+
+
+def differences(settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task], published_rates: Rates) -> list[str]:
+    """From the published code, in what the size, the task or the ranks decide."""
+    found = []
+    for name, published in published_rates._asdict().items():
+        value = getattr(settings, name)
+        if value != published:
+            found.append(difference(f"--{name} {value}", published))
+    # Tasks may have different ones.
+    epochs = sorted({task.epochs for task in tasks})
+    of_tasks = " or ".join(map(str, epochs))
+    if settings.max_steps is not None:
+        found.append(difference(f"--max_steps {settings.max_steps}", f"--epochs {of_tasks}"))
+    elif settings.epochs is not None and epochs != [settings.epochs]:
+        found.append(difference(f"--epochs {settings.epochs:g}", of_tasks))
+    if settings.warmup_steps is not None:
+        found.append(
+            difference(f"--warmup_steps {settings.warmup_steps}", f"--warmup_share {FINE_TUNING['warmup_share'].value}")
+        )
+    return found + difference_of_rows(rows_of_update(settings, ranks), FINE_TUNING["batch_size"].value)
 
 
 def reads_vocab_txt(settings: GlueSettings) -> bool:
