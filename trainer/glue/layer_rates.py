@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from trainer.glue.padding import single_rows, way_of
+from trainer.glue.padding import fit_attention, single_rows, way_of
 from trainer.glue.settings import GlueSettings
 from trainer.optim.build import Groups, parameter_groups
 
@@ -93,6 +93,7 @@ def modules_in_order(model: Any, longest: int) -> list[nn.Module]:
     finally:
         handle.remove()
         model.train(was_training)
+        fit_attention(model, longest)
     return called
 
 

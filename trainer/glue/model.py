@@ -32,7 +32,7 @@ from model.electra.model_electra import init_position_embeddings
 from trainer.encoder_folder import load_config
 from trainer.glue.head import PREFIX as HEAD_PREFIX
 from trainer.glue.head import set_plain_head, to_save
-from trainer.glue.padding import choose_way, computes_in, has_segments, is_known, notice, way_of, without_padding
+from trainer.glue.padding import choose_way, computes_in, has_segments, is_in_parts, is_known, notice, way_of
 from trainer.glue.settings import GlueSettings
 from trainer.machine.settings import NONE
 
@@ -227,10 +227,10 @@ def check_models(
     for task in tasks:
         model, _ = init_model(settings, task, folder, vocab_size)
     lines = [notice(model)]
-    if settings.shard != NONE and way_of(model) is without_padding:
+    if settings.shard != NONE and is_in_parts(model):
         # Each call of the model needs all ranks, and their batches have other numbers of lengths.
         raise UserError(
-            f"--shard: {type(model).__name__} computes examples of one length together, which ranks that have a model together "
+            f"--shard: {type(model).__name__} computes examples of like length together, which ranks that have a model together "
             "cannot do: drop the flag"
         )
     if not computes_in(model, dtype, settings.max_seq_len):

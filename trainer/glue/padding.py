@@ -2,7 +2,7 @@
 
 Encoders differ in the mask that they take, and some mix neighbouring or all positions whatever the mask says. A mask of
 the wrong kind raises no error: it is added to the scores as 0 and 1, and padding is attended. So an encoder whose
-attention is not known is tried once, and gets the quickest of the three ways that leaves its outputs as they are
+attention is not known is tried once, and gets the quickest of the four ways that leaves its outputs as they are
 without padding.
 
 Shape letters: R rows, T positions, n outputs.
@@ -58,7 +58,7 @@ def logits_of(output: Any) -> torch.Tensor:
     return logits
 
 
-# ---------------------------------------------------------------------------------------------- the three ways
+# ----------------------------------------------------------------------------------------------- the four ways
 
 
 def with_ready_mask(model: Any, batch: Batch) -> torch.Tensor:
@@ -71,7 +71,28 @@ def with_ready_mask(model: Any, batch: Batch) -> torch.Tensor:
 
 def with_own_mask(model: Any, batch: Batch) -> torch.Tensor:
     """The encoder makes what it needs of 1 for a token and 0 for padding, [R, T]."""
+    fit_attention(model, batch.ids.shape[1])
     return logits_of(model(**inputs_of(model, batch, batch.mask)))
+
+
+def fit_attention(model: Any, length: int) -> None:
+    """Give a BigBird the attention that rows of `length` positions have: in blocks, but full in rows that are too short for
+    them. By itself it changes to full attention at the first of these and never goes back."""
+    if attends_in_blocks(model):
+        kind = "original_full" if length <= too_short_for_blocks(model) else "block_sparse"
+        # The new modules take over the matrices of the former ones, so none is to be drawn.
+        with torch.device("meta"):
+            model.base_model.set_attention_type(kind)
+
+
+def attends_in_blocks(model: Any) -> bool:
+    return model.config.model_type == "big_bird" and model.config.attention_type == "block_sparse"
+
+
+def too_short_for_blocks(model: Any) -> int:
+    """The most positions in which a BigBird attends fully: two global and three sliding blocks, and the random ones twice."""
+    most: int = (5 + 2 * model.config.num_random_blocks) * model.config.block_size
+    return most
 
 
 def cut(batch: Batch, rows: torch.Tensor, length: int) -> Batch:
@@ -79,20 +100,36 @@ def cut(batch: Batch, rows: torch.Tensor, length: int) -> Batch:
     return Batch(batch.ids[rows, :length], batch.mask[rows, :length], batch.types[rows, :length], batch.labels)
 
 
-def without_padding(model: Any, batch: Batch) -> torch.Tensor:
-    """Rows of one length are computed together, and none is padded. Takes longer: a batch has several lengths."""
-    lengths = batch.mask.sum(1)
+def in_parts(model: Any, batch: Batch, bounds: torch.Tensor) -> torch.Tensor:
+    """Rows of one bound are computed together, and cut to it. bounds: int [R], at least the rows' lengths."""
+    T = batch.ids.shape[1]
     parts = []
     places = []
-    for length in sorted(set(lengths.tolist())):
-        rows = (lengths == length).nonzero().flatten()
+    for bound in sorted(set(bounds.tolist())):
+        length = min(bound, T)
+        rows = (bounds == bound).nonzero().flatten()
         part = with_own_mask(model, cut(batch, rows, length))
         if part.dim() == 3:
             # [r, length, n] -> [r, T, n]
-            part = F.pad(part, (0, 0, 0, batch.ids.shape[1] - length))
+            part = F.pad(part, (0, 0, 0, T - length))
         parts.append(part)
         places.append(rows)
     return torch.cat(parts)[torch.cat(places).argsort()]
+
+
+def without_padding(model: Any, batch: Batch) -> torch.Tensor:
+    """Rows of one length are computed together, and none is padded. Takes longer: a batch has several lengths."""
+    return in_parts(model, batch, batch.mask.sum(1))
+
+
+def with_equal_blocks(model: Any, batch: Batch) -> torch.Tensor:
+    """Rows of as many blocks are computed together, and all those that are too short for them: every token sees the last
+    block, so padding must not add one."""
+    lengths = batch.mask.sum(1)
+    block = model.config.block_size
+    too_short = too_short_for_blocks(model)
+    in_blocks = (lengths + block - 1) // block * block
+    return in_parts(model, batch, torch.where(lengths <= too_short, too_short, in_blocks))
 
 
 # ------------------------------------------------------------------------------------------- which one it gets
@@ -123,6 +160,8 @@ def choose_way(model: Any, what: str, longest: int, trains: bool = True) -> None
             check_training(model, what, examples, longest)
     finally:
         model.train(was_training)
+        # The examples were short.
+        fit_attention(model, longest)
 
 
 def find_way(model: Any, what: str, examples: str, longest: int) -> Way:
@@ -135,7 +174,8 @@ def find_way(model: Any, what: str, examples: str, longest: int) -> Way:
         raise UserError(f"{what}: {name} cannot compute {examples} ({short_reason(error)})") from error
     reference = torch.cat(rows).float()
     failure: Exception | None = None
-    for way in (with_own_mask, without_padding):
+    is_blocked = attends_in_blocks(model) and longest > too_short_for_blocks(model)
+    for way in (with_equal_blocks if is_blocked else with_own_mask, without_padding):
         try:
             if leaves_padding_out(model, way, reference, longest):
                 return way
@@ -245,14 +285,26 @@ def computes_in(model: Any, dtype: torch.dtype, longest: int) -> bool:
         return False
     finally:
         model.train(was_training)
+        fit_attention(model, longest)
     return bool(found.isfinite().all())
 
 
+def is_in_parts(model: Any) -> bool:
+    """Whether a batch may take several calls of the model."""
+    return way_of(model) in (with_equal_blocks, without_padding)
+
+
 def notice(model: Any) -> str | None:
-    """A line for the user where rows cannot be padded, or None."""
-    if way_of(model) is not without_padding:
-        return None
-    return (
-        f"{type(model).__name__} lets padding into its outputs, whatever the mask says: examples of one length are "
-        "computed together, without padding, which takes longer"
-    )
+    """A line for the user where rows cannot be padded as usual, or None."""
+    name = type(model).__name__
+    if way_of(model) is with_equal_blocks:
+        return (
+            f"{name} attends in blocks of {model.config.block_size} tokens where an example has more than "
+            f"{too_short_for_blocks(model):,}: examples of as many blocks are computed together"
+        )
+    if way_of(model) is without_padding:
+        return (
+            f"{name} lets padding into its outputs, whatever the mask says: examples of one length are "
+            "computed together, without padding, which takes longer"
+        )
+    return None

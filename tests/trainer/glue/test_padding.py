@@ -13,8 +13,16 @@ from dataset.glue.glue_dataset import Batch
 from dataset.glue.glue_tasks import QUESTIONS, TAGS, TASKS, Task
 from model.electra.compiled_encoder import compile_layers
 from trainer.glue import model as glue_model
+from trainer.glue.layer_rates import depths
 from trainer.glue.model import CONFIG_CLASSES, Layers, forward, init_model, loss_sum
-from trainer.glue.padding import computes_in, with_own_mask, with_ready_mask, without_padding
+from trainer.glue.padding import (
+    computes_in,
+    inputs_of,
+    with_equal_blocks,
+    with_own_mask,
+    with_ready_mask,
+    without_padding,
+)
 
 VOCABULARY, PAD = 60, 0
 BERT = {
@@ -199,6 +207,57 @@ def test_padding_changes_no_logit_of_a_word_or_an_answer(family, task, tmp_path)
         assert (forward(model, batch)[batch.mask.bool()] - reference).abs().max() < 1e-5
 
 
+def attention_of(model):
+    """The names of the classes that a BigBird's layers attend with."""
+    return {type(layer.attention.self).__name__ for layer in model.base_model.encoder.layer}
+
+
+def test_a_bigbird_attends_in_blocks_whatever_was_computed_before(tmp_path):
+    """Rows of more than (5 + 2 * 1) * 4 positions. Reference: a model of transformers that has seen no shorter row, which
+    would have left it with full attention for good."""
+    folder = config_folder(tmp_path, "big_bird", **dict.fromkeys(NO_DROPOUT, 0.0))
+    torch.manual_seed(0)
+    model, _ = init_model(flags(folder), TASKS["mnli"], folder, VOCABULARY)
+    assert computes_in(model, torch.bfloat16, 64)
+    depths(model, 64)
+    # So large that the two kinds of attention differ much.
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    assert attention_of(model) == {"BigBirdBlockSparseAttention"}
+    ids = torch.randint(5, VOCABULARY, (2, 64), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, 50:] = 0
+    batch = Batch(ids, mask, torch.zeros_like(ids), torch.tensor([0, 1]))
+
+    def fresh():
+        reference = type(model)(model.config)
+        reference.load_state_dict(model.state_dict())
+        return reference.train(model.training)
+
+    for is_training in (False, True):
+        model.train(is_training)
+        forward(model, padded(24))
+        assert attention_of(model) == {"BigBirdSelfAttention"}
+        rows = [Batch(*(t[r : r + 1, :n] for t in batch[:3]), batch.labels) for r, n in enumerate((64, 50))]
+        wanted = torch.cat([fresh()(**inputs_of(model, row, row.mask)).logits for row in rows])
+        # Going to and fro draws no random number.
+        state = torch.get_rng_state()
+        found = forward(model, batch)
+        assert attention_of(model) == {"BigBirdBlockSparseAttention"}
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.testing.assert_close(found, wanted)
+        full = fresh()
+        full.base_model.set_attention_type("original_full")
+        assert (full(**inputs_of(full, rows[0], rows[0].mask)).logits - wanted[0]).abs().max() > 1e-2
+        filled = batch._replace(ids=ids.masked_fill(mask == 0, 7))
+        torch.testing.assert_close(forward(model, filled), found)
+    found.sum().backward()
+    named = dict(model.named_parameters())
+    assert len(named) == len(list(model.parameters())) and all(p.device.type == "cpu" for p in named.values())
+    assert named["bert.encoder.layer.0.attention.self.query.weight"].grad.abs().sum() > 0
+    assert model.config.attention_type == "block_sparse"
+
+
 def test_a_family_without_a_fitting_head_is_refused(tmp_path):
     with pytest.raises(UserError, match="transformers has no head for tags to perceiver; name another encoder"):
         model_of(tmp_path, "perceiver", NER)
@@ -287,6 +346,7 @@ def test_ways_are_those_of_the_families(tmp_path):
     ways = {family: model_of(tmp_path / family, family).padding_way for family in FAMILIES}
     assert {family for family, way in ways.items() if way is with_ready_mask} == set(KNOWN)
     assert {family for family, way in ways.items() if way is without_padding} == set(MIXING)
+    assert [family for family, way in ways.items() if way is with_equal_blocks] == ["big_bird"]
     folder = config_folder(tmp_path / "eager", "bert")
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**written, "attn_implementation": "eager"}))
@@ -304,14 +364,18 @@ def test_what_cannot_be_computed_is_refused_with_the_encoders_reason(tmp_path):
 
 def test_a_family_that_mixes_padding_and_one_without_a_compiled_form_are_named(tmp_path):
     lines = {}
-    for family in ("bert", "mpnet", "fnet"):
+    for family in ("bert", "mpnet", "big_bird", "fnet"):
         folder = config_folder(tmp_path / family, family)
         found = glue_model.check_models(flags(folder), [TASKS["cola"]], folder, VOCABULARY)
         lines[family] = " ".join(found.lines)
     assert lines["bert"] == ""
     assert lines["mpnet"] == "MPNetForSequenceClassification has no compiled form here: training without torch.compile"
+    assert (
+        "attends in blocks of 4 tokens where an example has more than 28: examples of as many blocks"
+        in lines["big_bird"]
+    )
     assert "FNetForSequenceClassification lets padding into its outputs" in lines["fnet"]
     with pytest.raises(
-        UserError, match="--shard: FNetForSequenceClassification computes examples of one length together"
+        UserError, match="--shard: FNetForSequenceClassification computes examples of like length together"
     ):
         glue_model.check_models(flags(folder, shard="full"), [TASKS["cola"]], folder, VOCABULARY)
