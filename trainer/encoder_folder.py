@@ -1,14 +1,11 @@
-"""Folders of pretrained encoders: where they are, and what their config says."""
+"""Where the folders of pretrained encoders are."""
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoConfig
 from transformers.utils import cached_file
 
 from common.errors import UserError
-from common.packages import loader_reason
 from dataset.reading.file_kinds import expanded
 
 
@@ -30,12 +27,3 @@ def find_model(flag: str, model_path: str) -> Path:
         f"{flag} {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
         "train_electra.py writes a folder {size}/discriminator that fits"
     )
-
-
-def load_config(what: str, folder: Path) -> Any:
-    """The config of a folder. Errors: UserError."""
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # Each loader raises its own kinds.
-        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error

@@ -26,6 +26,8 @@ MOST_UNKNOWN = 0.5
 # The share of a model's embeddings that its own tokenizer has entries for. It can be less than 1: some models round the
 # number of embeddings up, for speed.
 LEAST_FILLED = 0.9
+# What helps where a tokenizer is not the model's, in the commands that have this flag.
+NAME_TOKENIZER = "name the model's own with --tokenizer_path"
 
 
 def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -102,13 +104,12 @@ def check_size(entries: int, embeddings: int, what: str) -> None:
         )
 
 
-def check_ids_fit(ids: int, embeddings: int, what: str) -> None:
-    """ids: the tokenizer's highest id and 1; embeddings: how many the model has. what: names the tokenizer.
+def check_ids_fit(ids: int, embeddings: int, what: str, advice: str = NAME_TOKENIZER) -> None:
+    """ids: the tokenizer's highest id and 1; embeddings: how many the model has. what: names the tokenizer. advice: what helps.
 
     Errors: ValueError where the tokenizer has ids that the model has no embedding for. Fewer are fine.
     """
     if ids > embeddings:
         raise ValueError(
-            f"{what}: the tokenizer has {ids:,} entries and the model embeddings for {embeddings:,}: name the model's own "
-            "with --tokenizer_path"
+            f"{what}: the tokenizer has {ids:,} entries and the model embeddings for {embeddings:,}: {advice}"
         )

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from transformers import ElectraConfig, ElectraForMaskedLM
 
-from model.electra.model_electra import checked_config, init_original, init_position_embeddings
+from model.electra.model_electra import init_original, init_position_embeddings
 from model.electra.pretrainer import (
     FLOPS_OF_MULTIPLY_ADD,
     FilledIn,
@@ -22,6 +22,7 @@ from model.electra.pretrainer import (
     is_real,
     masked_head_multiply_adds,
 )
+from model.electra.saved_network import load_network
 from model.electra.sizes import WEIGHT_INITS
 
 
@@ -55,13 +56,10 @@ class MaskedLanguageModel(Pretrainer):
     def from_pretrained(cls, folder: str | Path, smoothing: float = 0.0) -> "MaskedLanguageModel":
         """The network in `{folder}/encoder`.
 
-        Errors: UserError where its config asks for a program on a hub; those of transformers for what does not load.
+        Errors: UserError where the folder does not hold all of it.
         """
         place = Path(folder, "encoder")
-        encoder = ElectraForMaskedLM.from_pretrained(
-            place, config=checked_config(place), local_files_only=True, trust_remote_code=False
-        )
-        return cls(encoder, smoothing)
+        return cls(load_network(str(place), place, ElectraForMaskedLM), smoothing)
 
     def forward(
         self,

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from common.packages import refuse_foreign_attention
 from model.electra.masking import IGNORE
 from model.electra.pretrainer import (
     FLOPS_OF_MULTIPLY_ADD,
@@ -25,6 +24,7 @@ from model.electra.pretrainer import (
     is_real,
     masked_head_multiply_adds,
 )
+from model.electra.saved_network import load_network
 from model.electra.sizes import POSITION_INITS, WEIGHT_INITS, Size
 
 # Of the discriminator's probability: the metrics' AUC is exact to half a bin.
@@ -170,13 +170,6 @@ class Losses(NamedTuple):
     correct: torch.Tensor
 
 
-def checked_config(folder: Path) -> ElectraConfig:
-    """The config of a network in `folder`. Errors: UserError where it asks for an attention on a hub."""
-    config = ElectraConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    refuse_foreign_attention(config, str(folder))
-    return config
-
-
 def check_embeddings(generator: ElectraConfig, discriminator: ElectraConfig) -> None:
     """Errors: ValueError where two networks cannot share their embeddings."""
     for name in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
@@ -248,22 +241,13 @@ class ElectraPretrainer(Pretrainer):
     ) -> "ElectraPretrainer":
         """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again, unless they were untied or shall be.
 
-        Errors: UserError where a config asks for a program on a hub; those of transformers for what does not load.
+        Errors: UserError where a folder does not hold all of a network; ValueError where the two do not fit each other.
         """
-        generator_folder = Path(folder, "generator")
-        generator_config = checked_config(generator_folder)
-        if untied_embeddings:
-            setattr(generator_config, UNTIED, True)
-        generator = ElectraForMaskedLM.from_pretrained(
-            generator_folder, config=generator_config, local_files_only=True, trust_remote_code=False
-        )
-        discriminator_folder = Path(folder, "discriminator")
-        discriminator = ElectraForPreTraining.from_pretrained(
-            discriminator_folder,
-            config=checked_config(discriminator_folder),
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        changes = {UNTIED: True} if untied_embeddings else {}
+        place = Path(folder, "generator")
+        generator = load_network(str(place), place, ElectraForMaskedLM, **changes)
+        place = Path(folder, "discriminator")
+        discriminator = load_network(str(place), place, ElectraForPreTraining)
         return cls(generator, discriminator, **options)
 
     def forward(

@@ -14,7 +14,6 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedTo
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.errors import UserError, user_errors
-from common.packages import loader_reason, refuse_foreign_attention
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
@@ -24,12 +23,15 @@ from dataset.tokenizing.words import words_of
 from model.electra.detection import LENGTH, Passage, Word, measured_threshold, usual_threshold
 from model.electra.masking import IGNORE, mask_count, mask_tokens
 from model.electra.model_electra import sample
-from trainer.encoder_folder import find_model, load_config
+from model.electra.saved_network import load_network
+from trainer.encoder_folder import find_model
 
 # Windows that are computed at once.
 ROWS = 16
 # CLS and SEP of a window, and one token at least.
 LEAST_LENGTH = 3
+# What helps where the tokenizer in a folder is not that of its network.
+OTHER_TOKENIZER = "copy the files of the tokenizer that it was trained with into its folder"
 # The generator of a run lies beside its discriminator.
 GENERATOR = "generator"
 
@@ -198,7 +200,7 @@ def open_detector(flag: str, name: str, device: torch.device) -> Detector:
     with user_errors():
         tokenizer = load_tokenizer(folder)
         check_size(len(tokenizer), discriminator.config.vocab_size, what)
-        check_ids_fit(max(tokenizer.get_vocab().values()) + 1, discriminator.config.vocab_size, what)
+        check_ids_fit(max(tokenizer.get_vocab().values()) + 1, discriminator.config.vocab_size, what, OTHER_TOKENIZER)
     generator = None
     generator_folder = folder.with_name(GENERATOR)
     if (generator_folder / "config.json").is_file():
@@ -210,33 +212,3 @@ def open_detector(flag: str, name: str, device: torch.device) -> Detector:
             raise UserError(f"{what}: its tokenizer has no mask token, which the generator beside it needs")
     with user_errors():
         return Detector(discriminator, generator, tokenizer, device)
-
-
-def load_network(what: str, folder: Path, kind: Any) -> Any:
-    """A network of an ELECTRA, in fp32. Errors: UserError for a folder that holds another model, or not all of its weights."""
-    config = load_config(what, folder)
-    refuse_foreign_attention(config, what)
-    if config.model_type != "electra":
-        raise UserError(
-            f"{what}: a model of the kind {str(config.model_type)[:40]}; a discriminator of an ELECTRA is wanted"
-        )
-    try:
-        network, faults = kind.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        # Each loader raises its own kinds.
-        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
-    missing = sorted(map(str, faults["missing_keys"]))
-    if missing:
-        # transformers would fill them with random numbers.
-        raise UserError(
-            f"{what}: {len(missing)} weights of an {kind.__name__} are not in there, {missing[0]}; name a discriminator as "
-            "train_electra.py leaves it: a fine-tuned encoder has lost what tells replaced words"
-        )
-    return network

@@ -11,7 +11,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError
 from common.notices import announce
-from common.packages import loader_reason
 from dataset.tokenizing.sample import Source, draw_sample
 from dataset.tokenizing.vocabulary import check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiece, wordpiece
@@ -218,11 +217,11 @@ def load_networks(
     disable_progress_bar()
     try:
         model = load(Path(settings.model_path or ""))
-    except UserError:
-        raise
-    except Exception as error:
-        # Each loader raises its own kinds.
-        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
+    except UserError as error:
+        # It begins with the folder of the network.
+        raise UserError(f"--model_path {error}") from error
+    except ValueError as error:
+        raise UserError(f"{what}: {error}") from error
     check_size(len(tokenizer), model.encoder_config.vocab_size, what)
     for network in model.networks():
         for name, least in (("vocab_size", len(tokenizer)), ("max_position_embeddings", settings.max_seq_len)):

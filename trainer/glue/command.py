@@ -18,7 +18,8 @@ from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece
-from trainer.encoder_folder import find_model, load_config
+from model.electra.saved_network import load_config
+from trainer.encoder_folder import find_model
 from trainer.glue.ensemble import FOLDER, OUTPUTS, ensemble
 from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
 from trainer.glue.job import Command, GlueJob, schedule

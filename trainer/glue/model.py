@@ -29,7 +29,7 @@ from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
 from model.electra.compiled_encoder import compile_layers, eager_if
 from model.electra.model_electra import init_position_embeddings
-from trainer.encoder_folder import load_config
+from model.electra.saved_network import load_config
 from trainer.glue.head import PREFIX as HEAD_PREFIX
 from trainer.glue.head import set_plain_head, to_save
 from trainer.glue.padding import choose_way, computes_in, has_segments, is_in_parts, is_known, notice, way_of

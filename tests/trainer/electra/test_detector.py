@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel, ElectraForSequenceClassification
+from transformers import AutoTokenizer, BertConfig, BertModel, ElectraForSequenceClassification
 
 from common.errors import UserError
 from dataset.tokenizing.wordpiece import save_wordpiece
@@ -150,7 +150,7 @@ def test_a_folder_without_the_discriminators_head_is_refused(run, tmp_path):
     tuned = ElectraForSequenceClassification.from_pretrained(folder / "discriminator")
     tuned.save_pretrained(tmp_path)
     save_wordpiece(tokenizer, tmp_path)
-    refused(tmp_path, "a fine-tuned encoder has lost what tells replaced words")
+    refused(tmp_path, "a fine-tuned encoder has lost the head of its pretraining")
 
 
 def test_a_folder_without_some_of_the_encoders_weights_is_refused(run, tmp_path):
@@ -168,7 +168,7 @@ def test_another_model_and_no_model_are_refused(tmp_path):
     refused(tmp_path / "empty", "no config.json there")
     config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     BertModel(config).save_pretrained(tmp_path / "bert")
-    refused(tmp_path / "bert", "a model of the kind bert; a discriminator of an ELECTRA is wanted")
+    refused(tmp_path / "bert", "a model of the kind bert; a network of an ELECTRA is wanted")
 
 
 def test_damaged_weights_and_a_missing_vocabulary_are_told(run, tmp_path):
@@ -183,6 +183,17 @@ def test_damaged_weights_and_a_missing_vocabulary_are_told(run, tmp_path):
         (tmp_path / "a" / name).unlink()
     with pytest.raises(UserError, match="no vocabulary is in there"):
         opened(tmp_path / "a")
+
+
+def test_a_tokenizer_with_ids_beyond_the_embeddings_is_refused_with_what_detect_can_do(run, tmp_path):
+    """detect.py has no flag for another tokenizer."""
+    shutil.copytree(run[0] / "discriminator", tmp_path / "a")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "a")
+    tokenizer.add_tokens(["beyond"])
+    tokenizer.save_pretrained(tmp_path / "a")
+    with pytest.raises(UserError, match="copy the files of the tokenizer that it was trained with") as told:
+        opened(tmp_path / "a")
+    assert "--tokenizer_path" not in str(told.value)
 
 
 def test_a_generator_of_other_sizes_is_refused(run, tmp_path):
