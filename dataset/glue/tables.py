@@ -19,6 +19,8 @@ from dataset.reading.line_reader import WHITE_SPACE, LineReader
 
 # Suffixes of the files of one's own task; the benchmark's are all TSVs.
 TABLES = (".csv", ".tsv", ".jsonl")
+# Scores are kept in float32, and the loss adds up their squares there.
+LARGEST_SCORE = 1e16
 # Of a field that an error line shows.
 LONGEST_SHOWN = 60
 
@@ -81,9 +83,10 @@ def label_of(task: Task, word: str, place: str) -> float:
         low, high = task.bounds
         value = _number(word)
         # NaN is not between them either.
-        if low <= value <= high and math.isfinite(value):
+        if max(low, -LARGEST_SCORE) <= value <= min(high, LARGEST_SCORE):
             return value
-        wanted = f"a score from {low:g} to {high:g}" if math.isfinite(low) else "a finite number"
+        kind = "score" if math.isfinite(low) else "number"
+        wanted = f"a {kind} from {max(low, -LARGEST_SCORE):g} to {min(high, LARGEST_SCORE):g}"
     raise DataError(f"{place}: label {word[:LONGEST_SHOWN]!r} is not {wanted[:200]}; mend the line")
 
 
@@ -146,15 +149,16 @@ def _csv_records(path: Path, task: Task, wanted: Sequence[str]) -> Iterator[Reco
 
 
 def _json_records(path: Path, wanted: Sequence[str], label: str) -> Iterator[Record]:
-    """Of a .jsonl file. A label may be a number; a text may not."""
+    """Of a .jsonl file. A label may be a number, or a truth value as JSON spells it; a text may not."""
     for number, record in json_objects(path):
         fields = []
         for name in wanted:
             if name not in record:
                 raise DataError(f"{path}:{number}: no {name!r} in the object; mend the line")
             value = record[name]
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if name == label and is_number:
+            if name == label and isinstance(value, bool):
+                value = "true" if value else "false"
+            elif name == label and isinstance(value, int | float):
                 value = str(value)
             fields.append(check_text(value, repr(name), f"{path}:{number}"))
         yield number, fields

@@ -182,6 +182,7 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
         "settings": compared,
         "data": data.key,
         "model": command.model_key,
+        "dtype": dtype_name(command),
         "evaluated": data.evaluated,
         "results": {},
     }
@@ -231,8 +232,8 @@ def done_before(
     # Results of earlier versions do not have every setting. What they trained with is the default.
     different = [name for name in COMPARED if before.get(name, default_of(GlueSettings, name)) != compared[name]]
     changed = [f"--{name}" for name in different]
-    # Results of earlier versions do not say what they were trained on, or from.
-    begins_with = {"data": data.key, "model": command.model_key}
+    # Results of earlier versions do not say what they were trained on, or from, or in which precision.
+    begins_with = {"data": data.key, "model": command.model_key, "dtype": dtype_name(command)}
     others = [what for what, key in begins_with.items() if earlier.get(what, key) != key]
     changed += others
     has_model = (folder / WEIGHTS).is_file()
@@ -242,6 +243,11 @@ def done_before(
         changed.append("development or test file")
     trained = settings.do_train and not others and EVALUATION.issuperset(different) and has_model
     return earlier, changed, trained
+
+
+def dtype_name(command: Command) -> str:
+    """The precision that is computed in: --dtype may say one that machine or model do not have."""
+    return str(command.dtype).removeprefix("torch.")
 
 
 def evaluated_on_others(earlier: Mapping[str, Any], data: Data, has_model: bool) -> bool:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from common.errors import DataError
-from dataset.glue.glue_tasks import REGRESSION, Task
+from dataset.glue.glue_tasks import CLASSIFICATION, REGRESSION, Task
 from dataset.glue.tables import read_rows, words_of_labels
 
 PAIR = Task("mine", ("title", "body"), "stars", ("bad", "good"), ("accuracy",))
@@ -34,10 +34,22 @@ def test_a_csv_and_a_jsonl_file_hold_the_same(tmp_path):
 def test_scores_are_finite_numbers_of_any_size(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": -3}\n{"text": "b", "label": "1e3"}\n')
     assert read_rows(tmp_path / "a.jsonl", SCORE).labels == [-3, 1000]
-    for word in ("nan", "inf", "1_0x", ""):
-        (tmp_path / "a.csv").write_text(f"text,label\na,{word}\n")
-        with pytest.raises(DataError, match=r"a.csv:2: label .* is not a finite number"):
+    # Of 1e39 float32 makes infinity, and of 1e20 its square in the loss.
+    for word in ("nan", "inf", "1e39", "-1e20", "1_0x", ""):
+        (tmp_path / "a.csv").write_text(f"text,label\na,1e15\na,{word}\n")
+        with pytest.raises(DataError, match=r"a.csv:3: label .* is not a number from -1e\+16 to 1e\+16"):
             read_rows(tmp_path / "a.csv", SCORE)
+
+
+def test_a_truth_value_is_the_class_of_its_json_word(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": true}\n{"text": "b", "label": false}\n')
+    task = SCORE._replace(kind=CLASSIFICATION, labels=("false", "true"))
+    assert read_rows(tmp_path / "a.jsonl", task).labels == [1, 0]
+    assert words_of_labels(tmp_path / "a.jsonl", task) == ["false", "true"]
+    with pytest.raises(DataError, match="a.jsonl:1: label 'true' is not a number"):
+        read_rows(tmp_path / "a.jsonl", SCORE)
+    with pytest.raises(DataError, match="a.jsonl:1: 'label' is a true/false, not a string"):
+        read_rows(tmp_path / "a.jsonl", task._replace(text=("label",), label="text"))
 
 
 FAULTS = {
@@ -54,7 +66,8 @@ FAULTS = {
     "a.jsonl": [
         ('{"title": "a", "body": "b"}', ":1: no 'stars' in the object"),
         ('{"title": "a", "body": 3, "stars": "bad"}', ":1: 'body' is a number, not a string"),
-        ('{"title": "a", "body": "b", "stars": true}', ":1: 'stars' is a true/false, not a string"),
+        ('{"title": "a", "body": "b", "stars": true}', ":1: label 'true' is not one of bad, good"),
+        ('{"title": "a", "body": "b", "stars": null}', ":1: 'stars' is a null, not a string"),
         ('{"title": "a", "title": "c", "body": "b", "stars": "bad"}', ":1: the key 'title' stands twice"),
         ('{"title": "\\ud800", "body": "b", "stars": "bad"}', ":1: 'title' has half a surrogate pair"),
         ('\n["a"]', ":2: a JSON list where an object is wanted"),

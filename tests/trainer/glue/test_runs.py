@@ -162,6 +162,26 @@ def test_a_finished_seed_is_trained_again_from_another_model_in_the_same_folder(
     assert "done before, " in capsys.readouterr().out
 
 
+def test_a_finished_seed_is_trained_again_in_another_precision(place, tmp_path, capsys, monkeypatch):
+    """The one that is computed in counts: a machine without bfloat16 has done what --dtype float32 asks for."""
+    fine_tune(place, tmp_path / "a", epochs=1, dtype="float32")
+    path = tmp_path / "a" / "cola" / "seed_42" / "eval_results.json"
+    assert json.loads(path.read_text())["dtype"] == "float32"
+    monkeypatch.setattr("trainer.machine.devices.cpu_has_bfloat16", lambda: False)
+    capsys.readouterr()
+    fine_tune(place, tmp_path / "a", epochs=1, dtype="bfloat16", from_resume=1)
+    assert "done before, " in capsys.readouterr().out
+    monkeypatch.setattr("trainer.machine.devices.cpu_has_bfloat16", lambda: True)
+    fine_tune(place, tmp_path / "a", epochs=1, dtype="bfloat16", from_resume=1)
+    assert "done before with another dtype: a finished run has no checkpoint" in capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert found.pop("dtype") == "bfloat16"
+    # Those of an earlier version do not say it, and are taken as they are.
+    path.write_text(json.dumps(found))
+    fine_tune(place, tmp_path / "a", epochs=1, dtype="float32", from_resume=1)
+    assert "done before, " in capsys.readouterr().out
+
+
 def shorten(path, n_lines):
     """Leave out the last lines of a file."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
