@@ -11,7 +11,7 @@ from dataset.glue.feature_cache import cached_features, read_features
 from dataset.glue.features import Features
 from dataset.glue.glue_dataset import GlueAssembler
 from dataset.glue.glue_tasks import DIAGNOSTICS, QUESTIONS, TASKS, UNORDERED, Task
-from dataset.glue.questions import n_with_gaps, read_questions
+from dataset.glue.questions import n_with_gaps, read_questions, without_misplaced
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.glue.settings import GlueSettings
@@ -80,7 +80,9 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
     settings = command.settings
     task = own or TASKS[name]
 
-    def read(file: str, labelled: bool = True, both_orders: bool = False) -> tuple[GlueAssembler, str]:
+    def read(
+        file: str, labelled: bool = True, both_orders: bool = False, is_trained: bool = False
+    ) -> tuple[GlueAssembler, str]:
         """The examples of a file, and the name of their features."""
         say = command.say
         options = (settings.max_seq_len, settings.cache_dir, labelled, settings.overwrite_cache, say, both_orders)
@@ -94,12 +96,17 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
         if features.skipped:
             command.say(f"{folder / file}: skipped {counted(int(features.skipped), 'line')} with too few fields")
         asked = read_questions(folder / file, labelled) if task.kind == QUESTIONS else []
+        # To be evaluated, an answer's text is enough.
+        if asked and is_trained:
+            features, line = without_misplaced(features, asked, folder / file)
+            if line is not None:
+                command.say(line)
         return GlueAssembler(features, command.encoder, settings.max_seq_len, questions=asked), path.stem
 
     training: GlueAssembler | None = None
     key = ""
     if settings.do_train:
-        training, key = read(task.train, both_orders=settings.double_unordered and name in UNORDERED)
+        training, key = read(task.train, both_orders=settings.double_unordered and name in UNORDERED, is_trained=True)
     dev = {}
     evaluated = {}
     if settings.do_eval:

@@ -9,7 +9,7 @@ from common.errors import DataError
 from dataset.glue.feature_cache import cached_features, read_features
 from dataset.glue.glue_dataset import GlueAssembler
 from dataset.glue.glue_tasks import QUESTIONS, Task, Windows
-from dataset.glue.questions import Answer, Question, encode_questions, read_questions
+from dataset.glue.questions import Answer, Question, encode_questions, read_questions, without_misplaced
 from tests.dataset.glue.test_glue_dataset import WORDS, encoder
 
 TEXT = "a b c d e f g h i j a b c d"
@@ -70,12 +70,33 @@ def test_a_file_is_read_with_all_of_its_answers(tmp_path):
     assert read_questions(written(tmp_path, squad(first)), labelled=False)[0].answers == []
 
 
+def test_questions_whose_answer_stands_elsewhere_are_left_out_of_the_training(tmp_path):
+    """Reference: the features of a file without them. Of several answers one in its place is enough."""
+    second = entry("d", text="e", begin=9)
+    second["answers"].append({"text": "e f", "answer_start": 8})
+    wrong = [entry("b", begin=3), entry("c", begin=-10), entry("e", begin=10**9)]
+    path = written(tmp_path, squad(entry("a"), *wrong, second))
+    questions = read_questions(path)
+    assert [question.placed for question in questions] == [("c d", 4), None, None, None, ("e f", 8)]
+    assert questions[1].answers == [("c d", None)]
+    whole = encode_questions(questions, Windows(stride=6), encoder(), 14)
+    assert len(whole.first) == 10 and not whole.labels[2:8].any()
+    trained, line = without_misplaced(whole, questions, path)
+    assert line == (
+        f"{path}: left 3 questions out of the training, since their answer does not stand at its 'answer_start', first 'b'"
+    )
+    wanted = encode_questions([questions[0], questions[4]], Windows(stride=6), encoder(), 14)
+    found, reference = (GlueAssembler(f, encoder(), 14)[np.arange(4)] for f in (trained, wanted))
+    assert all(a.equal(b) for a, b in zip(found, reference, strict=True)) and found.labels.any()
+    assert without_misplaced(wanted, [questions[0], questions[4]], path) == (wanted, None)
+    with pytest.raises(DataError, match="no question can be trained, since their answer"):
+        without_misplaced(whole, questions[1:4], path)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (squad(entry(begin=3)), "question '1': the answer 'c d' does not stand at character 3"),
-        (squad(entry(begin=-10)), "does not stand at character -10"),
-        (squad(entry(text="", begin=0)), "the answer '' does not stand"),
+        (squad(entry(text="", begin=0)), "question '1': an answer has no text"),
         (squad(entry(begin="4")), "question '1': 'answer_start' is a string, not a whole number"),
         (squad(entry(begin=4.0)), "'answer_start' is a number, not a whole number"),
         (squad(entry(), entry()), "question '1' is in there twice"),

@@ -277,6 +277,22 @@ def test_other_metrics_and_a_shorter_answer_train_nothing_again(place, tmp_path,
     assert list(found["my-questions"]["metrics"]) == ["f1"]
 
 
+def test_misplaced_answers_are_not_trained_and_are_evaluated(place, tmp_path, capsys):
+    """One in each file is off by two characters. Reference: the same development file with the right place."""
+    for name in ("train.json", "dev.json"):
+        content = json.loads((place / name).read_text())
+        content["data"][0]["paragraphs"][1]["qas"][0]["answers"][0]["answer_start"] += 2
+        (tmp_path / name).write_text(json.dumps(content))
+    options = of_kind(place, "questions", max_steps=1, train_file=tmp_path / "train.json")
+    with trainers_that_fit() as trainers:
+        found = fine_tune(place, tmp_path / "a", **{**options, "dev_file": tmp_path / "dev.json"})
+    assert capsys.readouterr().out.count("left 1 question out of the training, since their answer does not stand") == 1
+    (run,) = trainers
+    assert set(range(FILES["train"])) - set(run.job.features.part_of.tolist()) == {1}
+    wanted = fine_tune(place, tmp_path / "b", **options)
+    assert found["my-questions"]["metrics"] == wanted["my-questions"]["metrics"]
+
+
 @pytest.mark.parametrize(
     "flags, wanted",
     [([], 384), (["--max_seq_len", "100"], 100), (["--kind", "tags"], 128), (["--kind", "regression"], 128)],
