@@ -5,6 +5,7 @@
 Each network, and one with random weights, is fine-tuned on each task with several seeds by trainer/train_glue.py, one process
 after the other. At first some updates of each task are timed, and a line tells how long all of it will take. What is
 finished is kept in `--work`: the same command goes on where it was stopped, and with another network it only fine-tunes that.
+A task whose files or tuning have changed is fine-tuned anew, and another network under a known name is refused.
 Beside other programs OMP_NUM_THREADS=1 is quicker than two threads that wait for each other; then two commands with different
 tasks (`--task cola,rte`) may share the work, and a third one prints the whole table.
 
@@ -35,14 +36,22 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from benchmarks.arguments import WITHOUT, worth_parser
-from common.errors import UserError
+from common.errors import UserError, user_errors
+from common.files import file_digest
 from dataset.glue.glue_tasks import TASKS, task_list
 from dataset.loader import ceil_div
-from trainer.glue.results import Figures, read_json, write_json
+from dataset.reading.file_kinds import expanded
+from dataset.tokenizing.encoder import load_tokenizer
+from dataset.tokenizing.sentence_encoder import SentenceEncoder
+from trainer.glue.command import key_of_model
+from trainer.glue.files import folder_of_task
+from trainer.glue.results import Figures, are_results, read_json, write_json
 from trainer.machine.command_line import run_cli
+from trainer.reporting.records import METRICS_SUFFIX, START_FIELDS, has_fields, is_number
 
 TRAINER = ROOT / "trainer" / "train_glue.py"
 # Where a run of train_electra.py has the network to fine-tune.
@@ -82,18 +91,45 @@ TUNINGS = {
 }
 
 
+class WorkUnknown(Exception):
+    """Why nobody knows how much work is behind a network."""
+
+
 @dataclass(frozen=True)
 class Network:
-    """One that is fine-tuned. folder: of save_pretrained; flops: of its pretraining, all stages together; None: not known."""
+    """One that is fine-tuned. folder: of save_pretrained; flops: of its pretraining, all stages together; None: not known, and
+    why_unknown says why."""
 
     name: str
     folder: Path
     flops: float | None
+    why_unknown: str = ""
 
     @property
     def is_fresh(self) -> bool:
         """Whether it begins with random weights."""
         return self.name == WITHOUT
+
+    @cached_property
+    def shape(self) -> dict[str, Any]:
+        """The fields of SHAPE in its config, None where it has no such field, and what changes with its vocabulary. Errors:
+        UserError."""
+        config = read_json(self.folder / "config.json")
+        if config is None:
+            raise UserError(f"--networks: {self.folder / 'config.json'} is damaged")
+        with user_errors():
+            tokenizer = SentenceEncoder(load_tokenizer(self.folder))
+        return {**{field: config.get(field) for field in SHAPE}, "vocabulary": tokenizer.fingerprint[:16]}
+
+    def key(self) -> str:
+        """Changes with what its fine-tunings begin with."""
+        if self.is_fresh:
+            # Another network of this shape begins with the same random weights.
+            content = json.dumps(self.shape)
+        else:
+            with user_errors():
+                content = f"{key_of_model(self.folder, from_scratch=False)} {self.shape['vocabulary']}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------- the networks
@@ -110,7 +146,10 @@ def networks_of(arguments: Sequence[str]) -> list[Network]:
             )
         if name in (WITHOUT, *(network.name for network in found)):
             raise UserError(f"--networks {argument}: another network is called {name} already")
-        found.append(Network(name, encoder_of(Path(folder)), work_of(Path(folder))))
+        try:
+            found.append(Network(name, encoder_of(Path(folder)), work_of(Path(folder))))
+        except WorkUnknown as reason:
+            found.append(Network(name, encoder_of(Path(folder)), None, str(reason)))
     first = found[0]
     for network in found[1:]:
         check_shape(first, network)
@@ -127,57 +166,97 @@ def encoder_of(folder: Path) -> Path:
 
 def check_shape(first: Network, other: Network) -> None:
     """Errors: UserError where two networks differ in more than their weights."""
-    shapes = [shape_of(network) for network in (first, other)]
-    for field in SHAPE:
-        values = [shape[field] for shape in shapes]
-        if values[0] != values[1]:
+    for field, value in first.shape.items():
+        if other.shape[field] != value:
             raise UserError(
-                f"--networks: {field} is {values[0]} in {first.folder} and {values[1]} in {other.folder}; networks of one "
-                "shape are wanted"
+                f"--networks: {field} is {value} in {first.folder} and {other.shape[field]} in {other.folder}; networks of "
+                "one shape and vocabulary are wanted"
             )
 
 
-def shape_of(network: Network) -> dict[str, Any]:
-    """The fields of SHAPE in a network's config; None where it has no such field."""
-    config = json.loads((network.folder / "config.json").read_text(encoding="utf-8"))
-    return {field: config.get(field) for field in SHAPE}
+def work_of(folder: Path, begun_from: Sequence[Path] = ()) -> float:
+    """The floating-point operations of a run of train_electra.py, with those of the runs that it began with. folder: of the
+    run, or of its network; begun_from: later runs, which began with this one. Errors: WorkUnknown."""
+    folder = folder.resolve()
+    files = list(folder.glob(f"*{METRICS_SUFFIX}"))
+    if not files and folder.name in ENCODERS:
+        return work_of(folder.parent, begun_from)
+    if folder in begun_from:
+        raise WorkUnknown(f"a run in {folder} began with networks that are no more: others are in their place")
+    if len(files) != 1:
+        raise WorkUnknown(f"{'several files' if files else 'no file'} *{METRICS_SUFFIX} in {folder}")
+    flops, before = work_of_records(records_of(files[0]), files[0])
+    return flops if before is None else flops + work_of(Path(before), [*begun_from, folder])
 
 
-def work_of(folder: Path) -> float | None:
-    """The floating-point operations of a run of train_electra.py, with those of the runs that it began with; None: its
-    metrics are not there."""
-    starts = []
-    updates = 0
-    for metrics in folder.glob("*.metrics.jsonl"):
-        records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-        starts += [record for record in records if "started" in record]
-        updates = max(record["update"] for record in records)
-    if not starts or "flops_of_update" not in starts[-1]["model"]:
-        return None
-    flops: float = starts[-1]["model"]["flops_of_update"] * updates
-    before = starts[-1]["settings"].get("model_path")
-    if before is None:
-        return flops
-    of_stages = work_of(Path(before))
-    return None if of_stages is None else flops + of_stages
+def work_of_records(records: Sequence[dict[str, Any]], path: Path) -> tuple[float, str | None]:
+    """(the operations of a run without those of earlier ones, the folder that it began with if there is one). Errors:
+    WorkUnknown."""
+    starts = [number for number, record in enumerate(records) if has_fields(record, START_FIELDS)]
+    if not starts:
+        raise WorkUnknown(f"no start of a run in {path}")
+    updates = max(record["update"] for record in records[starts[-1] :])
+    flops = 0.0
+    # From the last start to the first. A resume goes on from a checkpoint: what was trained behind that is trained anew, and
+    # counts once. Each start may have a batch of its own.
+    for number in reversed(starts):
+        start = records[number]
+        if not is_number(start["model"].get("flops_of_update")):
+            raise WorkUnknown(f"{path} does not tell the work of an update")
+        if start["update"] < updates:
+            flops += start["model"]["flops_of_update"] * (updates - start["update"])
+            updates = start["update"]
+        if not start["update"]:
+            return flops, start["settings"].get("model_path")
+    raise WorkUnknown(f"the run's first start is not in {path}")
+
+
+def records_of(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file that tell their update, without a line that a kill has cut off."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and type(record.get("update")) is int:
+            found.append(record)
+    return found
 
 
 # ----------------------------------------------------------------------------------------- the fine-tunings
 
 
-def command(args: argparse.Namespace, network: Network, task: str, out: Path, *flags: object) -> list[str]:
-    """That fine-tunes a network on a task with all seeds. flags: further ones."""
+def training_flags(task: str) -> dict[str, object]:
+    """Those of a task, whatever its network."""
     tuning = TUNINGS[task]
-    words: dict[str, object] = {
-        "task": task,
-        "data_dir": args.data_dir,
-        "model_path": network.folder,
-        "out_dir": out,
+    return {
         "learning_rate": tuning.learning_rate,
         "epochs": tuning.epochs,
         "batch_size": BATCH_SIZE,
         "dropout": 0.1,
         "layer_decay": 1,
+    }
+
+
+def made_of(args: argparse.Namespace, task: str) -> str:
+    """Changes with the files of a task and the flags of its training. Errors: UserError."""
+    digests = {}
+    with user_errors():
+        folder = folder_of_task(expanded(args.data_dir), task, is_alone=True)
+        for name in (TASKS[task].train, *(name for _, name in TASKS[task].dev)):
+            digests[name] = file_digest(folder / name)
+    return hashlib.sha256(json.dumps([training_flags(task), digests]).encode()).hexdigest()
+
+
+def command(args: argparse.Namespace, network: Network, task: str, out: Path, *flags: object) -> list[str]:
+    """That fine-tunes a network on a task with all seeds. flags: further ones."""
+    words: dict[str, object] = {
+        "task": task,
+        "data_dir": args.data_dir,
+        "model_path": network.folder,
+        "out_dir": out,
+        **training_flags(task),
         "seed": args.seed,
         "num_seeds": args.num_seeds,
         "from_scratch": int(network.is_fresh),
@@ -199,10 +278,12 @@ def run(words: Sequence[str], log: Path) -> float:
     return time.monotonic() - began
 
 
-def finished(args: argparse.Namespace, network: Network, task: str) -> dict[str, Figures] | None:
-    """{seed: its metrics} where a task has been fine-tuned with all seeds; None: it is yet to be done."""
-    found = read_json(folder_of(args, network) / task / "eval_results.json", "metrics", "seeds")
-    if found is None:
+def finished(args: argparse.Namespace, network: Network, task: str, key: str) -> dict[str, Figures] | None:
+    """{seed: its metrics} where a task has been fine-tuned with all seeds; None: it is yet to be done. key: of `made_of`."""
+    folder = folder_of(args, network)
+    note = read_json(note_on_task(args, network, task))
+    found = read_json(folder / task / "eval_results.json", "metrics", "seeds")
+    if note is None or note.get("made_of") != key or found is None or not are_results(found):
         return None
     # An earlier start may have had more of them.
     wanted = [str(seed) for seed in range(args.seed, args.seed + args.num_seeds)]
@@ -211,28 +292,29 @@ def finished(args: argparse.Namespace, network: Network, task: str) -> dict[str,
     return {seed: found["seeds"][seed]["results"] for seed in wanted}
 
 
+def note_on_task(args: argparse.Namespace, network: Network, task: str) -> Path:
+    """The file that tells what the fine-tunings of a network on a task were made of."""
+    return folder_of(args, network) / f"{task}.made_of.json"
+
+
 def folder_of(args: argparse.Namespace, network: Network) -> Path:
     """Where the fine-tunings of a network are kept."""
     return Path(args.work) / network.name
 
 
 def claim_folder(args: argparse.Namespace, network: Network) -> None:
-    """Note whose fine-tunings a folder has. Errors: UserError where they are of other weights."""
-    if network.is_fresh:
-        # Another network of this shape begins with the same random weights.
-        content = json.dumps(shape_of(network)).encode()
-    else:
-        content = (network.folder / "model.safetensors").read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
+    """Note whose fine-tunings a folder has. Errors: UserError where they are of other weights or another vocabulary."""
+    key = network.key()
     note = folder_of(args, network) / "network.json"
     earlier = read_json(note)
-    if earlier is not None and earlier.get("sha256") != digest:
+    # A note of an earlier version has no key. It says nothing of single tasks either, so the trainer compares these.
+    if earlier is not None and earlier.get("key", key) != key:
         raise UserError(
             f"{note.parent} has fine-tunings of another network than {network.folder}: give it another name, or name "
             "another --work"
         )
     note.parent.mkdir(parents=True, exist_ok=True)
-    write_json(note, {"folder": str(network.folder), "sha256": digest})
+    write_json(note, {"folder": str(network.folder), "key": key})
 
 
 class Timing(NamedTuple):
@@ -248,23 +330,23 @@ class Timing(NamedTuple):
         return self.updates * self.update + self.rest
 
 
-def timing(args: argparse.Namespace, network: Network, task: str) -> Timing:
-    """Of a short run, unless an earlier start has timed it."""
+def timing(args: argparse.Namespace, network: Network, task: str, key: str) -> Timing:
+    """Of a short run, unless an earlier start has timed it. key: of `made_of`."""
     place = Path(args.work) / "timing"
     note = place / f"{task}.json"
-    earlier = read_json(note)
-    if earlier is not None:
-        return Timing(**earlier)
+    earlier = read_json(note, "timing")
+    if earlier is not None and earlier.get("made_of") == key:
+        return Timing(**earlier["timing"])
     flags = ("--num_seeds", 1, "--max_steps", TIMED_UPDATES, "--log_interval", TIMED_UPDATES, "--from_resume", 0)
     words = command(args, network, task, place, *flags, "--overwrite_output_dir", 1)
     seconds = run(words, place / f"{task}.log")
     (metrics,) = (place / task).glob("seed_*/*.metrics.jsonl")
-    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    records = records_of(metrics)
     rows = next(record["data"]["rows"] for record in records if "started" in record)
     update = 1 / [record["updates_per_second"] for record in records if "updates_per_second" in record][-1]
     updates = ceil_div(rows, BATCH_SIZE) * TUNINGS[task].epochs
     found = Timing(update, max(seconds - TIMED_UPDATES * update, 0.0), updates)
-    write_json(note, found._asdict())
+    write_json(note, {"made_of": key, "timing": found._asdict()})
     return found
 
 
@@ -339,10 +421,22 @@ def main() -> None:
         if task not in TUNINGS:
             raise UserError(f"--task {task}: not one of {', '.join(TUNINGS)}")
     networks = networks_of(args.networks)
+    keys = {task: made_of(args, task) for task in tasks}
     for network in networks:
         claim_folder(args, network)
-    left = [(network, task) for network in networks for task in tasks if finished(args, network, task) is None]
-    timings = {task: timing(args, networks[-1], task) for task in tasks if any(task == other for _, other in left)}
+        if network.flops is None:
+            print(
+                f"note: the work behind {network.name} is not known, so it is compared with {WITHOUT} alone: "
+                f"{network.why_unknown}",
+                flush=True,
+            )
+    left = [
+        (network, task) for network in networks for task in tasks if finished(args, network, task, keys[task]) is None
+    ]
+    timings = {}
+    for task in tasks:
+        if any(task == other for _, other in left):
+            timings[task] = timing(args, networks[-1], task, keys[task])
     minutes = sum(args.num_seeds * timings[task].seconds for _, task in left) / 60
     print(
         f"{len(left)} fine-tunings with {args.num_seeds} seeds each are left, about {minutes:.0f} minutes", flush=True
@@ -350,11 +444,12 @@ def main() -> None:
     for number, (network, task) in enumerate(left, 1):
         out = folder_of(args, network)
         seconds = run(command(args, network, task, out), out / f"{task}.log")
+        write_json(note_on_task(args, network, task), {"made_of": keys[task]})
         print(f"{number} of {len(left)}: {network.name}, {task}, {seconds / 60:.1f} minutes", flush=True)
     figures = {}
     for network in networks:
         for task in tasks:
-            results = finished(args, network, task)
+            results = finished(args, network, task, keys[task])
             assert results is not None
             figures[network.name, task] = figure_of(task, results)
     lines = [*table(networks, tasks, figures), "", *comparisons(networks, tasks, figures)]

@@ -11,7 +11,7 @@ from transformers import BertTokenizer, ElectraConfig, ElectraForMaskedLM, Elect
 
 from benchmarks import worth
 from benchmarks.arguments import worth_parser
-from benchmarks.worth import Figure, Network, Tuning, comparisons, networks_of, table, verdict, work_of
+from benchmarks.worth import Figure, Network, Tuning, WorkUnknown, comparisons, networks_of, table, verdict, work_of
 from common.errors import UserError
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.dataset.glue.test_glue_dataset import WORDS
@@ -29,12 +29,20 @@ SIZES = {
 }
 
 
-def save_network(folder, kind=ElectraForPreTraining, seed=0, **changes):
+def save_network(folder, kind=ElectraForPreTraining, seed=0, words=WORDS, **changes):
     """Random weights, in the layout of a run of train_electra.py."""
     torch.manual_seed(seed)
-    config = ElectraConfig(vocab_size=len(WORDS), max_position_embeddings=128, **{**SIZES, **changes})
+    config = ElectraConfig(vocab_size=len(words), max_position_embeddings=128, **{**SIZES, **changes})
     kind(config).save_pretrained(folder)
-    BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(folder)
+    save_tokenizer(folder, words)
+
+
+def save_tokenizer(folder, words):
+    BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(folder)
+
+
+# The same number of entries, and other ids.
+OTHER_WORDS = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
 
 
 @pytest.fixture
@@ -53,10 +61,11 @@ def flags(place, *networks, **changes):
     return [*(word for name, value in words.items() for word in (f"--{name}", str(value))), "--networks", *named]
 
 
+TUNING = Tuning(1e-3, 1)
 BOTH = (("electra", "electra_small"), ("mlm", "mlm_small"))
 
 
-def start(monkeypatch, words):
+def start(monkeypatch, words, tuning=TUNING):
     """Call the benchmark with train_glue.py in this process. Returns the commands that it ran."""
     ran = []
 
@@ -66,7 +75,7 @@ def start(monkeypatch, words):
         return 1.0
 
     monkeypatch.setattr(worth, "run", in_this_process)
-    monkeypatch.setattr(worth, "TUNINGS", {"cola": Tuning(1e-3, 1), "stsb": Tuning(1e-3, 1)})
+    monkeypatch.setattr(worth, "TUNINGS", {"cola": tuning, "stsb": tuning})
     monkeypatch.setattr(sys, "argv", ["worth.py", *words])
     worth.main()
     return ran
@@ -113,6 +122,66 @@ def test_other_weights_under_the_same_name_are_refused(place, monkeypatch):
         start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
 
 
+def test_another_vocabulary_beside_the_same_weights_is_refused(place, monkeypatch):
+    """For the network itself, and for the one without pretraining, which begins with the same shape and vocabulary."""
+    start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
+    save_tokenizer(place / "electra_small" / "discriminator", OTHER_WORDS)
+    with pytest.raises(UserError, match=r"none has fine-tunings of another network"):
+        start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
+    (place / "work" / "none" / "network.json").unlink()
+    with pytest.raises(UserError, match=r"electra has fine-tunings of another network"):
+        start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
+
+
+def of_task(command):
+    return value_of(command, "out_dir").rsplit("/", 1)[1]
+
+
+def test_other_data_or_another_tuning_is_fine_tuned_anew(place, monkeypatch):
+    """And timed anew; the same start again runs nothing."""
+    start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
+    write_task(place / "other", "CoLA", {"train.tsv": 12, "dev.tsv": 6})
+    words = flags(place, BOTH[0], num_seeds=1, data_dir=place / "other")
+    for tuning in (TUNING, Tuning(1e-5, 1)):
+        ran = start(monkeypatch, words, tuning)
+        assert [of_task(command) for command in ran] == ["timing", "none", "electra"]
+        results = json.loads((place / "work" / "electra" / "cola" / "seed_42" / "eval_results.json").read_text())
+        assert results["settings"]["learning_rate"] == tuning.learning_rate
+        assert start(monkeypatch, words, tuning) == []
+
+
+def test_a_folder_of_an_earlier_version_is_left_to_the_trainer(place, monkeypatch):
+    """It has no notes of what a task was made of; train_glue.py compares, and finds all seeds done."""
+    start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
+    for name in ("none", "electra"):
+        (place / "work" / name / "network.json").write_text('{"folder": "a", "sha256": "b"}')
+        (place / "work" / name / "cola.made_of.json").unlink()
+    trained = place / "work" / "electra" / "cola" / "seed_42" / "model" / "model.safetensors"
+    before = trained.stat().st_mtime_ns
+    ran = start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
+    assert [of_task(command) for command in ran] == ["none", "electra"]
+    assert trained.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("layout", ["sharded", "bin"])
+def test_weights_in_other_files_are_told_apart_too(tmp_path, layout):
+    keys = set()
+    for seed in (0, 1):
+        folder = tmp_path / str(seed)
+        save_network(folder, seed=seed)
+        if layout == "sharded":
+            model = ElectraForPreTraining.from_pretrained(folder)
+            (folder / "model.safetensors").unlink()
+            model.save_pretrained(folder, max_shard_size="5KB")
+            assert len(list(folder.glob("model-*.safetensors"))) > 1
+        else:
+            weights = ElectraForPreTraining.from_pretrained(folder).state_dict()
+            torch.save(weights, folder / "pytorch_model.bin")
+            (folder / "model.safetensors").unlink()
+        keys.add(Network("a", folder, None).key())
+    assert len(keys) == 2
+
+
 def test_a_fine_tuning_that_failed_is_told(place):
     with pytest.raises(UserError, match=f"ended with 3, see {place}/log.txt"):
         worth.run([sys.executable, "-c", "import sys; print('why'); sys.exit(3)"], place / "log.txt")
@@ -128,10 +197,19 @@ def test_a_fine_tuning_that_failed_is_told(place):
         (["a=electra_small", "a=mlm_small"], "called a already"),
         (["a=glue"], "no config.json in"),
         (["a=electra_small", "b=wide"], "hidden_size is 16 in .* and 32 in"),
+        (["a=electra_small", "b=words"], "vocabulary is .* one shape and vocabulary are wanted"),
+        (["a=electra_small", "b=bare"], "no vocabulary is in there"),
+        (["a=damaged", "b=electra_small"], "config.json is damaged"),
     ],
 )
 def test_networks_that_cannot_be_compared(place, arguments, words):
     save_network(place / "wide" / "encoder", hidden_size=32)
+    save_network(place / "words" / "encoder", words=OTHER_WORDS)
+    ElectraForPreTraining(ElectraConfig(vocab_size=len(WORDS), max_position_embeddings=128, **SIZES)).save_pretrained(
+        place / "bare"
+    )
+    (place / "damaged").mkdir()
+    (place / "damaged" / "config.json").write_text('{"vocab_size": 1')
     with pytest.raises(UserError, match=words):
         networks_of([argument.replace("=", f"={place}/") for argument in arguments])
 
@@ -149,7 +227,63 @@ def test_the_work_of_a_run_has_that_of_its_stages(tmp_path):
     assert work_of(tmp_path / "a" / "electra_small") == pytest.approx(of_runs[0])
     assert work_of(tmp_path / "b" / "electra_small") == pytest.approx(sum(of_runs))
     (tmp_path / "a" / "electra_small" / "electra_small.metrics.jsonl").unlink()
-    assert work_of(tmp_path / "b" / "electra_small") is None
+    with pytest.raises(WorkUnknown, match=r"no file \*.metrics.jsonl in .*/a/electra_small"):
+        work_of(tmp_path / "b" / "electra_small")
+
+
+def start_of(update, flops, **settings):
+    model = {"flops_of_update": flops}
+    fields = {"started": "now", "command": "", "data": {}, "machine": {}, "versions": {}}
+    return {"step": 0, "tokens": 0, "update": update, "settings": settings, "model": model, **fields}
+
+
+def write_metrics(folder, *records, ending=""):
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps(record) for record in records]
+    (folder / f"{folder.name}.metrics.jsonl").write_text("".join(f"{line}\n" for line in lines) + ending)
+    return folder
+
+
+def test_the_work_of_a_run_that_was_gone_on_with(tmp_path):
+    """By hand: each start counts its own updates, and those behind the checkpoint of a resume count once."""
+    records = [start_of(0, 10.0), {"update": 30}, start_of(20, 7.0, batch_size=8), {"update": 25}]
+    folder = write_metrics(tmp_path / "run", *records)
+    assert work_of(folder) == 20 * 10 + 5 * 7
+    # Of the network in its folder too, and where a kill cut the last line.
+    (folder / "discriminator").mkdir()
+    write_metrics(folder, *records, ending='{"update": 9')
+    assert work_of(folder / "discriminator") == 20 * 10 + 5 * 7
+    # A fresh start, and a resume that had to take an earlier checkpoint than the one before.
+    records += [start_of(0, 3.0), {"update": 50}, start_of(40, 2.0), {"update": 44}, start_of(30, 5.0), {"update": 31}]
+    assert work_of(write_metrics(folder, *records)) == 30 * 3 + 1 * 5
+
+
+@pytest.mark.parametrize(
+    "records, reason",
+    [
+        ([], "no start of a run"),
+        ([{"update": 5}], "no start of a run"),
+        ([start_of(5, 1.0), {"update": 9}], "the run's first start is not in"),
+        ([start_of(0, None)], "does not tell the work of an update"),
+        ([start_of(0, 1.0, model_path="gone/electra_small")], "no file .* in .*/gone/electra_small"),
+        ([start_of(0, 1.0, model_path="run")], "a run in .*/run began with networks that are no more"),
+        ([start_of(0, 1.0, model_path="between")], "a run in .*/run began with networks that are no more"),
+    ],
+)
+def test_work_that_nobody_knows_is_told_with_its_reason(tmp_path, monkeypatch, records, reason):
+    """An empty file, one without its start, a folder named from elsewhere, and runs in the place of those they began with."""
+    monkeypatch.chdir(tmp_path)
+    write_metrics(tmp_path / "between", start_of(0, 1.0, model_path="run"))
+    with pytest.raises(WorkUnknown, match=reason):
+        work_of(write_metrics(tmp_path / "run", *records))
+
+
+def test_a_comparison_that_falls_away_is_told(place, monkeypatch, capsys):
+    write_metrics(place / "electra_small", start_of(0, 1e12), {"update": 9})
+    start(monkeypatch, flags(place, *BOTH, num_seeds=1))
+    out = capsys.readouterr().out
+    assert "note: the work behind mlm is not known, so it is compared with none alone: no file" in out
+    assert "| electra | 9e+12 |" in out and "electra against mlm" not in out and "behind electra" not in out
 
 
 def test_verdicts():
