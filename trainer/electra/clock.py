@@ -5,6 +5,8 @@ updates fitted as a quick machine makes, so its rate hardly falls at first, and 
 the budget, the clock sets the end. From there the rate falls in a line to 0, which the clock keeps on time.
 """
 
+import math
+
 import torch
 
 from common.processes import seconds_since_start
@@ -20,6 +22,10 @@ from trainer.updates import rows_of_update
 # Of the rate of large matrix products: twice what small networks reach on a CPU. A guess that is too low would let the rate fall
 # too soon, one that is too high costs nothing.
 SHARE_OF_PRODUCT_RATE = 0.3
+# Behind the last update, for the passages that a run shows: to find them, and to read them with both networks.
+SHOWING_S = 3.0
+# Of the seconds for files, those that the report takes, which comes behind the passages.
+REPORT_S = FILES_S / 2
 
 
 def most_updates(settings: ElectraSettings, flops_of_update: float, device: torch.device, ranks: Ranks) -> int:
@@ -31,8 +37,9 @@ def most_updates(settings: ElectraSettings, flops_of_update: float, device: torc
     return max(2, round(flops / flops_of_update))
 
 
-def pace_of(settings: ElectraSettings, validation: Validation | None, ranks: Ranks, warmup: int) -> Pace:
-    """The clock. warmup: updates of it, behind which the rate of `separate_linear` falls; `original_linear` falls at once."""
+def pace_of(settings: ElectraSettings, validation: Validation | None, ranks: Ranks, warmup: int, shows: bool) -> Pace:
+    """The clock. warmup: updates of it, behind which the rate of `separate_linear` falls; `original_linear` falls at once.
+    shows: the run ends with passages."""
     assert settings.budget is not None
     fall_from = warmup if settings.lr_schedule == "separate_linear" else 0
     evaluated = validation.plan.n_rows if validation is not None else 0
@@ -40,7 +47,12 @@ def pace_of(settings: ElectraSettings, validation: Validation | None, ranks: Ran
         seconds_of(settings.budget),
         seconds_since_start(),
         Course(min(fall_from, settings.max_steps - 1), settings.max_steps),
-        closing=FILES_S,
+        closing=FILES_S + (SHOWING_S if shows else 0),
         evaluation=EVALUATION_SHARE * evaluated / rows_of_update(settings, ranks),
         evaluation_every=settings.eval_interval if validation is not None else 0,
     )
+
+
+def seconds_to_show(pace: Pace | None) -> float:
+    """What is left for the passages of a finished run; without a budget there is no end to it."""
+    return math.inf if pace is None else pace.seconds - pace.spent() - REPORT_S

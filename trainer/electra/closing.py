@@ -1,14 +1,17 @@
 """What a finished run shows of itself: some passages of its data, in which its generator has replaced words and its
 discriminator doubts some."""
 
+import math
 import re
 import sys
+import time
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import torch
 
+from common.errors import UserError
 from common.terminal import TerminalText, has_colours, width_of_terminal
 from dataset.held_out import HeldOut
 from dataset.reading.documents import BadLines, read_documents
@@ -28,6 +31,8 @@ PASSAGES = 6
 MOST_DOCUMENTS = 20_000
 # Characters of a document in which a passage is looked for.
 LOOKED_THROUGH = 100_000
+# Of the time that is left, what the search for passages leaves to read them with both networks.
+NETWORKS_S = 1.5
 # Characters of a passage, at least and at most. It ends with the sentence that brings it to LEAST_CHARACTERS.
 LEAST_CHARACTERS = 100
 MOST_CHARACTERS = 300
@@ -41,11 +46,14 @@ def closing_of(
     held_out: HeldOut | None,
     encoder: DocumentEncoder,
     discriminator: Path,
+    seconds: float = math.inf,
 ) -> Closing | None:
     """What a run shows; None where its texts are too short, or not here. data_path: of the run; discriminator: the folder that it has left.
+    seconds: that it may take. Where they are short it shows fewer passages.
 
-    Errors: DataError, UserError, OSError where data or networks cannot be read.
+    Errors: DataError, UserError, OSError where data or networks cannot be read, or no time is left.
     """
+    end = time.monotonic() + seconds
     hashes = None
     paths = data_path
     if held_out is not None:
@@ -55,12 +63,16 @@ def closing_of(
     if any(map(is_tokenised, paths)):
         return None
     files = files_of(paths, settings.text_suffixes, cache_in(settings.cache_dir, settings.cache_gb))
-    texts = excerpts(files, hashes, encoder, settings.text_field)
+    texts = excerpts(files, hashes, encoder, settings.text_field, end - NETWORKS_S)
     if not texts:
+        if time.monotonic() >= end - NETWORKS_S:
+            raise UserError(
+                f"the time of --budget is over; scripts/detect.py --model {discriminator.parent} shows texts"
+            )
         return None
     # On the CPU, as detect.py would read them there; they are short.
     detector = open_detector("the networks", str(discriminator), torch.device("cpu"))
-    passages = passages_of(texts, detector, settings.mask_share)
+    passages = passages_of(texts, detector, settings.mask_share, end)
     what = "The text that was trained" if held_out is None else "Held-out text"
     title = f"{what}, in which the generator has written {settings.mask_share:.0%} of the tokens anew"
     record = {
@@ -71,20 +83,28 @@ def closing_of(
     return Closing(record, TerminalText(f"\n{title}. {said}\n"))
 
 
-def passages_of(texts: Sequence[str], detector: Detector, share: float) -> list[Passage]:
-    """Of each text a passage, in which a share of the tokens was replaced."""
-    return [detector.passage(text, share, seed) for seed, text in enumerate(texts)]
+def passages_of(texts: Sequence[str], detector: Detector, share: float, end: float) -> list[Passage]:
+    """Of each text a passage, in which a share of the tokens was replaced; of the first one alone where time is over."""
+    found: list[Passage] = []
+    for seed, text in enumerate(texts):
+        if found and time.monotonic() >= end:
+            break
+        found.append(detector.passage(text, share, seed))
+    return found
 
 
 def excerpts(
-    files: Sequence[DataFile], hashes: Collection[int] | None, encoder: DocumentEncoder, text_field: str
+    files: Sequence[DataFile], hashes: Collection[int] | None, encoder: DocumentEncoder, text_field: str, end: float
 ) -> list[str]:
     """The beginnings of some documents, of whole sentences, as they stand in the files.
 
-    hashes: of the texts of the documents that may be taken; None: all may be. Errors: DataError, OSError.
+    hashes: of the texts of the documents that may be taken; None: all may be. end: when the search ends with what it has found.
+    Errors: DataError, OSError.
     """
-    found = []
+    found: list[str] = []
     for text in islice(texts_of(files, encoder, text_field), MOST_DOCUMENTS):
+        if time.monotonic() >= end:
+            break
         body = encoder.body(text)
         if hashes is not None and measure(body).digest not in hashes:
             continue

@@ -27,7 +27,7 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.masking import original_cap
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM, SIZES
-from trainer.electra.clock import most_updates, pace_of
+from trainer.electra.clock import most_updates, pace_of, seconds_to_show
 from trainer.electra.closing import closing_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
@@ -149,7 +149,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
         self.max_updates = settings.max_steps
         if settings.budget is not None and self.ranks.is_main:
-            self.pace = pace_of(settings, self.validation, self.ranks, warmup_of(settings))
+            shows = self.objective.tells_replaced
+            self.pace = pace_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
         self.n_sums = self.objective.n_sums
         self.shown = (*self.objective.shown, "grad_norm", "updates_per_second")
         self.charts = self.objective.charts
@@ -334,7 +335,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def closing(self) -> Closing | None:
         if not self.objective.tells_replaced:
             return None
-        return closing_of(self.settings, self.data_path, self.held_out, self.encoder, self.outputs["discriminator"])
+        discriminator = self.outputs["discriminator"]
+        seconds = seconds_to_show(self.pace)
+        return closing_of(self.settings, self.data_path, self.held_out, self.encoder, discriminator, seconds)
 
     def next_commands(self) -> list[NextCommand]:
         encoder = self.model.ENCODER
