@@ -45,7 +45,7 @@ from dataset.corpus import Corpus
 from dataset.grouped_plan import Groups
 from dataset.loader import Assembler, UpdateSchedule, make_loader
 from dataset.packing import EpochPlan
-from dataset.store.sharded import ShardedStore
+from dataset.store.sharded import ShardedStore, ShardFolder
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
@@ -210,16 +210,17 @@ class ManyShards(ShardedStore):
 
     def __init__(self, n: int) -> None:
         self.offsets = cast(Any, ManyDocuments(n))
-        self.bounds = np.append(np.arange(0, n, SHARD_DOCUMENTS), n)
+        self.shard_bounds = np.append(np.arange(0, n, SHARD_DOCUMENTS), n)
         self.tokens = cast(Any, range(int(self.offsets[-1])))
         self.shards = []
-        for documents, tokens in zip(np.diff(self.bounds), np.diff(self.offsets[self.bounds]), strict=True):
+        self.place = ShardFolder(Path())
+        for documents, tokens in zip(np.diff(self.shard_bounds), np.diff(self.offsets[self.shard_bounds]), strict=True):
             self.shards.append(cast(Any, SimpleNamespace(documents=int(documents), tokens=int(tokens))))
         # As lengths.bin has them. The documents come again and again, and so do the shards.
         self.lengths_of = lru_cache(self._count)
 
     def lengths_of_shard(self, i: int) -> tuple[Any, Any]:
-        lo, hi = self.bounds[i : i + 2].tolist()
+        lo, hi = self.shard_bounds[i : i + 2].tolist()
         return self.lengths_of(lo & ((1 << REPEATED_BITS) - 1), hi - lo)
 
     def _count(self, lo: int, documents: int) -> tuple[Any, Any]:

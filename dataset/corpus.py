@@ -9,7 +9,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.grouped_plan import Groups
+from dataset.grouped_plan import Groups, refuse_without_room
 from dataset.held_out import hold_out
 from dataset.loader import Assembler, Batch, ceil_div, gather
 from dataset.mixed_plan import Move
@@ -166,6 +166,8 @@ class Corpus:
             self.notices += held_out.notices
             self.max_token_id = max(self.max_token_id, held_out.max_token_id)
 
+        # Of each source of a planned run: its documents, and the groups in which they are planned.
+        self._groups_of_sources: list[tuple[Ints, Groups]] = []
         # After the split: what is held out belongs to no source's share.
         self.mixture: Mixture | None = None
         self.planned: PlannedMixture | None = None
@@ -199,15 +201,22 @@ class Corpus:
         documents = all_documents(self.store) if self.documents is None else self.documents
         bounds = ConcatStore(self.stores).bounds.tolist()
         of_sources = documents_of_sources(documents, bounds)
+        # All sources are trained at a time, each in groups of its own.
+        self._groups_of_sources = [(of_source, self._divided(of_source)) for of_source in of_sources]
+        refuse_without_room([groups for _, groups in self._groups_of_sources])
         return PlannedMixture(
             self.store, groups, of_sources, self._epoch_plan, self.seed, length, max_targets=self._most_targets
         )
 
     def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
-        # Those of all documents stay: to divide a large corpus takes seconds.
-        groups = self._groups if documents is self.documents else self._divided(documents)
-        return groups.plan(epoch)
+        # Those of all documents, and of all of a source, stay: to divide a large corpus takes seconds.
+        if documents is self.documents:
+            return self._groups.plan(epoch)
+        for of_source, groups in self._groups_of_sources:
+            if documents is of_source:
+                return groups.plan(epoch)
+        return self._divided(documents).plan(epoch)
 
     @cached_property
     def _groups(self) -> Groups:
@@ -231,7 +240,7 @@ class Corpus:
         for store in self.stores:
             if isinstance(store, ShardedStore) and store.is_elsewhere:
                 for i in store.shards_here():
-                    lo, hi = (store.bounds[i : i + 2] + first).tolist()
+                    lo, hi = (store.shard_bounds[i : i + 2] + first).tolist()
                     texts.append(self._training_text_of(store.shard(i), lo, hi))
             else:
                 texts.append(self._training_text_of(store, first, first + len(store)))

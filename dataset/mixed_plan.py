@@ -14,7 +14,7 @@ The clock of a budget may move that end while the run goes on. Then the rows tha
 merged anew (`Move`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -358,15 +358,22 @@ class MixedPlan(RowPlan):
         return self._targets
 
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
+        parts = [(places, plan.pieces(in_pass)) for plan, places, in_pass in self._by_plan(rows)]
+        return merged(len(rows), parts)
+
+    def fetch(self, rows: Sequence[int] | Ints) -> None:
+        for plan, _, in_pass in self._by_plan(rows):
+            plan.fetch(in_pass)
+
+    def _by_plan(self, rows: Sequence[int] | Ints) -> Iterator[tuple[RowPlan, Ints, Ints]]:
+        """(plan of a pass over a source, which of `rows` lie in it, their numbers there)"""
         rows = np.asarray(rows, dtype=np.int64)
         source_of = self._source[rows]
         numbers = self._number[rows].astype(np.int64)
-        parts = []
         for i in np.unique(source_of).tolist():
             own = np.flatnonzero(source_of == i)
             for plan, inside, in_pass in self.sources[i].by_pass(numbers[own]):
-                parts.append((own[inside], plan.pieces(in_pass)))
-        return merged(len(rows), parts)
+                yield plan, own[inside], in_pass
 
     # ------------------------------------------------------------------------------------- what a person is told
 

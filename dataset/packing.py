@@ -198,8 +198,12 @@ class RowPlan(ABC):
         """The Totals of the rows [lo, hi)."""
         return Totals(self.row_targets(lo, hi), self.row_documents(lo, hi))
 
+    def fetch(self, rows: Sequence[int] | Ints) -> None:  # noqa: B027 - most plans are of what is here
+        """Wait until the tokens of the given rows are on this machine. Errors: DataError."""
+
     def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
-        """The Recipe of the given rows (a range or an int array)."""
+        """The Recipe of the given rows (a range or an int array), whose tokens are then on this machine. Errors: DataError."""
+        self.fetch(rows)
         count, document, start, pairs = self.pieces(rows)
         # A place in the store is one number, so the recipe need not name documents, nor the worker look up where they begin.
         return Recipe(count, np.asarray(self.offsets[document]) + start, pairs, self.T, not self.pack)

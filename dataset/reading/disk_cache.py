@@ -80,9 +80,17 @@ class DiskCache:
                 _mark_as_used(path)
                 return opened(path)
 
+    def has(self, wanted: Wanted) -> bool:
+        """Whether there is such an entry; it is compared with what it should be when it is used."""
+        return (self.folder / wanted.name).exists()
+
+    def fetch(self, wanted: Wanted) -> None:
+        """Wait until the entry is there. Errors: as of `use`."""
+        self.use(wanted, lambda path: None)
+
     def prefetch(self, wanted: Wanted) -> None:
         """Fetch the entry unless it is there or under way."""
-        if not (self.folder / wanted.name).exists():
+        if not self.has(wanted):
             self._fetch(wanted, wait=False)
 
     def _is_there(self, wanted: Wanted) -> bool:

@@ -8,7 +8,9 @@ The documents of a group (dataset/grouped_plan.py) are asked for in random order
 once. While one group is trained the shards of the next one are fetched, if both have room.
 """
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.files import file_digest
+from common.notices import announce
 from dataset.reading.disk_cache import DiskCache, Wanted
 from dataset.reading.remote import beside, fetch_file, remote_files
 from dataset.store.format import DamagedStore, are_offsets
@@ -27,14 +30,19 @@ from dataset.store.sharded import MOST_MANIFEST_BYTES, ShardEntry
 MOST_LENGTHS_BYTES = 1 << 30
 # What is needed of a shard to plan and to train. The others serve splits and figures.
 TRAINED_FILES = ("offsets.bin", "tokens.bin")
+# Files that are fetched beside each other.
+FETCHED_AT_ONCE = 4
+# A fetch that takes longer is told.
+LINE_AFTER_S = 5.0
 
 
 @dataclass(frozen=True)
 class RemoteShards:
-    """Where a sharded store lies. address: of the folder of its manifest.json."""
+    """Where a sharded store lies. address: of the folder of its manifest.json. tell: say when a fetch takes long."""
 
     address: str
     cache: DiskCache
+    tell: bool = False
 
     def __str__(self) -> str:
         return self.address
@@ -61,15 +69,33 @@ class RemoteShards:
     def holds(self, shard: ShardEntry) -> bool:
         return all((self.cache.folder / shard.files[name][1]).exists() for name in TRAINED_FILES)
 
-    def expect(self, now: Sequence[ShardEntry], soon: Sequence[ShardEntry]) -> None:
-        needed = sum(shard.n_bytes for shard in now)
-        if needed > self.cache.limit_bytes:
-            raise DataError(
-                f"{self.address}: {needed / 1e9:.3g} GB of it are trained in random order, where --cache_gb has room for "
-                f"{self.cache.limit_bytes / 1e9:.3g}; raise it"
-            )
-        if soon and needed + sum(shard.n_bytes for shard in soon) <= self.cache.limit_bytes:
-            beside(self._prefetch, soon)
+    def fetched_bytes(self, shards: Sequence[ShardEntry]) -> int:
+        return sum(shard.n_bytes for shard in shards)
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.cache.limit_bytes
+
+    def fetch(self, shards: Sequence[ShardEntry]) -> None:
+        files = [self.wanted(shard, name) for shard in shards for name in TRAINED_FILES]
+        # What is here is marked as used first, so that it does not go to make room for the others.
+        files.sort(key=lambda file: not self.cache.has(file))
+        missing = sum(file.n_bytes for file in files if not self.cache.has(file))
+        line = f"fetching {missing / 1e9:.3g} GB from {self.address}: the documents that are trained next"
+        late = threading.Timer(LINE_AFTER_S, announce, [line])
+        late.daemon = True
+        if self.tell and missing:
+            late.start()
+        pool = ThreadPoolExecutor(FETCHED_AT_ONCE, "fetch")
+        try:
+            # Reading the answers raises what has failed.
+            list(pool.map(self.cache.fetch, files))
+        finally:
+            late.cancel()
+            pool.shutdown(cancel_futures=True)
+
+    def prefetch(self, shards: Sequence[ShardEntry]) -> None:
+        beside(self._prefetch, shards)
 
     def _prefetch(self, shards: Sequence[ShardEntry]) -> None:
         for shard in shards:

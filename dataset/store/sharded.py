@@ -19,8 +19,9 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -90,8 +91,18 @@ class ShardPlace(Protocol):
     def holds(self, shard: ShardEntry) -> bool:
         """Whether what is trained of a shard is on this machine."""
 
-    def expect(self, now: Sequence[ShardEntry], soon: Sequence[ShardEntry]) -> None:
-        """Documents of the shards `now` will be asked for, and of the shards `soon` after them."""
+    def fetched_bytes(self, shards: Sequence[ShardEntry]) -> int:
+        """What these take of the cache of what is fetched."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """Of that cache."""
+
+    def fetch(self, shards: Sequence[ShardEntry]) -> None:
+        """Wait until what is trained of these is on this machine."""
+
+    def prefetch(self, shards: Sequence[ShardEntry]) -> None:
+        """Begin to bring it there."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +157,24 @@ class ShardFolder:
     def holds(self, shard: ShardEntry) -> bool:
         return True
 
-    def expect(self, now: Sequence[ShardEntry], soon: Sequence[ShardEntry]) -> None:
+    def fetched_bytes(self, shards: Sequence[ShardEntry]) -> int:
+        return 0
+
+    @property
+    def limit_bytes(self) -> int:
+        return sys.maxsize
+
+    def fetch(self, shards: Sequence[ShardEntry]) -> None:
+        """They are here."""
+
+    def prefetch(self, shards: Sequence[ShardEntry]) -> None:
         """They are here."""
 
 
 class ShardedStore:
     """Token stores under the interface of one; see TokenStore for the arrays.
 
-    bounds: int64 [shards + 1], documents before each shard. Errors: DamagedStore where manifest and files do not agree;
+    shard_bounds: int64 [shards + 1], documents before each shard. Errors: DamagedStore where manifest and files do not agree;
     DataError where a shard that is asked for later turns out damaged.
     """
 
@@ -173,7 +194,7 @@ class ShardedStore:
         place.refuse_missing(self.shards)
         documents = [shard.documents for shard in self.shards]
         tokens = [shard.tokens for shard in self.shards]
-        self.bounds = np.cumsum([0, *documents])
+        self.shard_bounds = np.cumsum([0, *documents])
         # The last offset of a shard is the first one of the next: only the last shard gives all of its own.
         offsets = [*documents[:-1], documents[-1] + 1]
         tokens_before = np.cumsum([0, *tokens])[:-1].tolist()
@@ -185,11 +206,11 @@ class ShardedStore:
         self._open: OrderedDict[int, Shard] = OrderedDict()
 
     def __len__(self) -> int:
-        return int(self.bounds[-1])
+        return int(self.shard_bounds[-1])
 
-    def __reduce__(self) -> tuple[type["ShardedStore"], tuple[ShardPlace]]:
+    def __reduce__(self) -> tuple[Callable[..., "ShardedStore"], tuple[ShardPlace, str]]:
         # A worker process maps the files itself.
-        return ShardedStore, (self.place,)
+        return _opened_again, (self.place, self.fingerprint)
 
     @property
     def folder(self) -> Path:
@@ -230,10 +251,28 @@ class ShardedStore:
         entries = self._lengths[lo:hi].astype(np.int64)
         return entries[:, 0], entries[:, 1]
 
-    def expect(self, now: Sequence[int], soon: Sequence[int] = ()) -> None:
-        """Documents of the shards `now` will be asked for, and of the shards `soon` after them. Errors: DataError where
-        there is no room for that."""
-        self.place.expect([self.shards[i] for i in now], [self.shards[i] for i in soon])
+    def fetched_bytes(self, shards: Iterable[int]) -> int:
+        """What the shards of these numbers take of the cache of what is fetched; 0 of a store on this machine."""
+        return self.place.fetched_bytes([self.shards[i] for i in shards])
+
+    @property
+    def limit_bytes(self) -> int:
+        """Of that cache."""
+        return self.place.limit_bytes
+
+    def expect(self, now: Sequence[int], soon: Sequence[int]) -> None:
+        """Documents of the shards `now` are asked for, and of the shards `soon` after them: these are fetched meanwhile, if
+        there is room for all."""
+        if self.fetched_bytes({*now, *soon}) <= self.limit_bytes:
+            self.prefetch(soon)
+
+    def fetch(self, shards: Iterable[int]) -> None:
+        """Wait until what is trained of the shards of these numbers is on this machine. Errors: DataError."""
+        self.place.fetch([self.shards[i] for i in shards])
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Begin to bring it there."""
+        self.place.prefetch([self.shards[i] for i in shards])
 
     def parts(self) -> Iterator[TokenStore]:
         """All shards that are on this machine, one at a time. Errors: DataError."""
@@ -257,6 +296,14 @@ class ShardedStore:
     def _offsets_of(self, i: int) -> Ints:
         offsets = self.shard(i).offsets
         return offsets if i == len(self.shards) - 1 else offsets[:-1]
+
+
+def _opened_again(place: ShardPlace, fingerprint: str) -> ShardedStore:
+    """The store as another process of a run opens it. Errors: DataError where it is another one by now."""
+    store = ShardedStore(place)
+    if store.fingerprint != fingerprint:
+        raise DataError(f"{place}: another store has taken its place since this run began; start again")
+    return store
 
 
 # What trainers open: a small corpus is one store, a large one has shards.

@@ -31,7 +31,7 @@ from dataset.store.file_digests import hash_files, remember_hashes, settled_stat
 from dataset.store.format import DamagedStore
 from dataset.store.places import first_writable
 from dataset.store.remote_shards import RemoteShards
-from dataset.store.sharded import ShardedStore, ShardFolder, Store
+from dataset.store.sharded import ShardedStore, ShardFolder, ShardPlace, Store
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when the same input gives another store, so that no old one is taken for it.
@@ -82,7 +82,7 @@ def build_shard(
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
     if any(map(is_tokenised, paths)):
-        return open_tokenised(paths, encoder, cache_in(cache_dir, cache_gb))
+        return open_tokenised(paths, encoder, cache_in(cache_dir, cache_gb), progress)
     files = files_of(paths, text_suffixes, cache_in(cache_dir, cache_gb))
     places = places_of(paths[0], files[0], cache_dir)
     if shard is not None:
@@ -120,15 +120,15 @@ def build_shard(
     return store
 
 
-def open_tokenised(paths: list[str], encoder: DocumentEncoder, cache: DiskCache) -> ShardedStore:
-    """The store whose manifest is named. Errors: DataError."""
+def open_tokenised(paths: list[str], encoder: DocumentEncoder, cache: DiskCache, progress: bool = True) -> ShardedStore:
+    """The store whose manifest is named. progress: say when shards are fetched for long. Errors: DataError."""
     path = paths[0]
     if len(paths) > 1:
         raise DataError(f"{', '.join(paths)}: a token store stands alone; give each source a share, as in {path}:0.5")
     folder = path.removesuffix(MANIFEST).rstrip("/\\")
-    place = (
-        RemoteShards(folder, cache) if is_address(path) else ShardFolder(expanded(folder or "."), text_is_known=False)
-    )
+    place: ShardPlace = ShardFolder(expanded(folder or "."), text_is_known=False)
+    if is_address(path):
+        place = RemoteShards(folder, cache, tell=progress)
     try:
         store = ShardedStore(place)
     except (DamagedStore, OSError) as error:

@@ -157,6 +157,35 @@ def test_no_group_is_larger_than_planned_whatever_the_lengths(long_documents):
     assert len(sizes) > 5 and max(sizes) <= 500 + largest and max(sizes) - min(sizes) <= largest
 
 
+@pytest.mark.parametrize("long_documents", ["split", "truncate"])
+def test_long_rows_make_groups_of_bounded_bytes_and_short_ones_stay_as_they_were(long_documents, monkeypatch):
+    """Reference: the groups by pieces alone, as versions before had them. A corpus that was one group stays one."""
+    lengths = random_lengths(400, top=200)
+    store = make_store(lengths)
+    tokens = int(store.offsets[-1])
+
+    def divided(T, most_tokens, pieces=64):
+        monkeypatch.setattr(grouped_plan, "GROUP_TOKENS", most_tokens)
+        with small(pieces, 11, 15):
+            groups = Groups(store, T, 7, True, long_documents)
+            rows = rows_of(groups.plan(0))
+            return groups.n_groups, groups.rule(), rows
+
+    for T in (8, 16, 32, 64, 128):
+        before = divided(T, 1 << 60)
+        bounded = divided(T, 64 * 16)
+        if T <= 16 and long_documents == "split":
+            assert bounded == before
+        else:
+            assert bounded[0] == max(before[0], -(-tokens // (64 * 16)))
+            assert bounded[1] != before[1], "a resume of the other division is refused"
+        assert divided(T, 64 * 16, pieces=1 << 20)[0] == 1
+
+
+def test_the_bound_on_tokens_is_that_on_pieces_of_rows_of_512():
+    assert grouped_plan.GROUP_TOKENS == grouped_plan.GROUP_PIECES * 512
+
+
 def test_more_groups_than_stretches_leave_some_empty():
     """Reference: EpochPlan of the same documents, by their pieces."""
     store = make_store([400] * 3)

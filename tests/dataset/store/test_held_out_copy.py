@@ -124,7 +124,7 @@ def test_leaks_are_looked_for_in_what_is_on_this_disk(tmp_path, encoder, fetched
     """Reference: the documents of two shards that are planted in the validation file."""
     texts = [" ".join(f"w{i}x{j}" for j in range(30)) for i in range(100)]
     store = open_or_build(write(tmp_path / "a.jsonl", texts), encoder, cache_dir=str(tmp_path / "made"), progress=False)
-    planted = [f"{texts[store.bounds[shard] + 1]} and more" for shard in (1, 3)]
+    planted = [f"{texts[store.shard_bounds[shard] + 1]} and more" for shard in (1, 3)]
     validation = write(tmp_path / "validation.jsonl", planted)
     there = opened(elsewhere(store), encoder, tmp_path / "cache", val_path=validation)
     fetched.clear()

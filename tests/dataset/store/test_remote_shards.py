@@ -2,11 +2,15 @@
 
 import hashlib
 import json
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +20,10 @@ from dataset import grouped_plan
 from dataset.corpus import Corpus
 from dataset.grouped_plan import GroupedPlan
 from dataset.loader import IGNORE, Assembler, UpdateSchedule, make_loader
+from dataset.loader_workers import LoaderError
 from dataset.reading import remote
 from dataset.reading.disk_cache import DiskCache
-from dataset.store import builder, dealing
+from dataset.store import builder, dealing, remote_shards
 from dataset.store.remote_shards import TRAINED_FILES, RemoteShards
 from dataset.store.sharded import ShardedStore
 from dataset.store.token_store import open_or_build
@@ -235,14 +240,15 @@ def test_the_next_group_is_fetched_while_one_is_trained(tmp_path, s3, encoder, m
     groups = grouped_plan.Groups(there, 16, seed=3)
     plan = groups.plan(0)
     s3.requests.clear()
-    plan.pieces([0])
+    plan.recipe([0])
     wanted = []
-    for group in plan._order[:2]:
+    for group in with_rows(plan)[:2]:
         for number in groups._shards_of_group(group):
             wanted.append(store.shards[number].name)
+    assert len(set(wanted)) < len(store.shards)
     give_up = time.monotonic() + 30
     while time.monotonic() < give_up:
-        asked = {path.split("/")[-2] for path, _ in s3.contents_asked_for()}
+        asked = {path.split("/")[-2] for path, _ in s3.contents_asked_for() if path.endswith("tokens.bin")}
         if asked == set(wanted):
             break
         time.sleep(0.02)
@@ -254,6 +260,141 @@ def test_a_cache_that_cannot_hold_a_group_is_told_at_once(tmp_path, s3, encoder)
     there = opened(upload(s3, store, "small"), tmp_path / "cache", 12_000)
     with pytest.raises(DataError, match="--cache_gb"):
         grouped_plan.Groups(there, 16, seed=3).plan(0)
+
+
+@pytest.fixture
+def fetches(monkeypatch):
+    """What is fetched from here on: .tokens, the shards of the tokens.bin so far, and .most, how many were under way at a time."""
+    pytest.importorskip("fsspec")
+    real = remote_shards.fetch_file
+    lock = threading.Lock()
+    seen = SimpleNamespace(tokens=[], now=0, most=0, seconds=0.0)
+
+    def fetch_file(address, *rest):
+        with lock:
+            seen.now += 1
+            seen.most = max(seen.most, seen.now)
+        time.sleep(seen.seconds)
+        real(address, *rest)
+        with lock:
+            seen.now -= 1
+            if address.endswith("tokens.bin"):
+                seen.tokens.append(address.split("/")[-2])
+
+    monkeypatch.setattr(remote_shards, "fetch_file", fetch_file)
+    return seen
+
+
+def with_rows(plan):
+    """The groups of a plan in their order, without those that have no stretch."""
+    return [group for group in plan._order if plan.groups.sizes()[group].rows]
+
+
+def two_elsewhere(tmp_path, encoder):
+    """The stores of two sources, and the addresses of their manifests."""
+    stores = []
+    for name in ("a", "b"):
+        texts = [f"{name} {text}" for text in TEXTS]
+        stores.append(open_or_build(write(tmp_path / f"{name}.jsonl", texts), encoder, progress=False))
+    return stores, [f"file://{store.folder}/manifest.json" for store in stores]
+
+
+@pytest.mark.parametrize("shares", [(":0.5", ":0.5"), (":0.5:x2", ":0.5"), (":0.2..0.8", ":0.8..0.2")])
+def test_sources_that_have_room_one_by_one_alone_are_refused_at_the_start(tmp_path, encoder, fetches, shares):
+    """Reference: the bytes of their shards."""
+    stores, addresses = two_elsewhere(tmp_path, encoder)
+    paths = [address + share for address, share in zip(addresses, shares, strict=True)]
+    of_each = [sum(shard.n_bytes for shard in store.shards) for store in stores]
+
+    def start(limit_bytes):
+        cache = {"cache_dir": str(tmp_path / "cache"), "cache_gb": limit_bytes / 1e9}
+        return Corpus(paths, encoder, max_seq_len=16, seed=1, progress=False, **cache).plan(0)
+
+    with pytest.raises(DataError, match="--cache_gb has room for"):
+        start(max(of_each) + 10_000)
+    assert not fetches.tokens
+    # Some more for the manifests.
+    assert start(sum(of_each) + 10_000).n_rows > 100
+
+
+@pytest.mark.parametrize("shares", [(":0.5", ":0.5"), (":0.2..0.8", ":0.8..0.2")])
+def test_the_next_groups_of_several_sources_are_fetched_ahead(tmp_path, encoder, fetches, shares, monkeypatch):
+    """Reference: the shards of the groups. A plan by itself, and what is told of it, fetches no tokens."""
+    monkeypatch.setattr(grouped_plan, "GROUP_PIECES", 200)
+    monkeypatch.setattr(grouped_plan, "STRETCH_DOCUMENTS", 50)
+    monkeypatch.setattr(remote_shards, "beside", lambda function, *arguments: function(*arguments))
+    stores, addresses = two_elsewhere(tmp_path, encoder)
+    paths = [address + share for address, share in zip(addresses, shares, strict=True)]
+    corpus = Corpus(paths, encoder, max_seq_len=16, seed=1, progress=False, cache_dir=str(tmp_path / "cache"))
+    plan = corpus.plan(0)
+    assert plan.totals(0, plan.n_rows // 2).targets > 0 and not fetches.tokens
+    plan.recipe([0])
+    one = plan if isinstance(plan, GroupedPlan) else plan.sources[plan._source[0]].plan(0)
+    wanted = Counter()
+    for group in with_rows(one)[:2]:
+        for number in one.groups._shards_of_group(group):
+            store = np.searchsorted(corpus.store._shards_before, number, side="right") - 1
+            wanted[stores[store].shards[number - corpus.store._shards_before[store]].name] += 1
+    of_groups = Counter(fetches.tokens)
+    assert 2 <= wanted.total() < sum(len(store.shards) for store in stores)
+    # A stretch of neighbours may begin in a shard that the other group ends in.
+    assert set(of_groups) == set(wanted) and of_groups.total() <= wanted.total()
+
+
+@pytest.mark.parametrize("pieces", [120, 1 << 20])
+def test_a_group_is_here_before_its_first_recipe(tmp_path, encoder, fetches, monkeypatch, capsys, pieces):
+    """Several files at a time, and a line if it takes long. So no worker waits for a server while the trainer counts its silence."""
+    monkeypatch.setattr(grouped_plan, "GROUP_PIECES", pieces)
+    monkeypatch.setattr(remote_shards, "LINE_AFTER_S", 0.01)
+    monkeypatch.setattr(remote_shards, "beside", lambda *_: None)
+    store = built(tmp_path, encoder)
+    address = f"file://{store.folder}/manifest.json"
+    corpus = Corpus([address], encoder, max_seq_len=16, seed=3, cache_dir=str(tmp_path / "cache"))
+    fetches.seconds = 0.03
+    capsys.readouterr()
+    plan = corpus.plan(0)
+    plan.recipe([0])
+    group = with_rows(plan)[0] if isinstance(plan, GroupedPlan) else 0
+    shards = corpus._groups._shards_of_group(group)
+    assert sorted(fetches.tokens) == [store.shards[number].name for number in shards]
+    assert fetches.most <= remote_shards.FETCHED_AT_ONCE
+    # Of a single shard the two files may share a lock, or the second one begin late.
+    assert len(shards) == 1 or fetches.most > 1
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 1 and told[0].startswith("fetching ") and store.folder.name in told[0]
+    done = len(fetches.tokens)
+    plan.recipe([1])
+    assert len(fetches.tokens) == done
+
+
+def test_what_cannot_be_fetched_ends_the_batches_as_a_batch_that_cannot_be_made_does(tmp_path, encoder, monkeypatch):
+    """So the other ranks hear of it."""
+    monkeypatch.setattr(grouped_plan, "GROUP_PIECES", 120)
+    store = built(tmp_path, encoder)
+    address = f"file://{store.folder}/manifest.json"
+    corpus = Corpus([address], encoder, max_seq_len=16, seed=3, cache_dir=str(tmp_path / "cache"), progress=False)
+    plan = corpus.plan(0)
+
+    def fetch_file(*_):
+        raise DataError("the server is away")
+
+    monkeypatch.setattr(remote_shards, "fetch_file", fetch_file)
+    with pytest.raises(LoaderError, match="^the server is away$") as raised:
+        next(make_loader(Assembler(corpus.store), plan, UpdateSchedule(plan.n_rows, 4)))
+    assert raised.value.is_fault_of_data
+
+
+def test_another_process_of_a_run_does_not_go_on_with_another_store(tmp_path, encoder):
+    """Under the same address, on the disk and elsewhere."""
+    stores, (address, _) = two_elsewhere(tmp_path, encoder)
+    sent = [pickle.dumps(stores[0]), pickle.dumps(opened(address, tmp_path / "cache"))]
+    for one in sent:
+        assert pickle.loads(one).document(5).tolist() == stores[0].document(5).tolist()
+    shutil.rmtree(stores[0].folder)
+    shutil.copytree(stores[1].folder, stores[0].folder)
+    for one in sent:
+        with pytest.raises(DataError, match="another store has taken its place"):
+            pickle.loads(one)
 
 
 def test_a_manifest_that_does_not_agree_with_itself_is_told(tmp_path, s3, encoder):

@@ -22,6 +22,7 @@ from dataset.corpus import Corpus
 from dataset.grouped_plan import GroupedPlan
 from dataset.loader import IGNORE, Assembler, UpdateSchedule, make_loader
 from dataset.packing import EpochPlan
+from dataset.sources import ConcatStore
 from dataset.store import builder, dealing, sharded
 from dataset.store import check as store_check
 from dataset.store import format as store_format
@@ -420,10 +421,29 @@ def test_a_shard_that_is_larger_than_a_group_is_divided(tmp_path, encoder, monke
         documents = groups.documents_of_group(group)
         plan = groups.plan_of_group(group, 0)
         pieces += [piece for row in range(plan.n_rows) for piece in plan.pieces_of_row(row)]
-        shards = np.unique(np.searchsorted(store.bounds, documents, side="right") - 1)
+        shards = np.unique(np.searchsorted(store.shard_bounds, documents, side="right") - 1)
         assert set(groups._shards_of_group(group)) == set(shards.tolist())
     at_once = EpochPlan(store, 16, 3, 0, documents=corpus.documents)
     assert sorted(pieces) == sorted(piece for row in range(at_once.n_rows) for piece in at_once.pieces_of_row(row))
+
+
+def test_several_stores_as_one_read_no_shard_until_it_is_asked_for(tmp_path, encoder, monkeypatch):
+    """Reference: the stores' own arrays, end to end. Offsets of all documents would take 8 bytes of each, on every rank."""
+    stores = []
+    for name in ("a", "b", "c"):
+        path = write(tmp_path / f"{name}.jsonl", [f"{name} {text}" for text in TEXTS[: 100 if name == "b" else 400]])
+        stores.append(open_or_build(path, encoder, progress=False))
+    opened = []
+    shard = ShardedStore.shard
+    monkeypatch.setattr(ShardedStore, "shard", lambda store, i: opened.append(i) or shard(store, i))
+    together = ConcatStore(stores)
+    assert not opened
+    assert together.offsets[450] == stores[0].offsets[400] + stores[1].offsets[50] and len(set(opened)) <= 3
+    shifts = np.cumsum([0] + [len(store.tokens) for store in stores])
+    offsets = [store.offsets[:-1] + shift for store, shift in zip(stores, shifts[:-1], strict=True)]
+    assert together.offsets[:].tolist() == np.concatenate([*offsets, shifts[-1:]]).tolist()
+    bounds = [first + store.shard_bounds[:-1] for store, first in zip(stores, together.bounds[:-1], strict=True)]
+    assert together.shard_bounds.tolist() == [*np.concatenate(bounds).tolist(), len(together)]
 
 
 @pytest.mark.parametrize("val_fraction", [0.0, 0.3])
