@@ -3,13 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
+
+from model.electra.sizes import MASK_STYLES, SAMPLING
 
 # Fields of our own in a discriminator's config.json. The probability from which on a word is doubted, where it was
 # measured on held-out text:
 THRESHOLD = "doubt_threshold"
 # and the positions of the examples that it was trained with: the embeddings of those beyond have learned nothing.
 LENGTH = "trained_length"
+
+# A field of our own in a generator's config.json: how its run masked tokens and drew others. The usual ways have no such field.
+DRAWS = "replaced_by"
 
 # Where nothing was measured, a word is doubted from twice the mean probability of the text's words on, within these
 # bounds. About a tenth of the tokens are replaced in training, so a discriminator that knows nothing says 0.1 of each; one
@@ -38,6 +43,42 @@ def tell_detector(config: object, length: int, threshold: float | None) -> None:
     elif hasattr(config, THRESHOLD):
         # Of the networks that the run began with.
         delattr(config, THRESHOLD)
+
+
+class Draws(NamedTuple):
+    """How tokens are masked and a generator's are drawn: as the flags of these names of train_electra.py say."""
+
+    mask_style: str = "electra"
+    sampling: str = "fp32_gumbel"
+    temperature: float = 1.0
+    disallow_correct: bool = False
+
+
+def tell_draws(config: object, draws: Draws) -> None:
+    """Write into a generator's config what its run does otherwise than usual."""
+    usual = Draws()._asdict()
+    others = {name: value for name, value in draws._asdict().items() if value != usual[name]}
+    if others:
+        setattr(config, DRAWS, others)
+    elif hasattr(config, DRAWS):
+        # Of the networks that the run began with.
+        delattr(config, DRAWS)
+
+
+def draws_of(config: object) -> Draws:
+    """What `tell_draws` wrote; the usual ways in place of what it did not."""
+    fields = getattr(config, DRAWS, None)
+    if not isinstance(fields, Mapping):
+        return Draws()
+    found = Draws()
+    if fields.get("mask_style") in MASK_STYLES:
+        found = found._replace(mask_style=fields["mask_style"])
+    if fields.get("sampling") in SAMPLING:
+        found = found._replace(sampling=fields["sampling"])
+    temperature = fields.get("temperature")
+    if isinstance(temperature, int | float) and not isinstance(temperature, bool) and 0 < temperature < math.inf:
+        found = found._replace(temperature=float(temperature))
+    return found._replace(disallow_correct=fields.get("disallow_correct") is True)
 
 
 def is_probability(value: object) -> TypeGuard[float]:

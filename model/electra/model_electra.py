@@ -153,6 +153,20 @@ def sample(logits: torch.Tensor, how: str = "fp32_gumbel") -> torch.Tensor:
     return (logits.to(dtype) + noise).argmax(-1)
 
 
+def to_draw_from(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float, disallow_correct: bool
+) -> torch.Tensor:
+    """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE. temperature, disallow_correct: as
+    of ElectraPretrainer."""
+    if temperature != 1:
+        logits = logits / temperature
+    if disallow_correct:
+        # A place that is not used has no label; what is drawn there is not looked at.
+        original = labels.clamp(min=0)[:, None]
+        logits = logits.scatter(1, original, -torch.inf)
+    return logits
+
+
 # ------------------------------------------------------------------------------------------------ the model
 
 
@@ -282,13 +296,7 @@ class ElectraPretrainer(Pretrainer):
 
     def to_draw_from(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE."""
-        if self.temperature != 1:
-            logits = logits / self.temperature
-        if self.disallow_correct:
-            # A place that is not used has no label; what is drawn there is not looked at.
-            original = labels.clamp(min=0)[:, None]
-            logits = logits.scatter(1, original, -torch.inf)
-        return logits
+        return to_draw_from(logits, labels, self.temperature, self.disallow_correct)
 
     def find_out(
         self, corrupted: torch.Tensor, replaced: torch.Tensor, real: torch.Tensor, inputs: dict[str, torch.Tensor]

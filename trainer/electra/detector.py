@@ -20,9 +20,9 @@ from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size
 from dataset.tokenizing.windows import window_of_tokens, windows_of
 from dataset.tokenizing.words import words_of
-from model.electra.detection import LENGTH, Passage, Word, measured_threshold, usual_threshold
+from model.electra.detection import LENGTH, Draws, Passage, Word, draws_of, measured_threshold, usual_threshold
 from model.electra.masking import IGNORE, mask_count, mask_tokens
-from model.electra.model_electra import sample
+from model.electra.model_electra import sample, to_draw_from
 from model.electra.saved_network import load_network
 from trainer.encoder_folder import find_model
 
@@ -53,6 +53,7 @@ class Detector:
         self.encoder = SentenceEncoder(tokenizer)
         self.device = device
         self.length = length_of(discriminator.config)
+        self.draws = Draws() if generator is None else draws_of(generator.config)
 
     def passage(self, text: str, share: float = 0.0, seed: int = 0, threshold: float | None = None) -> Passage:
         """What the discriminator makes of a text. share: of the tokens that are replaced before; 0: none. threshold: from which
@@ -106,31 +107,38 @@ class Detector:
         candidates = ~np.isin(ids, special)[None]
         # Without a generator nobody reads the masked text.
         mask_id = self.tokenizer.mask_token_id if self.generator is not None else 0
-        masked = mask_tokens(ids[None], np.array([n]), candidates, share, "electra", mask_id, ordinary, random, K)
-        positions = masked.positions[0][masked.labels[0] != IGNORE]
+        style = self.draws.mask_style
+        masked = mask_tokens(ids[None], np.array([n]), candidates, share, style, mask_id, ordinary, random, K)
+        is_used = masked.labels[0] != IGNORE
+        positions = masked.positions[0][is_used]
         if self.generator is None:
             drawn = ordinary[random[0, n : n + len(positions)] % np.uint64(len(ordinary))]
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                drawn = self._drawn(masked.ids[0], positions)
+                drawn = self._drawn(masked.ids[0], positions, masked.labels[0][is_used])
         corrupted = ids.copy()
         corrupted[positions] = drawn
         return corrupted
 
-    def _drawn(self, masked_ids: Ints, positions: Ints) -> Ints:
-        """What the generator writes at these positions, in rising order, of a masked text."""
+    def _drawn(self, masked_ids: Ints, positions: Ints, originals: Ints) -> Ints:
+        """What the generator writes at these positions, in rising order, of a masked text. originals: what stood there."""
         generator: Any = self.generator
+        _, sampling, temperature, disallow_correct = self.draws
 
         def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return generator.electra(rows, attention_mask=mask).last_hidden_state
 
         drawn = []
+        n_drawn = 0
         for hidden, row, column in self._read(masked_ids, positions, compute):
             at_masked = generator.generator_predictions(hidden[row, column])
-            logits = generator.generator_lm_head(at_masked).float()
             # On the CPU, so that every device draws the same.
-            drawn.append(sample(logits.cpu()).numpy())
+            logits = generator.generator_lm_head(at_masked).float().cpu()
+            labels = torch.from_numpy(originals[n_drawn : n_drawn + len(row)])
+            logits = to_draw_from(logits, labels, temperature, disallow_correct)
+            drawn.append(sample(logits, sampling).numpy())
+            n_drawn += len(row)
         return np.concatenate(drawn) if drawn else np.empty(0, dtype=np.int64)
 
     @torch.no_grad()

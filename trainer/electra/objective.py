@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dataset.electra.electra_dataset import Batch, Totals
 from model.electra import masked_lm, model_electra
-from model.electra.detection import THRESHOLD, tell_detector
+from model.electra.detection import THRESHOLD, Draws, tell_detector, tell_draws
 from model.electra.masked_lm import MaskedLanguageModel
 from model.electra.model_electra import ElectraPretrainer
 from model.electra.pretrainer import Pretrainer
@@ -117,6 +117,7 @@ class ReplacedTokenDetection(Objective):
         self.auc_alarm = AucAlarm(settings)
         self.tells_replaced = settings.disc_weight > 0
         self.length = settings.max_seq_len
+        self.draws = Draws(settings.mask_style, settings.sampling, settings.temperature, settings.disallow_correct)
         # From which probability on a token is best called replaced, by the last evaluation; None: not known.
         self.threshold: float | None = None
         self.remark = f" (generator {self.model.generator.config.hidden_size})"
@@ -148,6 +149,7 @@ class ReplacedTokenDetection(Objective):
         # Networks are written while the training goes on, and may be evaluated anew meanwhile. Only the last ones are sure to
         # have the threshold of their own evaluation.
         tell_detector(self.model.discriminator.config, self.length, self.threshold if is_last else None)
+        tell_draws(self.model.generator.config, self.draws)
 
     def kept(self) -> dict[str, float | None]:
         return {**self.auc_alarm.kept(), THRESHOLD: self.threshold}

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from model.electra.detection import (
     THRESHOLD,
     Counts,
+    Draws,
     Passage,
     Word,
+    draws_of,
     measured_threshold,
     passage_of_record,
     tell_detector,
+    tell_draws,
     total,
     usual_threshold,
 )
@@ -80,3 +83,20 @@ def test_a_config_tells_what_was_measured_and_nothing_of_an_earlier_run():
     assert measured_threshold(config) is None and config.trained_length == 128
     for value in ("0.5", -0.1, 1.5, math.nan, True, [0.5]):
         assert measured_threshold(SimpleNamespace(**{THRESHOLD: value})) is None
+
+
+def test_a_generators_config_tells_what_its_run_did_otherwise_than_usual():
+    config = SimpleNamespace()
+    tell_draws(config, Draws())
+    assert not vars(config) and draws_of(config) == Draws()
+    draws = Draws("bert", "multinomial", 0.7, True)
+    tell_draws(config, draws)
+    assert draws_of(SimpleNamespace(**json.loads(json.dumps(vars(config))))) == draws
+    tell_draws(config, Draws(temperature=2.0))
+    assert vars(config) == {"replaced_by": {"temperature": 2.0}}
+    tell_draws(config, Draws())
+    assert not vars(config)
+    for fields in (3, None, {"mask_style": ["bert"], "sampling": 1, "temperature": 0, "disallow_correct": 1, "x": 2}):
+        assert draws_of(SimpleNamespace(replaced_by=fields)) == Draws()
+    for temperature in (math.nan, math.inf, -1, True, "1"):
+        assert draws_of(SimpleNamespace(replaced_by={"temperature": temperature})) == Draws()

@@ -79,6 +79,24 @@ def test_without_validation_they_are_of_the_trained_text(data, tmp_path, capsys)
     assert "".join(word.before + (word.original or word.text) for word in first.words) in texts[0]
 
 
+def test_words_are_replaced_as_the_run_has_replaced_them(data, tmp_path):
+    """With disallow_correct each masked token is another one. Reference: the saved generator's config."""
+    folder, texts, flags = data
+    own = {"mask_style": "bert", "temperature": 0.5, "disallow_correct": 1}
+    run = train(**flags, out_dir=tmp_path, max_steps=1, **own)
+    config = json.loads((tmp_path / "electra_small" / "generator" / "config.json").read_text())
+    assert config["replaced_by"] == {**own, "disallow_correct": True}
+    detector = open_detector("--model", str(tmp_path / "electra_small"), torch.device("cpu"))
+    assert detector.draws == run.job.objective.draws
+    # A run that begins with these networks, and draws as usual, says nothing of it.
+    sizes = dict.fromkeys(
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+    )
+    train(**flags, **sizes, out_dir=tmp_path / "b", max_steps=1, model_path=tmp_path / "electra_small")
+    again = json.loads((tmp_path / "b" / "electra_small" / "generator" / "config.json").read_text())
+    assert "replaced_by" not in again
+
+
 def test_they_come_in_colour_on_a_terminal(data, tmp_path, capsys, monkeypatch):
     folder, texts, flags = data
     monkeypatch.setattr("trainer.electra.closing.has_colours", lambda stream: True)

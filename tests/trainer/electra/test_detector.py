@@ -77,9 +77,10 @@ def test_the_generator_writes_what_it_draws(run):
     ids = np.array(tokenizer(" ".join([TEXT] * 3), add_special_tokens=False)["input_ids"])
     given = {}
 
-    def drawn(masked_ids, positions):
+    def drawn(masked_ids, positions, originals):
         given.update(masked=masked_ids.copy(), positions=positions.copy())
-        return type(detector)._drawn(detector, masked_ids, positions)
+        assert (originals == ids[positions]).all()
+        return type(detector)._drawn(detector, masked_ids, positions, originals)
 
     detector._drawn = drawn
     before = torch.random.get_rng_state()
@@ -115,6 +116,44 @@ def test_what_was_replaced_is_known(tmp_path, has_generator):
     for word in replaced:
         assert tokenizer(word.text).input_ids != tokenizer(word.original).input_ids
     assert passage.counts.replaced == len(replaced)
+
+
+def test_words_are_replaced_as_in_the_run(tmp_path):
+    """References: a generator of temperature 1e-4 writes its likeliest token, or with disallow_correct its likeliest wrong one."""
+    folder, model, tokenizer = write_run(tmp_path)
+    ids = np.array(tokenizer(" ".join([TEXT] * 8), add_special_tokens=False)["input_ids"])
+    path = folder / "generator" / "config.json"
+    plain = json.loads(path.read_text())
+
+    def detector(**draws):
+        path.write_text(json.dumps({**plain, "replaced_by": draws}))
+        return opened(folder)
+
+    usual = detector().with_replaced(ids, 0.4, 3)
+    assert np.array_equal(detector(sampling="fp32_gumbel").with_replaced(ids, 0.4, 3), usual)
+    read = []
+    for style in ("electra", "bert"):
+        styled = detector(mask_style=style)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(styled, "_drawn", lambda masked, positions, originals: read.append(masked) or originals)
+            assert np.array_equal(styled.with_replaced(ids, 0.4, 3), ids)
+    # BERT's way writes another word at a tenth of the positions.
+    n_others = [int(((masked != ids) & (masked != tokenizer.mask_token_id)).sum()) for masked in read]
+    assert n_others[0] == 0 < n_others[1]
+    assert not np.array_equal(detector(sampling="multinomial").with_replaced(ids, 0.4, 3), usual)
+    positions = np.arange(0, len(ids), 3)
+    cold = detector(temperature=1e-4)
+    assert cold.length > len(ids) + 2
+    rows = torch.tensor([[tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]])
+    with torch.no_grad():
+        logits = model.generator(rows).logits[0, 1 + positions]
+    assert cold._drawn(ids, positions, ids[positions]).tolist() == logits.argmax(-1).tolist()
+    # The likeliest token is called the original one, so the second likeliest is drawn.
+    likeliest = logits.argmax(-1).numpy()
+    found = detector(temperature=1e-4, disallow_correct=True)._drawn(ids, positions, likeliest)
+    assert found.tolist() == logits.topk(2).indices[:, 1].tolist()
+    never_right = detector(disallow_correct=True).with_replaced(ids, 0.4, 3)
+    assert (never_right != ids).sum() == mask_count(len(ids), 0.4)
 
 
 def test_a_measured_threshold_is_taken_and_a_given_one_wins(tmp_path):
