@@ -79,10 +79,25 @@ def fit_attention(model: Any, length: int) -> None:
     """Give a BigBird the attention that rows of `length` positions have: in blocks, but full in rows that are too short for
     them. By itself it changes to full attention at the first of these and never goes back."""
     if attends_in_blocks(model):
-        kind = "original_full" if length <= too_short_for_blocks(model) else "block_sparse"
-        # The new modules take over the matrices of the former ones, so none is to be drawn.
-        with torch.device("meta"):
-            model.base_model.set_attention_type(kind)
+        set_attention(model.base_model, in_blocks=length > too_short_for_blocks(model))
+
+
+def set_attention(module: Any, in_blocks: bool) -> None:
+    """Change a BigBird, or the attention of one of its layers."""
+    # The new modules take over the matrices of the former ones, so none is to be drawn.
+    with torch.device("meta"):
+        module.set_attention_type("block_sparse" if in_blocks else "original_full")
+
+
+def keep_attention(model: Any) -> None:
+    """Let each layer attend as its own inputs want it. With --gradient_checkpointing a layer is computed again when rows of
+    another length were computed meanwhile."""
+
+    def as_wanted(attention: Any, _: tuple[Any, ...], named: dict[str, Any]) -> None:
+        set_attention(attention, in_blocks=named["band_mask"] is not None)
+
+    for layer in model.base_model.encoder.layer:
+        layer.attention.register_forward_pre_hook(as_wanted, with_kwargs=True)
 
 
 def attends_in_blocks(model: Any) -> bool:
@@ -150,6 +165,8 @@ def choose_way(model: Any, what: str, longest: int, trains: bool = True) -> None
     if is_known(model):
         model.padding_way = with_ready_mask
         return
+    if attends_in_blocks(model):
+        keep_attention(model)
     was_training = model.training
     examples = f"examples of {min(longest, max(LENGTHS))} tokens and less"
     try:

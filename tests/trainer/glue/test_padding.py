@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, ElectraForPreTraining
 from common.errors import UserError
 from dataset.glue.glue_dataset import Batch
 from dataset.glue.glue_tasks import QUESTIONS, TAGS, TASKS, Task
+from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compile_layers
 from trainer.glue import model as glue_model
 from trainer.glue.layer_rates import depths
@@ -256,6 +257,24 @@ def test_a_bigbird_attends_in_blocks_whatever_was_computed_before(tmp_path):
     assert len(named) == len(list(model.parameters())) and all(p.device.type == "cpu" for p in named.values())
     assert named["bert.encoder.layer.0.attention.self.query.weight"].grad.abs().sum() > 0
     assert model.config.attention_type == "block_sparse"
+
+
+def test_layers_of_a_bigbird_that_are_computed_again_attend_as_before(tmp_path):
+    """A batch with rows that are too short for blocks and rows that are not. Reference: the gradients without
+    --gradient_checkpointing."""
+    ids = torch.randint(5, VOCABULARY, (3, 60), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(60) < torch.tensor([20, 60, 40])[:, None]).long()
+    batch = Batch(ids, mask, torch.zeros_like(ids), torch.tensor([0, 1, 2]))
+    found = []
+    for again in (False, True):
+        model = model_of(tmp_path, "big_bird", **dict.fromkeys((*NO_DROPOUT, *HEADS), 0.0)).train()
+        if again:
+            recompute_layers(model)
+        for _ in range(2):
+            model.zero_grad(set_to_none=True)
+            loss_sum(TASKS["mnli"], forward(model, batch), batch.labels).backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(found[0], found[1])
 
 
 def test_a_family_without_a_fitting_head_is_refused(tmp_path):
