@@ -24,10 +24,12 @@ def muon_in_float32():
 
 
 def ledger(path):
-    """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, and the tokens of its documents."""
+    """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, the tokens of its documents, when it was done,
+    and when this process began."""
     from trainer.saving import resume as resuming
 
     seen, losses = [], []
+    began = time.monotonic()
     updates, resume = loader.Loader.updates, resuming.resume
     start, update = engine.Engine.__init__, engine.Engine.update
     micro_batch = engine.Engine.micro_batch
@@ -59,7 +61,7 @@ def ledger(path):
         update(self, *arguments, **named)
         count += 1
         with open(f"{path}.{self.ranks.rank}", "a") as file:
-            line = {"update": count, "attempt": os.environ["FAULTS_ATTEMPT"], "time": time.monotonic()}
+            line = {"update": count, "attempt": os.environ["FAULTS_ATTEMPT"], "time": time.monotonic(), "began": began}
             file.write(json.dumps({**line, "loss": sum(losses), "pieces": list(seen)}) + "\n")
         seen.clear()
         losses.clear()

@@ -167,11 +167,14 @@ class Job:
 
     def updates(self):
         """(when it was done, its number) of each update of rank 0, in the order of time."""
+        return [(update["time"], update["update"]) for update in self.lines()]
+
+    def lines(self):
+        """What rank 0 has written of each update."""
         path = Path(f"{self.ledger}.0")
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         # The last one may be half written.
-        done = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [(update["time"], update["update"]) for update in done]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for(self, condition, what, seconds=120):
         end = time.monotonic() + seconds
@@ -183,11 +186,15 @@ class Job:
         """Wait until so many updates are done."""
         self.wait_for(lambda: any(done >= number for _, done in self.updates()), f"update {number}")
 
-    def goes_on_after(self, moment):
-        """Wait for the first update that is done after a moment. Returns the seconds between them."""
+    def goes_on_after(self, moment, anew=True):
+        """Wait for the first update that is done after a moment. Returns the seconds between them.
+
+        anew: by a process that began after it. One of before may still finish the update that was under way.
+        """
 
         def later():
-            return [when for when, _ in self.updates() if when > moment]
+            first = "began" if anew else "time"
+            return [line["time"] for line in self.lines() if line[first] > moment]
 
         self.wait_for(later, "the next update")
         return later()[0] - moment
