@@ -200,3 +200,9 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def remove_if_possible(path: Path) -> None:
+    """Delete what can be deleted of a file or a folder: another process may be writing there."""
+    with contextlib.suppress(OSError):
+        remove(path)

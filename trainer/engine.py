@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
+from trainer.machine.signals import STOP_NUMBERS
 from trainer.pace import NO_PROPOSAL
 from trainer.parallel import Shards, divided_state, divided_weights, gathered, own_part
 from trainer.reducer import SumsGradients, broadcast_weights
@@ -36,6 +37,11 @@ from trainer.shared_reducer import make_reducer
 BatchT = TypeVar("BatchT")
 TotalsT = TypeVar("TotalsT")
 Objective = Callable[[BatchT, TotalsT], tuple[torch.Tensor, torch.Tensor]]
+
+# A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed.
+LOADER_FAILED = 1 << 16
+# What it may ask by. An update adds up what the ranks say, so each number has a place of its own in the message.
+STOP_REQUESTS = (*STOP_NUMBERS, LOADER_FAILED)
 
 
 class Where(NamedTuple):
@@ -55,7 +61,7 @@ class Outcome(NamedTuple):
     skipped_in_a_row: float
     # Before clipping.
     grad_norm: float
-    # The number of a signal if a rank was asked to stop, else 0.
+    # The number of a signal if a rank was asked to stop, LOADER_FAILED if its batches cannot go on, the largest of all ranks; else 0.
     stop_signal: float
     # More than 0 if a rank was asked to save.
     save: float
@@ -120,6 +126,7 @@ class Engine(Generic[BatchT, TotalsT]):
         # How many losses of the update so far were not finite.
         self.bad_losses = torch.zeros(1, device=device)
         self.outcome = torch.zeros(N_OUTCOME, device=device)
+        self._stop_numbers = torch.tensor(STOP_REQUESTS, device=device, dtype=torch.float32)
         # An outcome on its way: (pinned copy of it, event that says it has arrived, what `poll` was told).
         self._pending: tuple[torch.Tensor, torch.cuda.Event, Where | None] | None = None
 
@@ -160,10 +167,12 @@ class Engine(Generic[BatchT, TotalsT]):
     ) -> None:
         """Synchronise, clip and apply the accumulated gradients with the learning rate `lr`; clear them.
 
-        stop_signal (a signal number) and save: what this process was asked for; `poll` gives what any rank was.
+        stop_signal (one of STOP_REQUESTS) and save: what this process was asked for; `poll` gives what any rank was.
         proposal: of rank 0, for all ranks; the others send zeros.
         """
-        requests = [float(stop_signal > 0), float(stop_signal), float(save), *proposal]
+        assert stop_signal in (0, *STOP_REQUESTS)
+        stops = [float(stop_signal == number) for number in STOP_REQUESTS]
+        requests = [*stops, float(save), *proposal]
         message = self._add_up_gradients(self._message(requests))
         self.bad_losses.zero_()
         for group in self.optimizer.param_groups:
@@ -176,7 +185,8 @@ class Engine(Generic[BatchT, TotalsT]):
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if self.shards is not None:
             message, norm = self.shards.add_up(message, norm)
-        n_stopping, sum_of_signals, any_save, *proposed, bad_losses = message.unbind()
+        asked = message[: len(STOP_REQUESTS)]
+        any_save, *proposed, bad_losses = message[len(STOP_REQUESTS) :].unbind()
         # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
         bad = (~torch.isfinite(norm) | (bad_losses > 0)).float()
         if self.grad_clip > 0:
@@ -188,8 +198,8 @@ class Engine(Generic[BatchT, TotalsT]):
 
         skipped = self.outcome[0] + bad
         skipped_in_a_row = (self.outcome[1] + 1) * bad
-        # Ranks may have got different signals, most often the same one: the mean of them.
-        signal = sum_of_signals / n_stopping.clamp(min=1.0)
+        # Ranks may have got different signals.
+        signal = torch.where(asked > 0, self._stop_numbers, 0.0).max()
         self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, *proposed))
 
     def _step_unless(self, bad: torch.Tensor) -> None:

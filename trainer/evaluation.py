@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.random_state import rng_state, set_rng_state
+from trainer.machine.ranks import on_main
 from trainer.machine.signals import StopSignals
 from trainer.saving.weights import beyond_float16, in_dtype
 
@@ -40,13 +42,14 @@ def sums_over_batches(
     ranks = engine.ranks
     # Without dropout.
     engine.model.eval()
-    # The figures of each batch; behind them the sum of the ranks' signals, and how many got one.
-    slots = torch.zeros(n_figures * n_batches + 2, dtype=torch.float64)
+    n_slots = n_figures * n_batches
+    # The figures of each batch; behind them the signal of each rank.
+    slots = torch.zeros(n_slots + ranks.world_size, dtype=torch.float64)
     for first in range(0, n_batches, ranks.world_size):
         i = first + ranks.rank
         has_batch = i < n_batches
         if engine.largest(signals.signum):
-            slots[-2:] = torch.tensor([signals.signum, signals.signum > 0])
+            slots[n_slots + ranks.rank] = signals.signum
             break
         if not has_batch and engine.shards is None:
             break
@@ -57,9 +60,9 @@ def sums_over_batches(
     if ranks.world_size > 1:
         slots = slots.to(engine.device)
         dist.all_reduce(slots)
-    *found, signums, n_stopping = slots.tolist()
-    sums = [math.fsum(found[number::n_figures]) for number in range(n_figures)]
-    return sums, int(signums / max(n_stopping, 1))
+    found = slots.tolist()
+    sums = [math.fsum(found[number:n_slots:n_figures]) for number in range(n_figures)]
+    return sums, int(max(found[n_slots:]))
 
 
 def evaluate(
@@ -129,15 +132,16 @@ def samples(
     """
     found: list[tuple[str, str]] = []
     ranks = engine.ranks
-    has_prompt = ranks.rank < len(prompts)
-    together = engine.shards is not None and not is_last
-    as_saved = model_as_saved(engine) if is_last and (has_prompt or engine.shards is not None) else None
-    # Of a divided model rank 0 alone gets the weights of the file.
-    at_once = 1 if is_last and engine.shards is not None else ranks.world_size
-    for first in range(0, len(prompts), at_once):
+    together = engine.shards is not None
+    if is_last and together:
+        return last_samples_of_main(engine, tokenizer, encoder, prompts, signals, seed, with_prompt)
+    as_saved = None
+    if is_last and ranks.rank < len(prompts):
+        as_saved = model_as_saved(engine, engine.weights())
+    for first in range(0, len(prompts), ranks.world_size):
         # One prompt for each rank; the last round may have fewer prompts than ranks.
         mine = first + ranks.rank
-        has_prompt = ranks.rank < at_once and mine < len(prompts)
+        has_prompt = mine < len(prompts)
         stops = engine.largest(signals.signum) > 0
         own = []
         if (has_prompt or together) and not stops:
@@ -158,16 +162,42 @@ def samples(
     return found, 0
 
 
-def model_as_saved(engine: Engine[Batch, Totals]) -> MiniMindForCausalLM | None:
-    """The model with the numbers of its weight file, on the CPU in float32. Of a divided one: a collective, None but on rank 0.
+def last_samples_of_main(
+    engine: Engine[Batch, Totals],
+    tokenizer: PreTrainedTokenizerBase,
+    encoder: DocumentEncoder,
+    prompts: Sequence[str],
+    signals: StopSignals,
+    seed: int,
+    with_prompt: bool,
+) -> tuple[list[tuple[str, str]], int]:
+    """The last `samples` of a divided model, all by rank 0, which alone gets the weights of the file.
+
+    On the CPU that may take long: it tells the other ranks that it still works.
+    """
+    weights = engine.weights()
+    made: list[MiniMindForCausalLM] = []
+
+    def draw(prompt: str) -> str:
+        return sample(engine, tokenizer, encoder, prompt, seed, as_saved=made[0], with_prompt=with_prompt)
+
+    on_main(engine.ranks, lambda: made.append(model_as_saved(engine, weights)))
+    found: list[tuple[str, str]] = []
+    stop_signal = engine.largest(signals.signum)
+    while len(found) < len(prompts) and not stop_signal:
+        prompt = prompts[len(found)]
+        found.append((prompt, on_main(engine.ranks, partial(draw, prompt))))
+        stop_signal = engine.largest(signals.signum)
+    return ([] if stop_signal else found), stop_signal
+
+
+def model_as_saved(engine: Engine[Batch, Totals], state: dict[str, torch.Tensor]) -> MiniMindForCausalLM:
+    """The model with the numbers of its weight file, on the CPU in float32. state: its weights, whole ones.
 
     The weights of training are finer than those of the file, products in bfloat16 differ from machine to machine, and
     a GPU draws other random numbers than a CPU: each of the three would give other texts in the end.
     """
     model = cast(MiniMindForCausalLM, engine.model)
-    state = engine.weights()
-    if engine.shards is not None and not engine.ranks.is_main:
-        return None
     # A fresh model draws its first weights, which must not change what the training draws next.
     before = rng_state(engine.device)
     try:

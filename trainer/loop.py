@@ -16,7 +16,7 @@ from common.errors import SaidByAnotherRank, UserError
 from common.wording import counted, one_line
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
-from trainer.engine import Engine, Outcome, Where
+from trainer.engine import LOADER_FAILED, Engine, Outcome, Where
 from trainer.job import (
     SHORT_RUN_FLOPS,
     UNLIMITED,
@@ -46,11 +46,6 @@ from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
-# A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed. What
-# comes back is the mean over the ranks that asked. So it may be the number of no signal, but with one loader failure in it,
-# it is larger than any signal's number as long as fewer than a thousand ranks ask.
-LOADER_FAILED = 1 << 16
-LARGEST_SIGNAL = 64
 # Of the updates of a run: by how much the clock must move the end to be worth a line.
 WORTH_SAYING = 0.05
 
@@ -277,12 +272,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         resume.finish_saving(self)
         if not stop_signal:
             return 0
-        because = f"by signal {stop_signal}" if stop_signal <= LARGEST_SIGNAL else "for want of batches"
+        because = "for want of batches" if stop_signal == LOADER_FAILED else f"by signal {stop_signal}"
         self.reporter.say(
             f"stopped {because} after update {self.progress.update}; everything is saved, and the same "
             "command with --from_resume 1 goes on from here"
         )
-        if stop_signal > LARGEST_SIGNAL:
+        if stop_signal == LOADER_FAILED:
             raise failure or SaidByAnotherRank
         return 128 + stop_signal
 
@@ -426,6 +421,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.log(epoch, step, rate)
         if self.evaluation_is_due(steps_before):
             progress.evaluation_due = True
+        if self.finished and self.job.has_samples and not stop_signal and self.engine.shards is not None:
+            # Rank 0 makes a whole model for the last samples. Should it have no room, the last updates are not lost: a resume
+            # evaluates alone. What is evaluated is saved behind that, in the place of this.
+            self.save_what_is_sound()
+            self.saved_update = -1
         if progress.evaluation_due and not stop_signal:
             assert self.watch is not None
             with self.watch.paused(), self.pace.paused() if self.pace else contextlib.nullcontext():
@@ -435,10 +435,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             with self.watch.paused():
                 stop_signal = self.take_samples()
         if saving or stop_signal:
-            # By now it has long ended, unless this is the beginning or the data is huge.
-            if self.job.digest_check:
-                self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
-            self.save()
+            self.save_what_is_sound()
         self.collector.after_update()
         return stop_signal
 
@@ -585,6 +582,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         for prompt, text in samples:
             self.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
             self.reporter.record({**position(self.progress), "prompt": prompt, "text": text})
+
+    def save_what_is_sound(self) -> None:
+        """Save, unless it was trained on damaged data."""
+        # By now the check has long ended, unless this is the beginning or the data is huge.
+        if self.job.digest_check:
+            self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
+        self.save()
 
     def save(self) -> None:
         """Begin to write a checkpoint and the weights, in a thread."""

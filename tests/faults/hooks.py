@@ -222,6 +222,16 @@ def kill_in_save(at, rank=0):
     checkpoint.Checkpoints._write = telling_write
 
 
+def fail_in_last_samples():
+    """As where rank 0 has no room for a whole model."""
+    from trainer import evaluation
+
+    def fail(*arguments):
+        raise RuntimeError("planted failure")
+
+    evaluation.model_as_saved = fail
+
+
 def save_again():
     """Save what a resume has found, and leave."""
     from trainer.saving import resume as resuming

@@ -130,6 +130,23 @@ def test_kill_9_at_each_system_call_of_a_divided_save(lab, divided, rank):
     assert (found[-1] > 1) == (rank == 0)
 
 
+@pytest.mark.slow
+def test_no_update_is_lost_where_the_last_samples_fail(lab):
+    """They need a whole model on rank 0. A resume evaluates and samples again, and trains nothing."""
+    lab.settings.update(SETTINGS, val_fraction=0.2, sample_prompts="cat")
+    lab.run_ranks("whole")
+    processes = lab.start_ranks("run", hooks={"fail_in_last_samples": {}})
+    codes = [process.wait() for process in processes]
+    assert codes[0] != 0 and codes[1] != 0 and "planted failure" in processes[0].err
+    assert lab.checkpoints("run")[0].name == lab.checkpoints("whole")[0].name
+    lab.run_ranks("run", from_resume=1)
+    run, whole = lab.result("run"), lab.result("whole")
+    # The optimiser has no rate yet where no update was done.
+    assert what_moves_on(lab.state("run")) == what_moves_on(lab.state("whole"))
+    assert run["half"] == whole["half"] and run["metrics"] == whole["metrics"]
+    assert any("text" in line for line in lab.metrics("run"))
+
+
 # ------------------------------------------------------------------------------------------------ damage
 
 

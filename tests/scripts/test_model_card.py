@@ -98,7 +98,7 @@ def test_the_last_samples_come_from_the_weights_as_they_are_saved(run):
     """Reference: the .pth of the run."""
     trained, folder = run
     saved = torch.load(folder / "pretrain_32.pth", weights_only=True)
-    state = model_as_saved(trained.engine).state_dict()
+    state = model_as_saved(trained.engine, trained.engine.weights()).state_dict()
     assert state.keys() == saved.keys()
     assert all(torch.equal(state[name], saved[name].float()) for name in saved)
     # The weights of training are finer, or this would say nothing.

@@ -5,6 +5,7 @@ One start of the two processes serves the whole file: importing torch takes long
 
 import json
 import os
+import signal
 import threading
 from dataclasses import replace
 from functools import partial
@@ -49,6 +50,7 @@ def rank(folder):
         result["gradients"] = {kind: [gradients(kind, *cut, ranks) for cut in CUTS] for kind in KINDS}
         result["evaluation"] = evaluation(folder, ranks)
         result["poison"] = poisoned_rank(ranks)
+        result["signal"] = two_signals(ranks)
         result["buckets"] = buckets(ranks)
         result["shared"] = shared_sums(ranks)
         result["muon"] = shared_muon(ranks)
@@ -156,6 +158,18 @@ def poisoned_rank(ranks):
         moved = any(not torch.equal(p, q) for p, q in zip(engine.parameters, before, strict=True))
         seen.append([engine.poll()[-1].skipped, moved, engine.scaler.get_scale()])
     return seen
+
+
+def two_signals(ranks):
+    """What becomes of SIGTERM to one rank and SIGHUP to the other."""
+    from tests.trainer.test_engine import batch_of
+
+    model = tiny_model()
+    engine = Engine(model, build_optimizer(model, 1e-3), partial(pretrain_loss, model), device=torch.device("cpu"),
+                    dtype=torch.float32, ranks=ranks)  # fmt: skip
+    engine.micro_batch(*batch_of())
+    engine.update(1e-3, stop_signal=int([signal.SIGHUP, signal.SIGTERM][ranks.rank]))
+    return engine.poll()[-1].stop_signal
 
 
 def buckets(ranks):
@@ -370,3 +384,8 @@ def test_what_one_rank_breaks_no_rank_applies(both):
 def test_all_ranks_stop_after_max_bad_updates(both):
     """Both of them, and one says why."""
     assert both[0]["too many"].startswith("3 updates in a row") and both[1]["too many"] == ""
+
+
+def test_of_two_signals_the_larger_number_counts(both):
+    """Not their mean, which may be the number of another signal."""
+    assert [result["signal"] for result in both] == [signal.SIGTERM, signal.SIGTERM]

@@ -10,7 +10,7 @@ from dataset.loader import Batch, assemble
 from dataset.packing import Totals
 from tests.helpers import tiny_model, token_store
 from tests.updates import KINDS, gradients, plan_of, reference_gradients, relative_difference
-from trainer.engine import Engine
+from trainer.engine import STOP_REQUESTS, Engine
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
@@ -281,6 +281,14 @@ def test_requests_reach_the_outcome():
     engine.micro_batch(*batch_of())
     engine.update(1e-3)
     assert engine.poll()[-1].stop_signal == engine.poll()[-1].save == 0
+
+
+@pytest.mark.parametrize("asked", STOP_REQUESTS)
+def test_each_request_to_stop_comes_back(asked):
+    engine = make_engine(tiny_model())
+    engine.micro_batch(*batch_of())
+    engine.update(1e-3, stop_signal=asked)
+    assert engine.poll()[-1].stop_signal == asked
 
 
 def test_documents_of_one_token_give_no_row():

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import signal
 from unittest import mock
 
 import numpy as np
@@ -14,8 +15,8 @@ from dataset.corpus import Corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, records, tiny_model, train, write_corpus
 from trainer.engine import Engine
-from trainer.evaluation import evaluate, read_prompts, sample, samples
-from trainer.machine.ranks import Ranks
+from trainer.evaluation import evaluate, read_prompts, sample, samples, sums_over_batches
+from trainer.machine.ranks import Ranks, on_main
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.pretrain import job
@@ -107,6 +108,62 @@ def test_a_rank_without_a_prompt_makes_no_second_model(tokenizer):
     with refused, mock.patch("torch.distributed.all_gather_object", gather):
         found = samples(engine, tokenizer, DocumentEncoder(tokenizer), ["The cat"], StopSignals(), 7, is_last=True)
     assert found == ([("The cat", "text")], 0)
+
+
+class DividedEngine(Engine):
+    """Says that the model is divided, though this process has the whole."""
+
+    def largest(self, number):
+        return number
+
+
+def divided_engine(tokenizer):
+    engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
+    engine.__class__ = DividedEngine
+    engine.shards = object()
+    engine.weights = engine.model.state_dict
+    return engine
+
+
+def test_rank_0_says_that_it_works_while_it_makes_the_last_samples(tokenizer):
+    """Of a divided model it makes all of them. Reference: those of a model that is not divided."""
+    encoder, prompts = DocumentEncoder(tokenizer), ["The cat", "猫"]
+    whole = make_engine(tiny_model(vocab_size=len(tokenizer)))
+    expected = samples(whole, tokenizer, encoder, prompts, StopSignals(), 7, is_last=True)
+    with mock.patch("trainer.evaluation.on_main", wraps=on_main) as announced:
+        found = samples(divided_engine(tokenizer), tokenizer, encoder, prompts, StopSignals(), 7, is_last=True)
+    assert found == expected and len(found[0]) == 2
+    # The model, and each of the texts
+    assert announced.call_count == 3
+
+
+@pytest.mark.parametrize("at", ["a", "b"])
+def test_a_stop_while_the_last_samples_are_made_gives_all_up(tokenizer, at):
+    signals, made = StopSignals(), []
+
+    def stopped(*args, **options):
+        made.append(args[3])
+        signals.signum = 15 if args[3] == at else 0
+        return "text"
+
+    with mock.patch("trainer.evaluation.sample", stopped):
+        engine = divided_engine(tokenizer)
+        found = samples(engine, tokenizer, DocumentEncoder(tokenizer), ["a", "b"], signals, 7, is_last=True)
+    assert found == ([], 15) and made[-1] == at
+
+
+def test_of_two_signals_during_an_evaluation_the_larger_number_counts(monkeypatch):
+    """Here SIGTERM, on the other rank SIGHUP. A mean would be the number of another signal."""
+    engine = make_engine(tiny_model())
+    engine.ranks = Ranks(world_size=2)
+
+    def all_reduce(slots):
+        slots[-1] += signal.SIGHUP
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    signals = StopSignals()
+    signals.signum = int(signal.SIGTERM)
+    assert sums_over_batches(engine, 3, lambda number: [1.0], 1, signals)[1] == signal.SIGTERM
 
 
 def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path, capsys):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -28,7 +29,9 @@ from trainer.engine import Engine
 from trainer.machine.ranks import Ranks, init_distributed_mode, loss_of_a_rank
 from trainer.optim.build import build_optimizer
 from trainer.parallel import Shards, build_on_main, gathered, is_divided, own_part, ranks_of_group, whole_of
+from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
+from trainer.saving import resume
 
 CPU = torch.device("cpu")
 # {world size: (rows, micro-batches) of a rank}: 8 rows in all, or 9. The tail of an epoch leaves the last ranks short or without
@@ -193,17 +196,37 @@ def carried_over(whole, divided, ranks, group_size=2):
 
 
 def whole_run(folder):
-    """A run with evaluations and samples, divided and not: its losses, figures and texts."""
+    """A run with evaluations and samples, divided and not: its losses, figures and texts, and the order of samples and saves."""
     found = {}
+    save, samples = resume.save, PretrainJob.samples
     for shard in ("full", "none"):
-        run = train(
-            data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/{shard}", shard=shard, sample_prompts="the cat", **RUN
-        )
+        order = []
+
+        def noted_save(trainer, order=order):
+            order.append("save")
+            save(trainer)
+
+        def noted_samples(*arguments, order=order):
+            order.append("samples")
+            return samples(*arguments)
+
+        with (
+            mock.patch.object(resume, "save", noted_save),
+            mock.patch.object(PretrainJob, "samples", noted_samples),
+        ):
+            run = train(
+                data_path=f"{folder}/data.jsonl",
+                out_dir=f"{folder}/{shard}",
+                shard=shard,
+                sample_prompts="the cat",
+                **RUN,
+            )
         if run.ranks.is_main:
             found[shard] = {
                 "losses": losses(run),
                 "val_losses": [line["val_loss"] for line in records(run, "val_loss")],
                 "texts": [line["text"] for line in records(run, "text")],
+                "order": order,
             }
         del run
         new_port(f"after {shard}")
@@ -282,6 +305,13 @@ def test_a_run_has_the_losses_of_a_run_with_whole_models(both):
     assert divided["losses"] == pytest.approx(whole["losses"], rel=1e-5)
     assert divided["val_losses"] == pytest.approx(whole["val_losses"], rel=1e-5)
     assert len(divided["val_losses"]) > 1 and len(divided["texts"]) == len(whole["texts"]) > 1
+
+
+def test_a_divided_run_is_saved_before_its_last_samples(both):
+    """For them rank 0 makes a whole model, for which it may have no room."""
+    runs = both[0]["run"]
+    assert runs["full"]["order"][-3:] == ["save", "samples", "save"]
+    assert runs["none"]["order"][-1] == "save" and "save" not in runs["none"]["order"][:-1]
 
 
 def test_nothing_of_a_divided_run_outlives_its_process_group(both):

@@ -41,7 +41,7 @@ from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import Ranks, on_main, until_all_are_ready
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
@@ -202,26 +202,28 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "text_suffixes": settings.text_suffixes,
             "skip_bad_lines": settings.skip_bad_lines,
         }
-        (self.store,) = open_sources(
-            [data_path],
-            self.encoder,
-            settings.deduplicate,
-            **store_options,
-        )
-        what = f"--data_path {data_path[0]}"
-        if settings.vocab_path:
-            what += f", --vocab_path {settings.vocab_path}"
-        check_known(self.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
-        self.held_out = hold_out(
-            self.store,
-            self.encoder,
-            settings.val_path,
-            settings.val_fraction,
-            settings.allow_val_overlap,
-            has_text,
-            "no document with text",
-            **store_options,
-        )
+        # One may have to tokenise or to fetch, where another finds all.
+        with until_all_are_ready(self.ranks):
+            (self.store,) = open_sources(
+                [data_path],
+                self.encoder,
+                settings.deduplicate,
+                **store_options,
+            )
+            what = f"--data_path {data_path[0]}"
+            if settings.vocab_path:
+                what += f", --vocab_path {settings.vocab_path}"
+            check_known(self.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
+            self.held_out = hold_out(
+                self.store,
+                self.encoder,
+                settings.val_path,
+                settings.val_fraction,
+                settings.allow_val_overlap,
+                has_text,
+                "no document with text",
+                **store_options,
+            )
         # Those to train; None: all.
         self.documents = None if self.held_out is None else self.held_out.documents
 

@@ -84,13 +84,14 @@ class Evaluation:
         order = np.argsort(assembler.features.lengths, kind="stable")
         sizes = assembler.features.lengths if self.task.is_of_positions else np.ones_like(order)
         ends = np.cumsum(sizes)
-        # A last row for stop requests: signal numbers, how many.
-        logits = torch.zeros(int(ends[-1]) + 1, max(n, 2))
+        n_rows = int(ends[-1])
+        # Behind them a row for the stop signal of each rank.
+        logits = torch.zeros(n_rows + ranks.world_size, n)
         model.eval()
         batches = [order[lo : lo + self.batch_size] for lo in range(0, len(order), self.batch_size)]
         for first in range(0, len(batches), ranks.world_size):
             if engine.largest(self.signals.signum):
-                logits[-1, :2] = torch.tensor([self.signals.signum, self.signals.signum > 0])
+                logits[n_rows + ranks.rank, 0] = self.signals.signum
                 break
             number = first + ranks.rank
             has_batch = number < len(batches)
@@ -103,14 +104,13 @@ class Evaluation:
             if not has_batch:
                 break
             places = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in numbers])
-            logits[places, :n] = found
+            logits[places] = found
         model.train()
         if ranks.world_size > 1:
             logits = logits.to(engine.device)
             dist.all_reduce(logits)
             logits = logits.cpu()
-        signums, stopping = logits[-1, :2].tolist()
-        return logits[:-1, :n], int(signums / max(stopping, 1))
+        return logits[:n_rows], int(logits[n_rows:, 0].max())
 
 
 def look_back(

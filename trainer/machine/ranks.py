@@ -71,9 +71,7 @@ def signs_of_life(ranks: "Ranks") -> Iterator[None]:
     if ranks.world_size == 1:
         yield
         return
-    pause = SIGN_OF_LIFE_S
-    if ranks.timeout is not None:
-        pause = min(pause, ranks.timeout.total_seconds() / 4)
+    pause = pause_between_signs(ranks)
     is_done = threading.Event()
 
     def tell() -> None:
@@ -89,6 +87,58 @@ def signs_of_life(ranks: "Ranks") -> Iterator[None]:
     finally:
         is_done.set()
         teller.join()
+
+
+def pause_between_signs(ranks: "Ranks") -> float:
+    """The seconds from one sign of life to the next."""
+    if ranks.timeout is None:
+        return SIGN_OF_LIFE_S
+    return min(SIGN_OF_LIFE_S, ranks.timeout.total_seconds() / 4)
+
+
+@contextlib.contextmanager
+def until_all_are_ready(ranks: "Ranks") -> Iterator[None]:
+    """A block of work that each rank does for itself, such as reading its data: it ends when all of them are done.
+
+    A rank may take longer than the others wait for a message, since they meet again and again until all are done. One that is
+    gone, or fails, no longer comes. All ranks must enter the block, which may have no collective within.
+    """
+    if ranks.world_size == 1:
+        yield
+        return
+    device = torch.device("cpu")
+    if dist.get_backend() == "nccl":
+        device = torch.device("cuda", torch.cuda.current_device())
+    pause = pause_between_signs(ranks)
+    is_done = threading.Event()
+    failures: list[BaseException] = []
+
+    def meet() -> None:
+        # A thread begins on the first GPU.
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        all_are_done = False
+        while not all_are_done:
+            own = is_done.wait(pause)
+            if failures:
+                return
+            try:
+                all_are_done = least_of_ranks(ranks, float(own), device) == 1
+            except RuntimeError as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=meet, name="until all are ready", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException as error:
+        failures.append(error)
+        raise
+    finally:
+        is_done.set()
+    thread.join()
+    if failures:
+        raise failures[0]
 
 
 # What NCCL says where another rank is the reason.

@@ -11,19 +11,22 @@ from typing import Any
 # other ranks wait. So it only notes what came. The loop hands the note to its next update, whose reduction tells it to all
 # ranks; these stop after the same update, save together, and end.
 
+STOP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
+# Windows has no SIGHUP, the others have no SIGBREAK.
+STOP_NUMBERS = tuple(int(getattr(signal, name)) for name in STOP if hasattr(signal, name))
+
 
 class StopSignals:
     """SIGTERM, SIGINT, SIGHUP and on Windows SIGBREAK (Ctrl-Break, a closed window) ask for a stop after the current update, SIGUSR1 for a save.
 
     Until `arm()` is called there is nothing to save, and a stop signal ends the process at once. A second stop signal
     ends it at once too; the launcher repeats a Ctrl-C within milliseconds, so that repeats inside a second count as
-    one. A context manager: the handlers that were there before come back.
+    one. Every further SIGTERM counts as the first one. A context manager: the handlers that were there before come back.
 
     In another thread than the main one nothing is caught, since Python calls handlers in the main thread alone: there the
     program that has started the thread, such as Ray Train, decides how signals end it.
     """
 
-    STOP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
     SAME_SIGNAL_S = 1.0
 
     def __init__(self) -> None:
@@ -39,7 +42,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is not threading.main_thread():
             return self
-        handlers = dict.fromkeys(self.STOP, self._stop)
+        handlers = dict.fromkeys(STOP, self._stop)
         handlers["SIGUSR1"] = self._save
         for name, handler in handlers.items():
             # Windows has no SIGHUP and no SIGUSR1, the others have no SIGBREAK.
@@ -65,7 +68,10 @@ class StopSignals:
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        is_second = self.signum and now - self._first > self.SAME_SIGNAL_S
+        # A scheduler and the launcher both send SIGTERM, and a handler may run long after its signal came: behind a call that
+        # does not return to Python. Whoever asks by it once more gets the save all the same.
+        is_repeat = now - self._first <= self.SAME_SIGNAL_S or signum == self.signum == signal.SIGTERM
+        is_second = self.signum and not is_repeat
         if not self._armed or is_second:
             # At once: an exception could be caught by whatever code is running, and ranks may wait in a collective.
             os._exit(128 + signum)

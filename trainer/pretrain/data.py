@@ -12,7 +12,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.planned_mixture import RunLength
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, until_all_are_ready
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
 from trainer.updates import rows_of_update
 
@@ -40,26 +40,27 @@ USUAL_TEXT = UsualData(
 def open_corpus(
     settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: type[Corpus], usual: UsualData
 ) -> Corpus:
-    """The Corpus of the settings."""
-    return kind(
-        data_of(settings, usual, tell=ranks.is_main),
-        encoder,
-        max_seq_len=settings.max_seq_len,
-        seed=settings.seed,
-        pack=settings.pack,
-        long_documents=settings.long_documents,
-        val_path=settings.val_path,
-        val_fraction=settings.val_fraction,
-        allow_val_overlap=settings.allow_val_overlap,
-        deduplicate=settings.deduplicate,
-        length=RunLength(settings.epochs, settings.max_updates, rows_before_division(settings, ranks)),
-        cache_dir=settings.cache_dir,
-        cache_gb=settings.cache_gb,
-        text_field=settings.text_field,
-        text_suffixes=settings.text_suffixes,
-        skip_bad_lines=settings.skip_bad_lines,
-        progress=ranks.is_main,
-    )
+    """The Corpus of the settings, when all ranks have theirs: one may have to tokenise or to fetch, where another finds all."""
+    with until_all_are_ready(ranks):
+        return kind(
+            data_of(settings, usual, tell=ranks.is_main),
+            encoder,
+            max_seq_len=settings.max_seq_len,
+            seed=settings.seed,
+            pack=settings.pack,
+            long_documents=settings.long_documents,
+            val_path=settings.val_path,
+            val_fraction=settings.val_fraction,
+            allow_val_overlap=settings.allow_val_overlap,
+            deduplicate=settings.deduplicate,
+            length=RunLength(settings.epochs, settings.max_updates, rows_before_division(settings, ranks)),
+            cache_dir=settings.cache_dir,
+            cache_gb=settings.cache_gb,
+            text_field=settings.text_field,
+            text_suffixes=settings.text_suffixes,
+            skip_bad_lines=settings.skip_bad_lines,
+            progress=ranks.is_main,
+        )
 
 
 def rows_before_division(settings: PretrainSettings, ranks: Ranks) -> int:

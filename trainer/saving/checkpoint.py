@@ -43,12 +43,14 @@ from common.files import (
     link_or_copy,
     read_small,
     remove,
+    remove_if_possible,
     replace,
 )
 from common.nested import replaced
 from model.weight_files import check_kind
 from trainer.machine.ranks import Ranks, first_said, on_main
 from trainer.parallel import is_divided, part_of
+from trainer.saving.places import appears
 from trainer.saving.weights import write_tensors
 
 # A run of one process
@@ -66,16 +68,17 @@ RUN = "run.pt"
 def remove_temporaries(stem: Path, folder: Path) -> None:
     """Delete what a killed run of this name left half written: beside `stem` and in its checkpoint folder.
 
-    Other names in the same place are left alone; they may belong to a run that is writing them now.
+    Other names in the same place are left alone; they may belong to a run that is writing them now. What cannot be deleted
+    stays for the next start: a rank of the killed run that is not gone yet may still be writing there.
     """
     name = glob.escape(stem.name)
     beside = [*stem.parent.glob(f"{name}.*.tmp"), *stem.parent.glob(f".{name}.*.tmp")]
     for path in [*beside, *folder.glob("update_*.tmp")]:
-        remove(path)
+        remove_if_possible(path)
     # Killed while a folder of parts took the place of one of the same update, see parts.py.
     for before in folder.glob("update_*.before"):
         if before.with_suffix("").exists():
-            remove(before)
+            remove_if_possible(before)
         else:
             os.replace(before, before.with_suffix(""))
 
@@ -162,11 +165,18 @@ def verified_folder(folder: Path, rank: int, world_size: int) -> bool:
         digest, _, name = line.partition("  ")
         expected[name] = digest
     found = {path.name for path in folder.iterdir()} - {SUMS}
-    is_complete = expected.keys() == found and {RUN, PARTS} <= found
-    share = sorted(found)[rank::world_size]
+    is_complete = {RUN, PARTS} <= expected.keys() and found <= expected.keys()
+    # A machine may have a list of a network folder that lacks what another one has just written.
+    is_complete = is_complete and all(is_plain(name) and appears(folder / name) for name in expected.keys() - found)
+    share = sorted(expected)[rank::world_size]
     return is_complete and all(
         (folder / name).is_file() and file_digest(folder / name) == expected[name] for name in share
     )
+
+
+def is_plain(name: str) -> bool:
+    """Whether it names a file of a folder itself, and none elsewhere."""
+    return name == Path(name).name
 
 
 def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:

@@ -50,12 +50,13 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 
 from common.errors import BadContentError
-from common.files import HashingWriter, file_digest, forget_cached, remove, sync_folder
+from common.files import HashingWriter, file_digest, forget_cached, remove, remove_if_possible, sync_folder
 from common.nested import replaced
 from model.weight_files import check_kind, holds_no_more_than_its_size
 from trainer.parallel import Part, rows_of_ranks
-from trainer.saving.checkpoint import PARTS, RUN, SUMS
+from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_plain
 from trainer.saving.checkpoint_content import require
+from trainer.saving.places import appears
 from trainer.saving.weights import torch_errors_of
 
 # How the names of what is divided begin
@@ -109,10 +110,10 @@ def write_checkpoint(state: dict[str, Any], path: Path, group: dist.ProcessGroup
             if wrong is not None:
                 raise wrong
             digests.update(of_rank)
-        unseen = sorted(digests.keys() - set(os.listdir(temporary)))
-        if unseen:
-            reason = "is not there for rank 0: all ranks have to see the same --out_dir"
-            raise OSError(errno.ENOENT, reason, str(temporary / unseen[0]))
+        for name in sorted(digests):
+            if not appears(temporary / name):
+                reason = "is not there for rank 0: all ranks have to see the same --out_dir"
+                raise OSError(errno.ENOENT, reason, str(temporary / name))
         lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
         with open(temporary / SUMS, "wb") as file:
             file.write("".join(lines).encode())
@@ -124,7 +125,8 @@ def write_checkpoint(state: dict[str, Any], path: Path, group: dist.ProcessGroup
             raise OSError(errno.EEXIST, "was written by none of the ranks", str(temporary / strange[0]))
         put_in_place(temporary, path)
     except BaseException:
-        remove(temporary)
+        # The error says more than one of this would; the next start deletes the rest.
+        remove_if_possible(temporary)
         raise
 
 
@@ -292,12 +294,15 @@ def read_metadata(folder: Path) -> Metadata:
     check_kind(path)
     with torch.serialization.safe_globals(KNOWN):
         metadata = torch.load(path, weights_only=True)
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    sizes: dict[str, int] = {}
     for place in metadata.storage_data.values():
-        # No file of another place is read.
-        require(place.relative_path in sizes, "a part is elsewhere")
-        is_inside = 0 <= place.offset <= place.offset + place.length <= sizes[place.relative_path]
-        require(is_inside, f"a part is beyond the end of {place.relative_path}")
+        name = place.relative_path
+        if name not in sizes:
+            # No file of another place is read.
+            require(is_plain(name) and (folder / name).is_file(), "a part is elsewhere")
+            sizes[name] = (folder / name).stat().st_size
+        is_inside = 0 <= place.offset <= place.offset + place.length <= sizes[name]
+        require(is_inside, f"a part is beyond the end of {name}")
         # Names of programs that would unpack it.
         require(not place.transform_descriptors, "a part is packed")
     return metadata

@@ -19,6 +19,8 @@ from common.notices import announce
 
 # Ranks of a launcher that was just killed need a moment to notice it.
 WAIT_S = 3.0
+# A server of network files keeps the lock of a machine that is lost: NFS for a lease of 90 s by default.
+WAIT_FOR_A_MACHINE_S = 150.0
 
 # What this process holds: (the lock, the file that says who holds it).
 _held: list[tuple[FileLock, Path]] = []
@@ -33,7 +35,7 @@ def hold(stem: Path) -> None:
     lock = FileLock(_beside(stem, "lock"), thread_local=False, fallback_to_soft=False, preserve_lock_file=True)
     running = _beside(stem, "running")
     try:
-        lock.acquire(timeout=WAIT_S)
+        _acquire(lock, stem, running)
     except Timeout:
         raise UserError(
             f"{stem}: {_who(running)} is writing these files: wait for it, stop it, or name another --out_dir"
@@ -48,6 +50,21 @@ def hold(stem: Path) -> None:
     # A full disk: the lock itself holds all the same.
     with contextlib.suppress(OSError), atomic_file(running) as file:
         file.write(json.dumps(owner).encode())
+
+
+def _acquire(lock: FileLock, stem: Path, running: Path) -> None:
+    """Errors: Timeout where another process has it and keeps it."""
+    try:
+        lock.acquire(timeout=WAIT_S)
+    except Timeout:
+        host = _owner(running).get("host")
+        if host in (None, socket.gethostname()):
+            raise
+        announce(
+            f"{stem}: {_who(running)} is writing these files, or its machine was lost and its lock is not free yet: waiting for "
+            f"{WAIT_FOR_A_MACHINE_S:g} seconds at most"
+        )
+        lock.acquire(timeout=WAIT_FOR_A_MACHINE_S)
 
 
 def release_all() -> None:
@@ -65,10 +82,13 @@ def _beside(stem: Path, kind: str) -> Path:
 
 def _who(running: Path) -> str:
     """The process that holds the lock, as its file tells."""
+    owner = _owner(running)
+    return "process {pid} on {host!r} (since {started})".format(**owner) if owner else "another process"
+
+
+def _owner(running: Path) -> dict[str, int | str]:
+    """pid, host and started of the process that holds the lock; nothing where its file does not tell."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         owner = json.loads(running.read_text())
-        pid = int(owner["pid"])
-        host = str(owner["host"])
-        started = str(owner["started"])
-        return f"process {pid} on {host!r} (since {started})"
-    return "another process"
+        return {"pid": int(owner["pid"]), "host": str(owner["host"]), "started": str(owner["started"])}
+    return {}

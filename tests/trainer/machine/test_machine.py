@@ -146,6 +146,28 @@ def test_stop_signals_are_noted_and_the_old_handlers_come_back():
     assert before == {number: signal.getsignal(number) for number in before}
 
 
+def test_a_second_sigterm_counts_as_the_first_one(monkeypatch):
+    """The scheduler sends one and the launcher another; a handler that runs late sees them far apart. Ctrl-C ends at once."""
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    now = [100.0]
+    monkeypatch.setattr("trainer.machine.signals.time.monotonic", lambda: now[0])
+    with StopSignals() as signals:
+        signals.arm()
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+            now[0] += 60
+        assert left == [] and signals.signum == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)
+        assert left == [128 + signal.SIGINT]
+    with StopSignals() as signals:
+        signals.arm()
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            now[0] += 60
+        assert left[1:] == [128 + signal.SIGINT]
+
+
 def test_compile_without_a_compiler_says_so(monkeypatch):
     """A setting that is ignored is warned about; auto is quiet where the run is too short to compile for."""
     monkeypatch.setattr(compiling, "compiler_missing", lambda device: "no compiler")

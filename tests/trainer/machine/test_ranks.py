@@ -11,7 +11,7 @@ import torch.distributed as dist
 from common.errors import SaidByAnotherRank, UserError
 from tests.helpers import new_port, run_ranks
 from trainer.machine import ranks as ranks_module
-from trainer.machine.ranks import Ranks, init_distributed_mode, on_main
+from trainer.machine.ranks import Ranks, init_distributed_mode, on_main, until_all_are_ready
 
 
 @pytest.fixture
@@ -76,6 +76,49 @@ def test_other_ranks_wait_for_the_answer(monkeypatch):
         on_main(other, lambda: None)
 
 
+@pytest.fixture
+def meetings(monkeypatch):
+    """What this rank says when the ranks meet: 1 once it is done. The other rank is done from the fifth time on."""
+    said, third = [], threading.Event()
+
+    def least_of_ranks(ranks, number, device):
+        said.append(number)
+        if len(said) == 3:
+            third.set()
+        return min(number, float(len(said) >= 5))
+
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(ranks_module, "least_of_ranks", least_of_ranks)
+    return said, third
+
+
+def test_ranks_meet_until_all_are_ready(meetings):
+    said, third = meetings
+    with until_all_are_ready(Ranks(world_size=2, timeout=timedelta(seconds=0.04))):
+        assert third.wait(30)
+    assert len(said) >= 5 and said[:3] == [0.0, 0.0, 0.0] and said[-1] == 1.0 and said == sorted(said)
+
+
+def test_a_rank_that_fails_no_longer_comes(meetings):
+    said, third = meetings
+    with pytest.raises(UserError), until_all_are_ready(Ranks(world_size=2, timeout=timedelta(seconds=0.04))):
+        assert third.wait(30)
+        raise UserError("mend it")
+    for thread in threading.enumerate():
+        if thread.name == "until all are ready":
+            thread.join(30)
+    assert 1.0 not in said
+
+
+def test_a_rank_that_is_gone_ends_those_that_wait_for_it(meetings, monkeypatch):
+    def gone(*arguments):
+        raise RuntimeError("gloo/transport: connection closed")
+
+    monkeypatch.setattr(ranks_module, "least_of_ranks", gone)
+    with pytest.raises(RuntimeError, match="connection closed"), until_all_are_ready(Ranks(world_size=2)):
+        pass
+
+
 def longer_than_the_timeout():
     new_port("long work")
     ranks, _ = init_distributed_mode("cpu", timeout_s=2)
@@ -93,6 +136,29 @@ def without_signs():
     except RuntimeError as error:
         return ranks_module.loss_of_a_rank(error) or str(error)
     return "done"
+
+
+def own_work_longer_than_the_timeout(alone):
+    """Rank 1 has work for longer than rank 0 waits for a message. alone: they say nothing meanwhile."""
+    new_port("own work")
+    ranks, _ = init_distributed_mode("cpu", timeout_s=2)
+    together = contextlib.nullcontext() if alone else until_all_are_ready(ranks)
+    try:
+        with together:
+            time.sleep(5 * ranks.rank)
+        dist.barrier()
+    except RuntimeError as error:
+        return ranks_module.loss_of_a_rank(error) or str(error)
+    finally:
+        dist.destroy_process_group()
+    return "done"
+
+
+@pytest.mark.slow
+def test_work_of_one_rank_may_take_longer_than_the_others_wait_for_a_message():
+    """Reference: where they do not meet, the other rank gives up."""
+    assert run_ranks(own_work_longer_than_the_timeout, False) == ["done", "done"]
+    assert "another rank is gone, or silent" in run_ranks(own_work_longer_than_the_timeout, True)[0]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Checkpoints of parts, in a process group of one; tests/faults has the runs. References: the tensors themselves, sha256sum."""
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -8,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from tests.faults.test_damage import Payload, malicious
 from trainer.parallel import Part, rows_of_ranks
 from trainer.saving import checkpoint as checkpoint_module
 from trainer.saving import parts as parts_module
+from trainer.saving import places
 from trainer.saving.checkpoint import PARTS, RUN, SUMS, Checkpoints, load_checkpoint, remove_temporaries, verified
 from trainer.saving.parts import KNOWN, filled
 
@@ -203,8 +206,14 @@ def test_truncated_files_are_noticed(copy):
         (path / name).write_bytes(good)
 
 
+@pytest.fixture
+def no_wait(monkeypatch):
+    """A file that is not there is not waited for."""
+    monkeypatch.setattr(places, "SEEN_WITHIN_S", 0.0)
+
+
 @pytest.mark.parametrize("name", [FIRST_FILE, PARTS, RUN, SUMS])
-def test_missing_files_are_noticed(copy, name):
+def test_missing_files_are_noticed(copy, no_wait, name):
     folder, path = copy
     (path / name).unlink()
     assert is_passed_over(folder, path)
@@ -218,7 +227,7 @@ def test_missing_files_are_noticed(copy, name):
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
-def test_ranks_share_the_comparison(copy, monkeypatch, world_size):
+def test_ranks_share_the_comparison(copy, monkeypatch, no_wait, world_size):
     """Each file is read by one rank, which alone notices its damage; what is missing is noticed by all."""
     _, path = copy
     read_by = {}
@@ -254,6 +263,59 @@ def test_what_is_too_much_is_noticed(copy, kind):
         shutil.rmtree(path)
         path.mkdir()
     assert is_passed_over(folder, path)
+
+
+def test_names_of_files_elsewhere_are_refused(copy, no_wait):
+    """Their digests hold, and they are there."""
+    folder, path = copy
+    beside = folder / "update_00000001" / FIRST_FILE
+    digest = hashlib.sha256(beside.read_bytes()).hexdigest()
+    for name in (f"../update_00000001/{FIRST_FILE}", str(beside)):
+        sums = (path / SUMS).read_text()
+        (path / SUMS).write_text(f"{sums}{digest}  {name}\n")
+        assert not verified(path)
+        (path / SUMS).write_text(sums)
+    assert verified(path)
+
+
+@pytest.fixture
+def stale_lists(monkeypatch):
+    """Lists of a folder lack the last of its files for a while, as those that a machine has kept of a network folder."""
+    listdir, iterdir = os.listdir, Path.iterdir
+
+    def without_last(names):
+        return [name for name in names if not str(name).endswith(FIRST_FILE)]
+
+    monkeypatch.setattr(os, "listdir", lambda *arguments: without_last(listdir(*arguments)))
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(without_last(iterdir(path))))
+
+
+def test_a_resume_finds_files_that_a_list_of_the_folder_lacks(copy, stale_lists):
+    _, path = copy
+    assert all(verified(path, rank, 2) for rank in range(2))
+    for name, tensor in written(state(2)).items():
+        assert torch.equal(found(read(path))[name], tensor)
+
+
+def test_a_save_finds_files_that_a_list_of_the_folder_lacks(group, tmp_path, stale_lists):
+    save(Checkpoints(tmp_path / "resume", group=group), 3)
+    assert verified(tmp_path / "resume" / "update_00000003")
+
+
+def test_a_file_that_is_seen_late_is_waited_for(group, copy, monkeypatch):
+    """Another machine has written it. By a save, and by a resume."""
+    folder, _ = copy
+    late = {FIRST_FILE: 2}
+    exists = Path.exists
+
+    def seen(path, **options):
+        late[path.name] = late.get(path.name, 0) - 1
+        return late[path.name] < 0 and exists(path, **options)
+
+    monkeypatch.setattr(Path, "exists", seen)
+    save(Checkpoints(folder, group=group), 3)
+    assert late[FIRST_FILE] < 0
+    assert verified(folder / "update_00000003")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
@@ -539,7 +601,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(group, copy, monkeypatch, name)
     assert Checkpoints(folder).newest()[1].name == "update_00000003"
 
 
-def test_ranks_that_see_other_folders_are_told(group, copy, monkeypatch):
+def test_ranks_that_see_other_folders_are_told(group, copy, monkeypatch, no_wait):
     """As on two machines without a shared disk: another rank has written a file that rank 0 does not see."""
     folder, _ = copy
     gather = dist.gather_object
@@ -596,6 +658,40 @@ def test_a_file_that_no_rank_has_written_ends_the_save(group, copy, monkeypatch)
     with pytest.raises(OSError, match="was written by none of the ranks.*__1_0.distcp"):
         checkpoints.wait()
     assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"]
+
+
+@pytest.fixture
+def straggler(monkeypatch):
+    """A rank of an earlier launch writes into what is being deleted."""
+
+    def rmtree(path, **options):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+
+
+def test_a_start_leaves_what_is_still_written_to_the_next_one(copy, straggler):
+    folder, _ = copy
+    left = folder / "update_00000003.0123abcd.tmp"
+    left.mkdir()
+    others = [folder / "update_00000004.pt.77.tmp", folder.parent / "run.pth.77.tmp"]
+    for path in others:
+        path.touch()
+    remove_temporaries(folder.parent / "run", folder)
+    assert left.exists() and not any(path.exists() for path in others)
+
+
+def test_what_cannot_be_deleted_hides_no_error_of_a_save(group, copy, monkeypatch, straggler):
+    folder, _ = copy
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "parts")
+
+    monkeypatch.setattr(parts_module, "put_in_place", full)
+    checkpoints = Checkpoints(folder, group=group)
+    checkpoints.save(state(3), 3)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.wait()
 
 
 def test_a_disk_that_returns_something_else_ends_the_save(group, copy, monkeypatch):
