@@ -144,6 +144,7 @@ def test_settings_are_in_the_checkpoint(whole):
         "ranks",
         "sharing",
         "identity",
+        "job",
         "settings",
         "versions",
         "tracker_ids",
