@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from common.errors import SaidByAnotherRank, UserError
-from trainer.machine.ranks import Ranks, first_said
+from trainer.machine.ranks import Ranks, end_all, first_said
 
 # Of the flags, what each machine may have in its own way: devices, workers, and the places of its files. What is in the files is
 # compared by their digests.
@@ -63,8 +62,7 @@ def compare_with_main(ranks: Ranks, facts: Mapping[str, object]) -> None:
     found = differences(facts, of_main[0])
     who = f"rank {ranks.rank} on {socket.gethostname()!r}"
     said = first_said(ranks, f"{who} has {found}: all ranks need the same flags, packages and data" if found else "")
-    if said:
-        raise UserError(said) if ranks.is_main else SaidByAnotherRank
+    end_all(ranks, said)
 
 
 def differences(facts: Mapping[str, object], of_main: Mapping[str, object]) -> str:

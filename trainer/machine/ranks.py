@@ -183,6 +183,12 @@ def first_said(ranks: "Ranks", text: str) -> str:
     return next(filter(None, texts), "")
 
 
+def end_all(ranks: "Ranks", said: str) -> None:
+    """End all ranks with a line, unless it is "". said: the same on all of them. Errors: UserError on rank 0, which prints it."""
+    if said:
+        raise UserError(said) if ranks.is_main else SaidByAnotherRank
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Where this process stands among those of the run.

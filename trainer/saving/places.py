@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common.errors import SaidByAnotherRank, UserError
-from trainer.machine.ranks import Ranks, first_said, on_main
+from common.errors import UserError
+from trainer.machine.ranks import Ranks, end_all, first_said, on_main
 from trainer.optim.build import KEPT
 
 # How long a machine may take to see a file that another one has written to a network file system
@@ -67,10 +67,7 @@ def check_seen_by_all(stem: Path, ranks: Ranks) -> None:
     said = first_said(ranks, unseen)
     if ranks.is_main:
         path.unlink(missing_ok=True)
-    if said and ranks.is_main:
-        raise UserError(f"{stem.parent}: {said}: all ranks need one --out_dir, which all machines share")
-    if said:
-        raise SaidByAnotherRank
+    end_all(ranks, said and f"{stem.parent}: {said}: all ranks need one --out_dir, which all machines share")
 
 
 def appears(path: Path) -> bool:
