@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple
 
-from common.errors import SaidByAnotherRank, UserError
+from common.errors import DataError, SaidByAnotherRank, UserError
 from common.wording import counted, one_line
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
@@ -30,11 +30,10 @@ from trainer.job import (
     TotalsT,
     Update,
 )
-from trainer.machine.agreement import compare_with_main
 from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import told_in_a_line
-from trainer.machine.ranks import on_main
+from trainer.machine.ranks import on_main, until_all_are_ready
 from trainer.pace import NO_PROPOSAL, Course, as_numbers, course_of
 from trainer.reporting import opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position
@@ -81,8 +80,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.signals = surroundings.signals
         self.command = surroundings.command
         self.notices = surroundings.notices
-        # Before the ranks give each other weights, whose shapes follow from it
-        compare_with_main(self.ranks, job.identity)
         self.engine = Engine(
             job.model,
             job.optimizer,
@@ -153,6 +150,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.prepare()
         with self.collector:
             exit_code = self.fit()
+        # Rank 0 may take a while.
+        with until_all_are_ready(self.ranks):
+            self.tell_end(exit_code)
+        return exit_code
+
+    def tell_end(self, exit_code: int) -> None:
+        """Say and record how the run has ended, and close its records."""
         # To count it may take a while, and a run that is stopped must end soon.
         if exit_code == 0:
             self.tell_trained()
@@ -168,7 +172,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.reporter.close()
         if exit_code == 0 and self.settings.report and self.ranks.is_main:
             opening.write_own_report(self.job.stem, self.reporter.say)
-        return exit_code
 
     def tell_of_rows(self) -> None:
         """Say what the job has to say of the rows that it has planned."""
@@ -229,7 +232,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     def prepare(self) -> None:
         """Say what the run will do, and make it fast."""
-        outlook: Outlook = self.job.outlook(self.progress)
+        # Rank 0 looks at the data for what it says and records.
+        with until_all_are_ready(self.ranks):
+            outlook: Outlook = self.job.outlook(self.progress)
         self.flops_per_token = outlook.flops_per_token
         # Updates limit the run, and the job has worked out the epochs that they take.
         if outlook.epochs is not None:
@@ -320,8 +325,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.has_other_rows = False
         # A clock may move the end of a run beyond the epochs that were planned.
         self.epochs = max(self.epochs, number + 1)
-        plan = self.job.plan(number)
-        schedule = schedule_of(settings, self.ranks, plan.n_rows, self.progress.row)
+        with until_all_are_ready(self.ranks):
+            plan = self.job.plan(number)
+            schedule = schedule_of(settings, self.ranks, plan.n_rows, self.progress.row)
+            # Documents that come next may have to be fetched. What goes wrong the loader finds too, and ends all ranks.
+            with contextlib.suppress(DataError):
+                plan.recipe(range(*schedule.rows(schedule.first_update)))
         if self.loader is None:
             pin_memory = self.device.type == "cuda"
             self.loader = Loader(self.job.assembler, self.ranks.rank, settings.num_workers, pin_memory)

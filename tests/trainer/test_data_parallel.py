@@ -297,12 +297,13 @@ def test_ranks_hold_the_same_parameters_bitwise(both):
 
 
 def test_one_all_reduce_per_update(both):
-    """Counted by a wrapper around dist.all_reduce; evaluations (two in this run, one at its end) have one each."""
+    """Counted by a wrapper around dist.all_reduce; evaluations have one each, and so has the beginning of the second epoch."""
     for result in both:
         run = result["run"]
         assert len(run["in updates"]) > 8 and set(run["in updates"]) == {1}
-        assert sum(run["between updates"]) >= 2
-        assert max(run["between updates"]) == 1
+        _, *between, _ = run["between updates"]
+        assert sum(between) >= 2
+        assert set(between) <= {0, 1, 2} and between.count(2) <= 1
 
 
 def test_gradients_are_sent_while_the_backward_pass_goes_on(both):

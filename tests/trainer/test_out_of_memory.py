@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -483,6 +484,20 @@ def test_electra_networks_that_can_never_fit(electra_data, changes, out, monkeyp
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1
     assert "and this machine has 16.0 GB on cpu: choose a smaller --size" in said
+
+
+def test_electra_networks_that_fit_when_they_are_divided(monkeypatch):
+    """16 bytes for each parameter, over the ranks of a group; in main memory each rank first makes whole weights, of 4 bytes."""
+    _, discriminator = configs(SIZES["small"], 100, 0, 32, 0.02, "normal")
+    build = partial(MaskedLanguageModel.from_config, discriminator)
+    parameters = sum(parameter.numel() for parameter in build().parameters())
+    gpu = torch.device("cuda")
+    for device, group_size, bytes_each in ((gpu, 1, 16), (gpu, 8, 2), (CPU, 2, 8), (CPU, 8, 4)):
+        monkeypatch.setattr(networks, "total_memory", lambda device, most=bytes_each * parameters: most)
+        networks.check_memory(build, discriminator, device, group_size)
+        monkeypatch.setattr(networks, "total_memory", lambda device, most=bytes_each * parameters: most - 1)
+        with pytest.raises(UserError, match="choose a smaller --size"):
+            networks.check_memory(build, discriminator, device, group_size)
 
 
 def test_looking_at_the_size_of_electra_networks_draws_nothing(tmp_path):

@@ -5,6 +5,7 @@ One start of the processes serves many tests: importing torch takes longer than 
 
 import gc
 import json
+import os
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForPreTraining, ElectraForMaskedLM
 
-from common.errors import UserError
+from common.errors import SaidByAnotherRank, UserError
 from model.checkpointing import recompute_layers
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.faults.harness import digest
@@ -423,6 +424,30 @@ def test_gradients_of_several_ranks(world_size, group_sizes):
             # Two numbers have the same sum in either order.
             if world_size == 2 and "compiled" not in what:
                 assert differences[-1] <= 1e-7, what
+
+
+def other_vocabularies(folder):
+    """What a divided ELECTRA says where rank 1 has more entries, so that its weights have other shapes."""
+    new_port("vocabularies")
+    vocabulary = Path(folder, os.environ["RANK"], "vocab.txt")
+    try:
+        electra(data_path=f"{folder}/data.jsonl", vocab_path=vocabulary, out_dir=f"{folder}/out", shard="full")
+    except (UserError, SaidByAnotherRank) as error:
+        return str(error)
+    return "trained"
+
+
+@pytest.mark.slow
+def test_an_electra_of_another_vocabulary_is_told(tmp_path):
+    """Before weights are sent: Gloo would end the processes with a line of its own."""
+    write_lines(tmp_path / "data.jsonl")
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        write_vocab(tmp_path / str(rank) / "vocab.txt")
+    with open(tmp_path / "1" / "vocab.txt", "a") as file:
+        file.write("another\n")
+    main, _ = run_ranks(other_vocabularies, str(tmp_path))
+    assert "rank 1 on " in main and "architecture vocab_size" in main and "all ranks need the same" in main
 
 
 def electra_runs(folder):

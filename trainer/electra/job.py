@@ -38,6 +38,7 @@ from trainer.electra.validation import Validation, has_text
 from trainer.engine import Engine
 from trainer.job import Closing, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
+from trainer.machine.agreement import compare_precision, compare_with_main
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
@@ -98,12 +99,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
         group_size = ranks_of_group(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
+        compare_precision(self.ranks, self.dtype)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
             self._claim_files()
             self._read_data()
-            self.objective = objective_of(settings, self.tokenizer, self.device)
+            self.objective = objective_of(settings, self.tokenizer, self.device, group_size)
             self.model = self.objective.model
             if settings.budget_flops is not None:
                 settings.max_steps = max(1, round(settings.budget_flops / self.flops_of_update()))
@@ -112,17 +114,35 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self.mask_cap = mask_cap(settings)
             # The original code masks [UNK] like any word.
             unknown = self.tokenizer.unk_token_id if self.mask_cap is None else None
-            self.examples = Examples(
-                self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown, self.documents
-            )
             self.validation: Validation | None = None
-            if self.held_out is not None:
-                self.validation = Validation(self.held_out, settings, self.tokenizer, self.mask_cap, self.objective)
+            # They read all tokens.
+            with until_all_are_ready(self.ranks):
+                self.examples = Examples(
+                    self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown, self.documents
+                )
+                if self.held_out is not None:
+                    self.validation = Validation(self.held_out, settings, self.tokenizer, self.mask_cap, self.objective)
         # Saved with the networks, so that a pipeline knows where to cut a long text.
         self.tokenizer.model_max_length = self.model.encoder_config.max_position_embeddings
         if settings.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.model.train()
+        row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
+        # Runs of earlier versions know no other choice, and can be gone on with.
+        if settings.mask_choice != "exact":
+            row_layout.append("mask_choice")
+        # They held nothing out.
+        if settings.val_fraction:
+            row_layout.append("val_fraction")
+        self.identity = {
+            "tokenizer": self.encoder.fingerprint[:16],
+            "data": self.store.fingerprint[:16],  # as this tokenizer reads it
+            "architecture": architecture(self.model),
+            "row layout": {name: getattr(settings, name) for name in row_layout},
+            "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
+        }
+        # Before the ranks give each other weights, whose shapes follow from it
+        compare_with_main(self.ranks, self.identity)
         self.shards = put_on_device(self.model, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
@@ -158,20 +178,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.evaluates = self.validation is not None
         self.eval_interval = settings.eval_interval
         self.sample_interval = settings.example_interval
-        row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
-        # Runs of earlier versions know no other choice, and can be gone on with.
-        if settings.mask_choice != "exact":
-            row_layout.append("mask_choice")
-        # They held nothing out.
-        if settings.val_fraction:
-            row_layout.append("val_fraction")
-        self.identity = {
-            "tokenizer": self.encoder.fingerprint[:16],
-            "data": self.store.fingerprint[:16],  # as this tokenizer reads it
-            "architecture": architecture(self.model),
-            "row layout": {name: getattr(settings, name) for name in row_layout},
-            "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
-        }
 
     def _claim_files(self) -> None:
         """The names of the run's files. From here on no other run may write them."""

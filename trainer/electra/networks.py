@@ -30,6 +30,7 @@ OWN_ENTRIES = 8192
 SAMPLE_BYTES = 60e6
 # Weight, gradient and AdamW's two moments in fp32.
 BYTES_PER_PARAMETER = 16
+BYTES_PER_WEIGHT = 4
 CPU = torch.device("cpu")
 # By --objective.
 PRETRAINERS: dict[str, type[Pretrainer]] = {ELECTRA: ElectraPretrainer, MLM: MaskedLanguageModel}
@@ -104,10 +105,10 @@ def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
 
 
 def init_model(
-    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device = CPU
+    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device = CPU, group_size: int = 1
 ) -> ElectraPretrainer:
     """Fresh networks, or those of --model_path. Errors: ValueError where flags, folder and tokenizer do not fit, and where
-    the networks are too large to be trained on the device."""
+    the networks are too large to be trained on the device. group_size: of the ranks that have them together."""
     options: dict[str, Any] = {
         "sampling": settings.sampling,
         "gen_smooth": settings.gen_smooth,
@@ -123,12 +124,12 @@ def init_model(
     else:
         generator, discriminator = configs_of_flags(settings, tokenizer)
     build = partial(ElectraPretrainer.from_configs, generator, discriminator)
-    check_memory(build, discriminator, device)
+    check_memory(build, discriminator, device, group_size)
     return build(settings.weight_init, **options)
 
 
 def init_masked_lm(
-    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device = CPU
+    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device = CPU, group_size: int = 1
 ) -> MaskedLanguageModel:
     """A fresh encoder, or that of --model_path. Errors: as of init_model."""
     smoothing = settings.gen_smooth
@@ -139,7 +140,7 @@ def init_masked_lm(
     else:
         _, config = configs_of_flags(settings, tokenizer)
     build = partial(MaskedLanguageModel.from_config, config)
-    check_memory(build, config, device)
+    check_memory(build, config, device, group_size)
     return build(settings.weight_init, smoothing)
 
 
@@ -172,14 +173,19 @@ def configs_of_flags(
     return generator, discriminator
 
 
-def check_memory(build: Callable[[], Pretrainer], encoder: ElectraConfig, device: torch.device) -> None:
+def check_memory(
+    build: Callable[[], Pretrainer], encoder: ElectraConfig, device: torch.device, group_size: int = 1
+) -> None:
     """Errors: UserError where not even the weights, gradients and AdamW's moments fit; before any is made. build: makes the
-    networks, encoder: the config of the one that is fine-tuned."""
+    networks, encoder: the config of the one that is fine-tuned, group_size: of the ranks that divide them."""
     # On this device tensors have a shape and no content, and nothing is drawn.
     with torch.device("meta"):
         networks = build()
     parameters = sum(parameter.numel() for parameter in networks.parameters())
-    needed = parameters * BYTES_PER_PARAMETER
+    needed = parameters * BYTES_PER_PARAMETER // group_size
+    if device.type == "cpu":
+        # Each rank makes whole networks in main memory before they are divided.
+        needed = max(needed, parameters * BYTES_PER_WEIGHT)
     there = total_memory(device)
     if there is not None and needed > there:
         raise UserError(

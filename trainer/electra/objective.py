@@ -110,9 +110,11 @@ class ReplacedTokenDetection(Objective):
 
     model: ElectraPretrainer
 
-    def __init__(self, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
+    def __init__(
+        self, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device, group_size: int
+    ) -> None:
         """Errors: UserError, ValueError where the flags do not fit."""
-        self.model = init_model(settings, tokenizer, device)
+        self.model = init_model(settings, tokenizer, device, group_size)
         self.weights = LossWeights(settings.gen_weight, settings.disc_weight)
         self.auc_alarm = AucAlarm(settings)
         self.tells_replaced = settings.disc_weight > 0
@@ -175,9 +177,11 @@ class MaskedTokens(Objective):
 
     model: MaskedLanguageModel
 
-    def __init__(self, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
+    def __init__(
+        self, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device, group_size: int
+    ) -> None:
         """Errors: UserError, ValueError where the flags do not fit."""
-        self.model = init_masked_lm(settings, tokenizer, device)
+        self.model = init_masked_lm(settings, tokenizer, device, group_size)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
         return masked_loss.masked_loss(self.model, batch, totals)
@@ -192,8 +196,11 @@ class MaskedTokens(Objective):
         return masked_lm.flops_per_token(self.model.encoder.config, length, masked_share)
 
 
-def objective_of(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> Objective:
-    """That of --objective, with its networks on the CPU. Errors: UserError, ValueError where the flags do not fit."""
+def objective_of(
+    settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device, group_size: int
+) -> Objective:
+    """That of --objective, with its networks on the CPU. group_size: of the ranks that will divide them. Errors: UserError,
+    ValueError where the flags do not fit."""
     if settings.objective == MLM:
-        return MaskedTokens(settings, tokenizer, device)
-    return ReplacedTokenDetection(settings, tokenizer, device)
+        return MaskedTokens(settings, tokenizer, device, group_size)
+    return ReplacedTokenDetection(settings, tokenizer, device, group_size)

@@ -38,6 +38,7 @@ from trainer.glue.scores import Evaluation
 from trainer.glue.settings import GlueSettings
 from trainer.job import UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import make_folder
+from trainer.machine.agreement import compare_with_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks, on_main
@@ -138,6 +139,15 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.model_name = type(self.model).__name__
         self.model.train()
         group_size = ranks_of_group(settings.shard, self.ranks)
+        self.identity = {
+            "tokenizer": command.encoder.fingerprint[:16],
+            "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
+            "model (--model_path, --from_scratch)": begins_with + model_words(settings),
+            "row layout": {"seed": settings.seed},
+            "optimizer": f"adamw, layer_decay {settings.layer_decay}" + optimizer_words(settings),
+        }
+        # Before the ranks give each other weights, whose shapes follow from it
+        compare_with_main(self.ranks, self.identity)
         self.shards = put_on_device(self.model, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
@@ -164,13 +174,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.evaluates = bool(settings.do_eval)
         self.eval_interval = settings.eval_interval or 0
         self._evaluation: Evaluation | None = None
-        self.identity = {
-            "tokenizer": command.encoder.fingerprint[:16],
-            "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
-            "model (--model_path, --from_scratch)": begins_with + model_words(settings),
-            "row layout": {"seed": settings.seed},
-            "optimizer": f"adamw, layer_decay {settings.layer_decay}" + optimizer_words(settings),
-        }
 
     def settings_to_keep(self) -> GlueSettings:
         """Those of the command, for this task and seed alone."""

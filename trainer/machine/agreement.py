@@ -1,4 +1,4 @@
-"""Ranks that were started with other flags, packages or data than rank 0: found at the start, and told in one line.
+"""Ranks that have other flags, packages, data or a precision of their own: found at the start, and told in one line.
 
 On several machines each rank reads its own command line, its own packages and its own copy of the data. The ranks of a run
 make the same plan without a word to each other, so with different ones they would train other rows than they should, or
@@ -53,7 +53,19 @@ def compare_settings(ranks: Ranks, settings: object) -> None:
     compare_with_main(ranks, {**flags, **packages})
 
 
-def compare_with_main(ranks: Ranks, facts: Mapping[str, object]) -> None:
+def compare_precision(ranks: Ranks, dtype: torch.dtype) -> None:
+    """All ranks must call it. dtype: that this rank computes in, which its hardware may have chosen instead of --dtype.
+
+    With float16 losses are scaled, so gradients of another precision cannot be added to its own. Errors: UserError where it
+    is not that of rank 0.
+    """
+    advice = "name one that all of them have: --dtype float16 on GPUs, --dtype float32 on CPUs"
+    compare_with_main(ranks, {"precision": str(dtype).removeprefix("torch.")}, advice)
+
+
+def compare_with_main(
+    ranks: Ranks, facts: Mapping[str, object], advice: str = "all ranks need the same flags, packages and data"
+) -> None:
     """All ranks must call it. facts: of this rank, {what it is: value}. Errors: UserError where they are not those of rank 0."""
     if ranks.world_size == 1:
         return
@@ -61,7 +73,7 @@ def compare_with_main(ranks: Ranks, facts: Mapping[str, object]) -> None:
     dist.broadcast_object_list(of_main, src=0)
     found = differences(facts, of_main[0])
     who = f"rank {ranks.rank} on {socket.gethostname()!r}"
-    said = first_said(ranks, f"{who} has {found}: all ranks need the same flags, packages and data" if found else "")
+    said = first_said(ranks, f"{who} has {found}: {advice}" if found else "")
     end_all(ranks, said)
 
 

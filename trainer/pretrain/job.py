@@ -36,11 +36,12 @@ from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
+from trainer.machine.agreement import compare_precision, compare_with_main
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, least_of_ranks, on_main
+from trainer.machine.ranks import Ranks, least_of_ranks, on_main, until_all_are_ready
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
@@ -127,6 +128,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.epochs = settings.epochs
         self.max_updates = settings.max_updates or UNLIMITED
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
+        compare_precision(self.ranks, self.dtype)
         self.group_size = ranks_of_group(settings.shard, self.ranks)
         self.memory = MemoryPlan(settings, self.dtype, self.device, self.ranks, self.group_size)
         # The same seed on all ranks, so that all begin with the same weights.
@@ -144,7 +146,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 # All passes over all sources are one plan.
                 self.epochs = 1
                 self.plans_to_end = bool(settings.max_updates)
-            self._check_tokens()
+            # A rank may have to fetch the first group of documents.
+            with until_all_are_ready(self.ranks):
+                self._check_tokens()
+                self.plan(0)
             # Padding is not trained, so any id that the model has will do.
             self.pad_id = self.tokenizer.pad_token_id or 0
             if settings.gradient_checkpointing:
@@ -157,6 +162,15 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
+        self.identity = {
+            "tokenizer": self.encoder.fingerprint[:16],
+            "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
+            "architecture": architecture(self.config),
+            "row layout": self.corpus.layout(),
+            "optimizer": settings.optimizer,
+        }
+        # Before the ranks give each other weights, whose shapes follow from it
+        compare_with_main(self.ranks, self.identity)
         self.shards = put_on_device(self.model, self.group_size, self.ranks, self.device)
         self.optimizer = optimizer_of(settings, self.model, self.ranks, self.shards)
         self.n_sums = n_sums(self.config)
@@ -176,13 +190,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.eval_interval = settings.eval_interval
         self.has_samples = bool(self.prompts)
         self.pace = self._pace() if settings.budget and self.ranks.is_main else None
-        self.identity = {
-            "tokenizer": self.encoder.fingerprint[:16],
-            "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
-            "architecture": architecture(self.config),
-            "row layout": self.corpus.layout(),
-            "optimizer": settings.optimizer,
-        }
 
     @classmethod
     def make_encoder(cls, tokenizer: PreTrainedTokenizerBase, settings: PretrainSettings) -> DocumentEncoder:

@@ -1,12 +1,19 @@
 """What ranks are compared by. References: lines written out, and the list of all flags."""
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from common.errors import SaidByAnotherRank, UserError
 from tests.common.test_settings import DEFAULTS
 from trainer.machine import agreement
-from trainer.machine.agreement import OWN_OF_A_MACHINE, compare_settings, compare_with_main, differences
+from trainer.machine.agreement import (
+    OWN_OF_A_MACHINE,
+    compare_precision,
+    compare_settings,
+    compare_with_main,
+    differences,
+)
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import parse_args
 
@@ -67,6 +74,20 @@ def test_other_packages_are_a_difference(of_rank_0):
     with pytest.raises(SaidByAnotherRank):
         compare_settings(Ranks(rank=1, world_size=2), parse_args([]))
     assert "(rank 0: 1.0)" in said[0]
+
+
+def test_a_precision_that_a_rank_has_chosen_for_its_hardware_is_a_difference(of_rank_0):
+    """All of them were given --dtype bfloat16."""
+    facts, said = of_rank_0
+    other = Ranks(rank=1, world_size=2)
+    facts["precision"] = "bfloat16"
+    compare_precision(other, torch.bfloat16)
+    with pytest.raises(SaidByAnotherRank):
+        compare_precision(other, torch.float16)
+    assert said[0] == ""
+    assert (
+        "has precision float16 (rank 0: bfloat16): name one that all of them have: --dtype float16 on GPUs" in said[1]
+    )
 
 
 def test_what_machines_may_have_of_their_own_are_flags():
