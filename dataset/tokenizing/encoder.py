@@ -64,10 +64,11 @@ class DocumentEncoder:
         # One of the two: a tokenizer in Python, or the Rust tokenizer of a fast one.
         self._slow: PreTrainedTokenizerBase | None = None
         self._backend: Tokenizer | None = None
-        if getattr(tokenizer, "is_fast", False):
-            self._backend = self._own_backend(tokenizer.backend_tokenizer.to_str())
-        else:
+        content = _rust_tokenizer(tokenizer)
+        if content is None:
             self._slow = tokenizer
+        else:
+            self._backend = self._own_backend(content)
         # Made when they are needed; see _cut and use_tiktoken_where_exact.
         self._cuts: SafeCuts | None = None
         self._continuation: Tokenizer | None = None
@@ -318,12 +319,28 @@ def _groups_of_lines(text: str) -> Iterator[list[str]]:
         yield lines
 
 
+def _rust_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> str | None:
+    """The JSON of the Rust tokenizer in a fast one. None: there is none, or parts of it are in Python, as RoFormer's, which
+    cuts Chinese words by a package of its own."""
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    try:
+        content: str = tokenizer.backend_tokenizer.to_str()
+    except Exception as error:
+        # The library has no class of its own for it.
+        if "cannot be serialized" not in str(error):
+            raise
+        return None
+    return content
+
+
 def _vocabulary_files(tokenizer: "PreTrainedTokenizerBase") -> bytes:
     """The digest of the files that a slow tokenizer writes: merges, a sentencepiece model, not in its vocabulary."""
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            files = tokenizer.save_vocabulary(folder) or ()
+            # ESM's wants the prefix of their names named, be it none.
+            files = tokenizer.save_vocabulary(folder, None) or ()
         except NotImplementedError:
             # It has none beside its vocabulary.
             files = ()

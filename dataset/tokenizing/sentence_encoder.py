@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from common.packages import loader_reason
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.safe_cuts import LONGEST_WHOLE, TooLongToEncode
@@ -29,7 +30,7 @@ class TokensOfText(NamedTuple):
 class SentenceEncoder(DocumentEncoder):
     """Encodes sentences: their ids and nothing else. A "[SEP]" in a sentence is text, no special token.
 
-    Errors: ValueError for a tokenizer without CLS, SEP or padding, or whose own examples begin with something else.
+    Errors: ValueError for a tokenizer without CLS, SEP or padding, or whose own examples begin with no special token.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -39,20 +40,41 @@ class SentenceEncoder(DocumentEncoder):
         self.eos_id = None
         self._bos = None
         self._eos = None
-        self.unk_id = tokenizer.unk_token_id
-        self.cls_id = tokenizer.cls_token_id
-        self.sep_id = tokenizer.sep_token_id
+        self.unk_id: int | None = tokenizer.unk_token_id
+        self.cls_id, self.sep_id = self._ends_of_example(tokenizer)
         self.pad_id = tokenizer.pad_token_id
-        if None in (self.cls_id, self.sep_id, self.pad_id):
-            raise ValueError("the tokenizer has no CLS, SEP or padding token; an encoder such as ELECTRA is wanted")
+        if self.pad_id is None:
+            raise ValueError("the tokenizer has no padding token; an encoder such as ELECTRA is wanted")
         # Funnel has a segment for CLS alone.
         self.cls_type = getattr(tokenizer, "cls_token_type_id", 0)
-        own_format = tokenizer("a").input_ids
-        if own_format[:1] != [self.cls_id]:
+
+    def _ends_of_example(self, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, int]:
+        """(the id that begins an example, the id that ends each of its sentences), as the tokenizer itself puts them.
+
+        Their names differ: XLM begins with its BOS, and its CLS is what others call SEP; ESM ends with its EOS. Errors:
+        ValueError.
+        """
+        name = type(tokenizer).__name__
+        try:
+            # The backend encodes text alone, also where the tokenizer around it wants each word's place on a page.
+            own_format = tokenizer("a").input_ids if self._backend is None else self._backend.encode("a").ids
+        except Exception as error:
+            # Each tokenizer raises its own kinds.
             raise ValueError(
-                f"{type(tokenizer).__name__} does not begin an example with its CLS token; an encoder that reads CLS "
-                "first, as BERT does, is wanted"
+                f"{name} cannot encode a plain sentence ({loader_reason(error)}); an encoder of text, as BERT, is wanted"
+            ) from error
+        special = set(tokenizer.all_special_ids) - {self.unk_id}
+        if special.isdisjoint(own_format[:1]):
+            raise ValueError(
+                f"{name} does not begin an example with its CLS token; an encoder that reads CLS first, as BERT does, is "
+                "wanted"
             )
+        sep_id = tokenizer.sep_token_id
+        if sep_id is None and len(own_format) > 1 and own_format[-1] in special:
+            sep_id = own_format[-1]
+        if sep_id is None:
+            raise ValueError(f"{name} has no SEP token; an encoder such as ELECTRA is wanted")
+        return own_format[0], sep_id
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each sentence."""

@@ -32,7 +32,16 @@ from model.electra.model_electra import init_position_embeddings
 from model.electra.saved_network import load_config
 from trainer.glue.head import PREFIX as HEAD_PREFIX
 from trainer.glue.head import set_plain_head, to_save
-from trainer.glue.padding import choose_way, computes_in, has_segments, is_in_parts, is_known, notice, way_of
+from trainer.glue.padding import (
+    choose_way,
+    computes_in,
+    entries_of,
+    has_segments,
+    is_in_parts,
+    is_known,
+    notice,
+    way_of,
+)
 from trainer.glue.settings import GlueSettings
 from trainer.machine.settings import NONE
 
@@ -63,7 +72,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     config = read_config(settings, task, folder, vocab_size)
     check_kind(config, task, what)
     if settings.from_scratch:
-        model = MODEL_CLASSES[task.kind].from_config(config, trust_remote_code=False)
+        model = new_model(settings, task, config)
         init_position_embeddings(model)
         new = set(model.state_dict())
         check_positions(model, settings)
@@ -101,11 +110,16 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
     what = f"--model_path {settings.model_path}"
     config = load_config(what, folder)
     refuse_foreign_attention(config, what)
+    if config.get_text_config() is not config:
+        raise UserError(
+            f"{what}: {config.model_type} consists of several networks, as for pictures and text; name an encoder of text"
+        )
     check_config(config, settings, vocab_size)
+    entries = entries_of(config)
     # New embeddings fit any tokenizer.
-    if not settings.from_scratch:
+    if entries is not None and not settings.from_scratch:
         with user_errors():
-            check_size(vocab_size, config.vocab_size, what)
+            check_size(vocab_size, entries, what)
     words = OUTPUT_NAMES.get(task.kind, task.labels)
     # A saved classifier may have its classes in another order; its answers would be read wrongly, without an error.
     saved = [word for _, word in sorted((config.id2label or {}).items())]
@@ -136,6 +150,16 @@ def check_kind(config: Any, task: Task, what: str) -> None:
         raise UserError(
             f"{what}: transformers has no head for {task.kind} to {config.model_type}; name another encoder"
         )
+
+
+def new_model(settings: GlueSettings, task: Task, config: PretrainedConfig) -> Any:
+    """A model of a config, with random weights. Errors: UserError."""
+    try:
+        return MODEL_CLASSES[task.kind].from_config(config, trust_remote_code=False)
+    except Exception as error:
+        # Each family raises its own kinds, such as ImportError where it wants a package.
+        reason = loader_reason(error)
+        raise UserError(f"--model_path {settings.model_path}: no model can be made of its config ({reason})") from error
 
 
 def load_pretrained(settings: GlueSettings, task: Task, config: PretrainedConfig, folder: Path) -> tuple[Any, set[str]]:
@@ -179,10 +203,13 @@ def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: i
     """Errors: UserError where a config has too few positions or entries. Positions that are counted from one token to
     another have no table: such a config has no limit, or one below 1."""
     positions = getattr(config, "max_position_embeddings", None)
-    limits = [("vocab_size", getattr(config, "vocab_size", 0), vocab_size, "its tokenizer has more entries")]
+    entries = entries_of(config)
+    limits = []
     if positions is not None and positions > 0:
         why = "a lower --max_seq_len is wanted"
-        limits.insert(0, ("max_position_embeddings", positions, settings.max_seq_len, why))
+        limits.append(("max_position_embeddings", positions, settings.max_seq_len, why))
+    if entries is not None:
+        limits.append(("vocab_size", entries, vocab_size, "its tokenizer has more entries"))
     for name, value, least, why in limits:
         if value < least:
             raise UserError(f"--model_path {settings.model_path}: {name} is {value}, not {least}: {why}")

@@ -28,6 +28,8 @@ SAME_SHAPE = 1e-6
 OTHER_SHAPE = 1e-3
 # Of the examples that are tried. Two are alike: some encoders take rows of one length alone, and some no two rows.
 LENGTHS = (24, 13, 5, 13)
+# Their tokens are below it, where an encoder says of no number that it is too large.
+SOME_ENTRIES = 1000
 
 # (model, batch) -> logits [R, n], or [R, T, n] where every position has its own.
 Way = Callable[[Any, Batch], torch.Tensor]
@@ -35,6 +37,12 @@ Way = Callable[[Any, Batch], torch.Tensor]
 
 def has_segments(model: Any) -> bool:
     return (getattr(model.config, "type_vocab_size", 0) or 0) >= 2
+
+
+def entries_of(config: Any) -> int | None:
+    """How many tokens an encoder has embeddings for. None: it has no such table, as CANINE, which hashes characters."""
+    entries: int | None = getattr(config, "vocab_size", None)
+    return entries
 
 
 def is_known(model: Any) -> bool:
@@ -134,7 +142,9 @@ def in_parts(model: Any, batch: Batch, bounds: torch.Tensor) -> torch.Tensor:
 
 def without_padding(model: Any, batch: Batch) -> torch.Tensor:
     """Rows of one length are computed together, and none is padded. Takes longer: a batch has several lengths."""
-    return in_parts(model, batch, batch.mask.sum(1))
+    # CANINE makes one position of several characters, and cannot compute fewer.
+    least = getattr(model.config, "downsampling_rate", 1)
+    return in_parts(model, batch, batch.mask.sum(1).clamp(min=least))
 
 
 def with_equal_blocks(model: Any, batch: Batch) -> torch.Tensor:
@@ -267,9 +277,10 @@ def padded_batch(model: Any, longest: int, filled: bool) -> Batch:
     lengths = torch.tensor(LENGTHS).clamp(max=T)
     mask = (torch.arange(T) < lengths[:, None]).long()
     pad_id = getattr(model.config, "pad_token_id", None) or 0
-    ids = (7 * torch.arange(mask.numel()).view_as(mask) + 11) % model.config.vocab_size
+    entries = entries_of(model.config) or SOME_ENTRIES
+    ids = (7 * torch.arange(mask.numel()).view_as(mask) + 11) % entries
     # Some encoders take positions from where the id of the padding stands.
-    ids = torch.where(ids == pad_id, (pad_id + 1) % model.config.vocab_size, ids)
+    ids = torch.where(ids == pad_id, (pad_id + 1) % entries, ids)
     if not filled:
         ids = ids.masked_fill(mask == 0, pad_id)
     types = torch.zeros_like(ids)

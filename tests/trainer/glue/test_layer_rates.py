@@ -1,4 +1,4 @@
-"""Rates by layer, of tiny networks of 47 families. Reference: for each family the names that its layers and its embeddings
+"""Rates by layer, of tiny networks of 49 families. Reference: for each family the names that its layers and its embeddings
 have, read in its code."""
 
 import re
@@ -20,13 +20,15 @@ OF_FAMILY = {
     "canine": (r"canine\.encoder\.layer\.(\d+)\.", r"char_embeddings|initial_char|chars_to_molecules"),
     "distilbert": (r"\.transformer\.layer\.(\d+)\.", r"\.embeddings\."),
     # `contact_head` has no part in it, and is trained by nothing.
+    "esmc": (r"\.layers\.(\d+)\.", "embed_tokens"),
     "esm": (USUAL[0], r"\.embeddings\.|contact_head"),
     "eurobert": (r"\.layers\.(\d+)\.", "embed_tokens"),
     "flaubert": (r"\.(?:attentions|layer_norm1|ffns|layer_norm2)\.(\d+)\.", "embeddings|layer_norm_emb"),
     "funnel": (r"\.blocks\.(\d+)\.", r"\.embeddings\."),
     "gte": (r"\.layers\.(\d+)\.", r"\.embeddings\."),
     "jina_embeddings_v3": (r"\.layers\.(\d+)\.", r"\.embeddings\."),
-    "layoutlmv3": (USUAL[0], r"\.embeddings\.|rel_pos_"),
+    # What is there for pictures trains nothing.
+    "layoutlmv3": (USUAL[0], r"\.embeddings\.|rel_pos_|layoutlmv3\.(?:cls_token|pos_embed|patch_embed|LayerNorm|norm)"),
     "modernbert": (r"\.layers\.(\d+)\.", r"\.embeddings\."),
     "mpnet": (USUAL[0], r"\.embeddings\.|relative_attention_bias"),
     "nomic_bert": (r"\.layers\.(\d+)\.", r"\.embeddings\."),
@@ -34,6 +36,7 @@ OF_FAMILY = {
     "rembert": (USUAL[0], r"\.embeddings\.|embedding_hidden_mapping_in"),
     "roformer": (USUAL[0], r"\.embeddings\.|embed_positions"),
     "squeezebert": (r"\.encoder\.layers\.(\d+)\.", r"\.embeddings\."),
+    "ultrabert": (r"\.layers\.(\d+)\.", "embed_tokens"),
     "xlm": (r"\.(?:attentions|layer_norm1|ffns|layer_norm2)\.(\d+)\.", "embeddings|layer_norm_emb"),
     "xlnet": (r"transformer\.layer\.(\d+)\.", "word_embedding|mask_emb"),
 }

@@ -1,4 +1,4 @@
-"""What stands in the padding, and how much of it, changes nothing that an encoder gives: of tiny networks of 47 families
+"""What stands in the padding, and how much of it, changes nothing that an encoder gives: of tiny networks of 49 families
 with random weights. Reference: each row alone, without padding."""
 
 import json
@@ -7,6 +7,13 @@ from argparse import Namespace
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, ElectraForPreTraining
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
+from transformers.utils import is_detectron2_available
 
 from common.errors import UserError
 from dataset.glue.glue_dataset import Batch
@@ -49,15 +56,14 @@ OWN_MASK = {
     "deberta-v2": {**BERT, **DISENTANGLED, "position_buckets": 8, "share_att_key": True, "type_vocab_size": 0},
     "data2vec-text": ONE_SEGMENT,
     "ernie": BERT,
-    "esm": {**BERT, "position_embedding_type": "rotary"},
+    "esmc": BERT,
     "eurobert": {**BERT, "num_key_value_heads": 2},
     "flaubert": XLM,
-    "funnel": {**SMALL, "block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64},
     "gte": BERT,
     "ibert": ONE_SEGMENT,
     "jina_embeddings_v3": ONE_SEGMENT,
     "layoutlm": BERT,
-    "layoutlmv3": {**BERT, "coordinate_size": 4, "shape_size": 8, "visual_embed": False},
+    "layoutlmv3": {**BERT, "coordinate_size": 4, "shape_size": 8},
     "lilt": {**BERT, "hidden_size": 48},
     "longformer": {**BERT, "attention_window": 8, "sep_token_id": 3},
     "luke": {**ONE_SEGMENT, "entity_vocab_size": 5, "entity_emb_size": 16},
@@ -73,27 +79,33 @@ OWN_MASK = {
     },
     "rembert": {**BERT, "input_embedding_size": 16, "output_embedding_size": 16},
     "roberta-prelayernorm": ONE_SEGMENT,
-    "roc_bert": {**BERT, "enable_pronunciation": False, "enable_shape": False},
+    "roc_bert": {
+        **BERT, "pronunciation_vocab_size": 9, "pronunciation_embed_dim": 8, "shape_vocab_size": 11, "shape_embed_dim": 8,
+    },
     "roformer": {**BERT, "embedding_size": 32},
     "squeezebert": {**BERT, "embedding_size": 32},
     "tapas": BERT,
+    "ultrabert": {**BERT, "sliding_window": 8},
     "xlm": XLM,
     "xlm-roberta-xl": ONE_SEGMENT,
     "xmod": {**ONE_SEGMENT, "languages": ["en_XX"], "default_language": "en_XX"},
 }  # fmt: skip
-# A stride over characters, convolutions, a Fourier transform, neighbours' embeddings, landmarks, the last position
+# A stride over characters, convolutions, the share of [MASK], a Fourier transform, pooled positions, neighbours' embeddings,
+# landmarks, the last position
 MIXING = {
-    "canine": {
-        **BERT, "num_hash_buckets": 32, "num_hash_functions": 2, "downsampling_rate": 2, "upsampling_kernel_size": 2,
-        "local_transformer_stride": 8,
-    },
+    # Its config has no vocab_size.
+    "canine": {name: value for name, value in BERT.items() if name != "vocab_size"},
     "convbert": {**BERT, "embedding_size": 16, "conv_kernel_size": 3, "head_ratio": 2},
+    "esm": {**BERT, "position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 4},
     "fnet": BERT,
+    "funnel": {**SMALL, "block_sizes": [1, 1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64},
     "mobilebert": {**BERT, "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
     "nystromformer": {**BERT, "segment_means_seq_len": 4, "num_landmarks": 4, "conv_kernel_size": 3},
     "xlnet": {**SMALL, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
     "yoso": {**BERT, "hash_code_len": 4, "num_hash": 8, "use_expectation": True},
 }  # fmt: skip
+# By what they ask for; each has a test
+REFUSED = ("layoutlmv2", "modernvbert", "reformer", "ultravbert")
 REFORMER = {
     **SMALL, "hidden_size": 32, "num_attention_heads": 4, "attention_head_size": 8, "attn_layers": ["local", "local"],
     "axial_pos_embds": False, "feed_forward_size": 64, "local_attn_chunk_length": 4, "is_decoder": False,
@@ -104,21 +116,19 @@ SEQ2SEQ = {
     **SMALL, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 80,
 }  # fmt: skip
+NO_EOS = r"cannot compute examples of 24 tokens and less \(ValueError: Each example must contain .*<eos>"
+NO_PADDING = (
+    r"cannot compute several examples of 24 tokens and less together \(ValueError: .* no padding token is defined"
+)
 OTHERS = {
-    "bart": (SEQ2SEQ, r"cannot compute examples of 24 tokens and less \(ValueError: Each example must contain .*<eos>"),
-    "mbart": (
-        SEQ2SEQ,
-        r"cannot compute examples of 24 tokens and less \(ValueError: Each example must contain .*<eos>",
-    ),
-    "gpt2": (
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 80},
-        r"cannot compute several examples of 24 tokens and less together \(ValueError: .* no padding token is defined",
-    ),
-    "bloom": (
-        {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-        r"cannot compute several examples of 24 tokens and less together \(ValueError: .* no padding token is defined",
-    ),
+    "bart": (SEQ2SEQ, NO_EOS),
+    "mbart": (SEQ2SEQ, NO_EOS),
+    "mvp": (SEQ2SEQ, NO_EOS),
+    "gpt2": ({"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 80}, NO_PADDING),
+    "bloom": ({"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}, NO_PADDING),
 }
+# Those whose head for text is under another name than their own
+DECODERS = {"mistral4": "its head that writes text is that of pictures and text"}
 # Those that cannot compute in half precision
 FLOAT32 = ("deberta", "xmod")
 FAMILIES = {**KNOWN, **OWN_MASK, **MIXING}
@@ -275,6 +285,41 @@ def test_layers_of_a_bigbird_that_are_computed_again_attend_as_before(tmp_path):
             loss_sum(TASKS["mnli"], forward(model, batch), batch.labels).backward()
         found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_every_family_with_a_head_for_sentences_is_in_a_table():
+    """One that a later transformers brings is to be tried, and named here and in docs/finetuning.md. The others write text and
+    fill in no masked word: decoders, and encoders with one, whose tokenizers put no CLS first or which read the end."""
+    writes = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}
+    decoders = writes - set(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    of_sentences = set(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
+    assert set(FAMILIES) <= of_sentences
+    assert sorted(of_sentences - set(FAMILIES) - {*OTHERS, *DECODERS, *REFUSED} - decoders) == []
+
+
+def test_a_family_that_wants_a_package_is_refused_with_its_name(tmp_path, monkeypatch):
+    """LayoutLMv2's pictures."""
+    if is_detectron2_available():
+        pytest.skip("detectron2 is there")
+    monkeypatch.setitem(FAMILIES, "layoutlmv2", BERT)
+    with pytest.raises(
+        UserError, match="no model can be made of its config .ImportError: LayoutLMv2Model requires the det"
+    ):
+        model_of(tmp_path, "layoutlmv2")
+
+
+@pytest.mark.parametrize("family", ["modernvbert", "ultravbert"])
+def test_a_family_of_pictures_and_text_is_refused(family, tmp_path, monkeypatch):
+    """Its layers would be told from those of the other network by nothing but their number."""
+    monkeypatch.setitem(FAMILIES, family, {})
+    with pytest.raises(UserError, match=f"{family} consists of several networks, as for pictures and text; name an"):
+        model_of(tmp_path, family)
+
+
+def test_a_family_without_its_language_is_refused(tmp_path):
+    """X-MOD's published configs name none."""
+    with pytest.raises(UserError, match="Input language unknown. Please call"):
+        model_of(tmp_path, "xmod", default_language=None)
 
 
 def test_a_family_without_a_fitting_head_is_refused(tmp_path):
