@@ -38,6 +38,17 @@ def texts_of(alphabet: str, longest: int) -> list[str]:
     return texts
 
 
+def engine_takes(source: str) -> bool:
+    """Not a lookahead that is repeated by itself, for one: no tokenizer can have it."""
+    try:
+        Regex(source)
+    except Exception as error:
+        # The library has no class of its own for it.
+        assert "Oniguruma error" in str(error), source
+        return False
+    return True
+
+
 def check_every_cut(source: str, alphabet: str, longest: int) -> int:
     """Cut each short text wherever the rule allows it, and compare the pieces with those of the whole. Returns how many
     cuts it allowed."""
@@ -82,6 +93,7 @@ def test_any_pattern_cuts_parts_as_it_cuts_the_whole(source):
         PiecePattern(source)
     except UnknownPattern:
         assume(False)
+    assume(engine_takes(source))
     check_every_cut(source, "abc", 4)
 
 
