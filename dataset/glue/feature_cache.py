@@ -19,6 +19,7 @@ from dataset.glue.questions import encode_questions, read_questions
 from dataset.glue.tables import read_bytes, read_rows
 from dataset.glue.tagging import encode_sentences, read_sentences
 from dataset.reading.file_kinds import expanded
+from dataset.tokenizing.safe_cuts import TooLongToEncode
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 
 # Of a cached file; raised when the same input would give other features.
@@ -84,15 +85,18 @@ def of_features(task: Task) -> Task:
 def make_features(
     path: Path, task: Task, encoder: SentenceEncoder, max_seq_len: int, labelled: bool, both_orders: bool
 ) -> Features:
-    """The Features of a file. Errors: DataError, UserError."""
-    if task.kind == TAGS:
-        return encode_sentences(read_sentences(path, task, labelled), encoder, max_seq_len)
-    if task.kind == QUESTIONS:
-        return encode_questions(read_questions(path, labelled), task.windows, encoder, max_seq_len)
-    rows = read_rows(path, task, labelled)
-    if both_orders:
-        rows = in_both_orders(rows)
-    return encode_rows(rows, task, encoder, max_seq_len)
+    """The Features of a file. Errors: DataError, ValueError."""
+    try:
+        if task.kind == TAGS:
+            return encode_sentences(read_sentences(path, task, labelled), encoder, max_seq_len)
+        if task.kind == QUESTIONS:
+            return encode_questions(read_questions(path, labelled), task.windows, encoder, max_seq_len)
+        rows = read_rows(path, task, labelled)
+        if both_orders:
+            rows = in_both_orders(rows)
+        return encode_rows(rows, task, encoder, max_seq_len)
+    except TooLongToEncode as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def _write(place: Path, name: str, features: Features) -> None:

@@ -20,6 +20,7 @@ from dataset.reading.faults import BadLine
 from dataset.reading.json_lines import BOM, json_type, record_of_line
 from dataset.reading.limits import MAX_DOCUMENT_BYTES
 from dataset.store.interface import Ints
+from dataset.tokenizing.safe_cuts import TooLongToEncode
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from dataset.tokenizing.windows import windows_of
 
@@ -173,7 +174,7 @@ def encode_questions(
     questions: Sequence[Question], windows: Windows, encoder: SentenceEncoder, max_seq_len: int
 ) -> Features:
     """The Features of questions: CLS question SEP window SEP. Errors: ValueError where no window has room, or for a
-    tokenizer that does not say where its tokens stand."""
+    tokenizer that does not say where its tokens stand; TooLongToEncode."""
     if max_seq_len < LEAST_TEXT + 4:
         raise ValueError(f"--max_seq_len {max_seq_len} leaves no room for a text; {LEAST_TEXT + 4} and more are wanted")
     tokens: list[Ints] = []
@@ -188,7 +189,10 @@ def encode_questions(
     for number, question in enumerate(questions):
         if question.context != context:
             context = question.context
-            text, places = encoder.encode_with_places(context)
+            try:
+                text, places = encoder.encode_with_places(context)
+            except TooLongToEncode as error:
+                raise TooLongToEncode(f"question {question.key[:80]!r}: its context is {error}") from error
         longest = min(windows.longest_question, max_seq_len - 3 - LEAST_TEXT)
         begin_of_row = np.array(asked[number][:longest], dtype=np.int64)
         n = len(begin_of_row)

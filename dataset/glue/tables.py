@@ -58,9 +58,26 @@ def read_rows(path: str | Path, task: Task, labelled: bool = True) -> Rows:
 
 
 def words_of_labels(path: Path, task: Task) -> list[str]:
-    """The different words in the column of the label, sorted. Errors: DataError."""
-    found = {fields[-1] for _, fields in records(path, task, labelled=True) if fields is not None}
+    """The different words in the column of the label, sorted. Errors: DataError for one that is no name of a class."""
+    found: set[str] = set()
+    for number, fields in records(path, task, labelled=True):
+        if fields is None:
+            continue
+        fault = fault_of_label(fields[-1])
+        if fault is not None:
+            raise DataError(f"{path}:{number}: the label {fault}; mend the line")
+        found.add(fields[-1])
     return sorted(found)
+
+
+def fault_of_label(word: str) -> str | None:
+    """Why a word is no name of a class, in a part of a line; None: it is one."""
+    if not word.strip():
+        return "is blank"
+    # A file of predictions has a label a line, behind a tab.
+    if any(sign in word for sign in "\t\n\r"):
+        return f"{word[:LONGEST_SHOWN]!r} holds a tab or a line break"
+    return None
 
 
 def records(path: Path, task: Task, labelled: bool) -> Iterator[Record]:

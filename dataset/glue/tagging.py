@@ -53,7 +53,10 @@ def tags_of_file(path: Path, task: Task) -> list[str]:
     """The different tags in a file, sorted. Errors: DataError."""
     found: set[str] = set()
     for number, record in json_objects(path):
-        found.update(texts_of(record, task.label, f"{path}:{number}"))
+        tags = texts_of(record, task.label, f"{path}:{number}")
+        if any(not tag.strip() for tag in tags):
+            raise DataError(f"{path}:{number}: a tag is blank; mend the line (O is usual for a word without one)")
+        found.update(tags)
     return sorted(found)
 
 

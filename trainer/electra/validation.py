@@ -142,10 +142,11 @@ class AucAlarm:
         """What to say of an evaluation after so many updates; None: nothing. end: the updates of the whole run, as far as it
         is known."""
         said = None
-        if auc < PLATEAU and self.best < PLATEAU:
-            said = self._on_plateau(update, end, auc)
-        elif auc < self.best - FALL:
+        if self.best >= PLATEAU and auc < self.best - FALL:
             said = self._after_fall(auc, generator_loss)
+        elif auc < PLATEAU:
+            # Also where one evaluation was a little above: that is no fall, and nothing was learned.
+            said = self._on_plateau(update, end, auc)
         if auc > self.best:
             self.best = auc
             # One that is not finite could not be compared with, nor be kept in a checkpoint.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from common.errors import DataError, UserError
 from dataset.glue.glue_tasks import CLASSIFICATION, METRICS, N_USUAL, QUESTIONS, REGRESSION, TAGS, Task, Windows
-from dataset.glue.tables import TABLES, words_of_labels
+from dataset.glue.tables import TABLES, fault_of_label, words_of_labels
 from dataset.glue.tagging import tags_of_file
 from dataset.reading.file_kinds import expanded
 from trainer.glue.entities import are_entity_tags
@@ -107,6 +107,10 @@ def labels_of(settings: GlueSettings, task: Task, say: Say) -> tuple[str, ...]:
                 "classes; for numbers --kind regression is wanted"
             )
         say(f"classes in {path}: {', '.join(labels)[:300]}")
+    for label in settings.labels:
+        fault = fault_of_label(label)
+        if fault is not None:
+            raise UserError(f"--labels: a class {fault}; name it otherwise")
     if len(set(labels)) < len(labels):
         raise UserError(f"--labels {' '.join(labels)[:200]}: a class stands there twice")
     if len(labels) < 2:

@@ -118,6 +118,16 @@ def test_a_fault_is_named_with_its_place(tmp_path, content, reason):
     assert str(error.value).startswith(f"{path}: ") and reason in str(error.value)
 
 
+def test_a_context_that_is_too_long_is_named(tmp_path, monkeypatch):
+    path = written(tmp_path, squad(entry("q7")))
+    monkeypatch.setattr("dataset.tokenizing.sentence_encoder.LONGEST_WHOLE", len(TEXT) - 1)
+    task = Task("squad", ("question", "context"), "answers", (), ("f1",), kind=QUESTIONS)
+    with pytest.raises(DataError) as error:
+        cached_features(path, task, encoder(), 16)
+    wanted = f"{path}: question 'q7': its context is a text of 27 characters; at most 26 can be encoded at once"
+    assert str(error.value) == wanted
+
+
 def test_what_is_no_json_is_named(tmp_path):
     path = tmp_path / "dev.json"
     path.write_text('{"data": [')

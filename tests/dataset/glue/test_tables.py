@@ -90,6 +90,27 @@ def test_a_fault_is_named_with_its_file_and_line(tmp_path, name, content, reason
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.csv", "title,body,stars\na,b,good\na,b,\n", ":3: the label is blank; mend the line"),
+        ("a.tsv", "title\tbody\tstars\na\tb\t \n", ":2: the label is blank; mend the line"),
+        ("a.csv", 'title,body,stars\na,b,"very\ngood"\n', ":2: the label 'very\\ngood' holds a tab or a line break"),
+        (
+            "a.jsonl",
+            '{"title": "a", "body": "b", "stars": "x\\ty"}',
+            ":1: the label 'x\\ty' holds a tab or a line break",
+        ),
+    ],
+)
+def test_a_word_that_is_no_name_of_a_class_is_named_with_its_line(tmp_path, name, content, reason):
+    """A blank one is a field that was forgotten; the others would break the file of predictions."""
+    (tmp_path / name).write_bytes(content.encode())
+    with pytest.raises(DataError) as error:
+        words_of_labels(tmp_path / name, PAIR)
+    assert str(error.value).startswith(f"{tmp_path / name}{reason}")
+
+
 def test_text_that_is_not_utf8_is_named(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"title,body,stars\ncaf\xe9,b,good\n")
     with pytest.raises(DataError, match="a.csv:2: the text is not UTF-8"):

@@ -69,6 +69,9 @@ def test_sentences_are_read_and_their_tags_found(tmp_path):
     assert read_sentences(path, NER) == [(["a", "b"], [0, 2]), (["c"], [1])]
     assert read_sentences(path, NER, labelled=False)[0].classes == [0, 0]
     assert tags_of_file(path, NER) == ["B-A", "I-A", "O"]
+    path.write_text('{"words": ["a"], "tags": ["O"]}\n{"words": ["b", "c"], "tags": ["O", " "]}\n')
+    with pytest.raises(DataError, match="train.jsonl:2: a tag is blank; mend the line"):
+        tags_of_file(path, NER)
 
 
 @pytest.mark.parametrize(

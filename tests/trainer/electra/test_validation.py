@@ -314,6 +314,19 @@ def test_an_auc_near_a_half_is_told_once_with_what_has_helped():
         assert "--init_std" not in line and "--position_init" not in line and "--max_seq_len" in line
 
 
+@pytest.mark.parametrize("best", [0.57, 0.58, 0.58499])
+def test_an_auc_that_was_a_little_better_once_is_on_the_plateau_all_the_same(best):
+    """From 0.58 to 0.545 is no fall, and 0.545 no success: it is told when a run that never was better would be."""
+    watched = alarm()
+    assert watched.line(500, END, best, 6.1) is None
+    for update in range(600, PATIENCE, 100):
+        assert watched.line(update, END, 0.545, 6.1) is None
+    assert "the discriminator's AUC is 0.55: it tells nothing yet" in watched.line(PATIENCE, END, 0.545, 6.1)
+    assert watched.line(PATIENCE + 500, END, 0.545, 6.1) is None
+    # A fall behind it has a line of its own.
+    assert watched.line(PATIENCE + 1000, END, 0.5, 6.1).startswith("warning: the discriminator's AUC fell from 0.5")
+
+
 def test_a_short_run_is_told_after_its_half():
     watched = alarm(max_steps=600)
     assert watched.line(200, 600, 0.5, 6.1) is None

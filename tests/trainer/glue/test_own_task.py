@@ -226,6 +226,8 @@ def test_faults_are_told_in_one_line(place, tmp_path, capsys):
     assert "train.csv:" in line(labels=["bad", "fair"]) and "is not one of bad, fair" in line(labels=["bad", "fair"])
     assert "a class stands there twice" in line(labels=["bad", "bad"])
     assert "1 class (bad); two and more are wanted" in line(labels=["bad"])
+    assert "--labels: a class is blank; name it otherwise" in line(labels=["bad", " "])
+    assert "--labels: a class 'a\\tb' holds a tab or a line break" in line(labels=["bad", "a\tb"])
     assert "--labels: regression has no classes" in line("regression", labels=["a", "b"])
     assert "--metrics f1: of two classes, and my-classification has 3" in line(metrics=["f1"])
     assert "--metrics f1: tags has entity_f1" in line("tags", metrics=["f1"])

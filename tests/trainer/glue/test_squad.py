@@ -1,4 +1,7 @@
-"""Answers and their scores. References: cases by hand, and all pairs of positions."""
+"""Answers and their scores. References: cases by hand, the task's own script, and all pairs of positions."""
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +43,23 @@ def test_articles_punctuation_case_and_white_space_do_not_count():
 )
 def test_f1_by_hand(found, right, f1):
     assert word_f1(found, right) == pytest.approx(f1) == word_f1(right, found)
+
+
+def test_scores_are_those_of_the_official_script():
+    """The numbers in squad_scores.json are what SQuAD's evaluate-v1.1.py gave for these made-up answers: articles,
+    punctuation, letters of other languages, numbers, several right answers, empty ones. It multiplies means by 100."""
+    golden = json.loads(Path(__file__).with_name("squad_scores.json").read_text(encoding="utf-8"))
+    questions = []
+    found = {}
+    for number, case in enumerate(golden["cases"]):
+        key = str(number)
+        questions.append(Question(key, "?", "", [Answer(text, 0) for text in case["right"]]))
+        found[key] = case["found"]
+        wanted = {name: case[name] for name in ("exact_match", "f1")}
+        assert answer_scores(questions[-1:], found) == pytest.approx(wanted, rel=1e-14), case
+    assert len(questions) == 50
+    wanted = {name: golden[name] for name in ("exact_match", "f1")}
+    assert answer_scores(questions, found) == pytest.approx(wanted, rel=1e-14)
 
 
 def test_of_several_right_answers_the_best_one_counts():
