@@ -23,7 +23,8 @@ from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import Source
 from dataset.tokenizing.wordpiece import train_wordpiece
 from model.electra.masking import IGNORE
-from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token, sample
+from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token
+from model.electra.sampling import sample
 from model.electra.sizes import SIZES
 from trainer.electra.loss import DISC_WEIGHT, N_SUMS, electra_loss
 from trainer.engine import Engine
@@ -80,7 +81,7 @@ def plain_loss(model: ElectraPretrainer, batch: Batch) -> torch.Tensor:
     logits = model.generator(batch.masked_ids, **inputs).logits  # [R, T, V]
     mlm = F.cross_entropy(logits[masked], batch.ids[masked])
     corrupted = batch.ids.clone()
-    corrupted[masked] = sample(logits[masked].detach())
+    corrupted[masked] = sample(logits[masked].detach(), "fp32_gumbel")
     replaced = (corrupted != batch.ids).float()
     disc = model.discriminator(corrupted, **inputs).logits
     real = seen.bool()

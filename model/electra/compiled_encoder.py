@@ -19,24 +19,26 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 
-def keep_mask(shape: Sequence[int], p: float, device: torch.device) -> torch.Tensor:
-    """bool [shape]: False with probability p (to 1/65536), from torch's global random numbers.
+def dropped(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
+    """int32 [shape]: -1 with probability p (to 1/65536), else 0, from torch's global random numbers.
 
     The hash is Ellis' lowbias32 (https://nullprogram.com/blog/2018/07/31/) of seed xor place · 2^32/golden ratio, in
-    int32 arithmetic that wraps around; shifts are made logical by a mask.
+    int32 arithmetic that wraps around; shifts are made logical by a mask. A number comes out and no bool, because the
+    compiler turns arithmetic into vector instructions, and a choice by a bool hardly.
     """
     seed = torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=device)
     x = (torch.arange(math.prod(shape), dtype=torch.int32, device=device) * -1640531535) ^ seed
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073319461
     x = (x >> 16) & 0xFFFF
-    return (x >= round(p * 65536)).view(shape)
+    # The sign of the difference, in all bits.
+    return ((x - round(p * 65536)) >> 31).view(shape)
 
 
 def dropout(x: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
     """x with a share p of its elements zeroed and the others scaled by 1 / (1 - p), as torch.nn.functional.dropout."""
     if training and p and torch.compiler.is_compiling() and x.device.type == "cpu":
-        return torch.where(keep_mask(x.shape, p, x.device), x * (1 / (1 - p)), 0.0)
+        return x * (1 + dropped(x.shape, p, x.device)).to(x.dtype) * (1 / (1 - p))
     return F.dropout(x, p, training)
 
 
@@ -45,6 +47,53 @@ class Dropout(torch.nn.Dropout):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return dropout(x, self.p, self.training)
+
+
+class _Attention(torch.autograd.Function):
+    """Softmax attention with dropout, whose backward pass needs neither the random numbers nor the softmax again.
+
+    With probabilities P and weights W = P where kept and 0 where dropped, the output is O = W v / (1 - p). Kept for the
+    backward pass is one tensor: P where kept and -P where dropped, from which both follow. With dO' = dO / (1 - p)
+
+        dW = dO' v^T        d score = W dW - P (sum over keys of W dW) = W dW - P (sum over D of dO O)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float,
+        p: float,
+    ) -> torch.Tensor:
+        """query, key, value: [R, H, T, D]; mask: what is added to the scores, float, as wide as [R, H, T, T]; -> [R, H, T, D]."""
+        scores = (query @ key.transpose(-2, -1)).float() * scaling
+        if mask is not None:
+            scores = scores + mask
+        exp_scores = (scores - scores.amax(-1, keepdim=True)).exp()
+        probabilities = exp_scores / exp_scores.sum(-1, keepdim=True)
+        if p:
+            probabilities = probabilities * (1 + 2 * dropped(scores.shape, p, scores.device)).float()
+        signed = probabilities.to(value.dtype)
+        output = (signed.clamp(min=0) @ value) * (1 / (1 - p))
+        ctx.save_for_backward(query, key, value, signed, output)
+        ctx.scaling = scaling
+        ctx.p = p
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (d_output,) = grads
+        query, key, value, signed, output = ctx.saved_tensors
+        along = (d_output.float() * output.float()).sum(-1, keepdim=True)
+        scaled = d_output * (1 / (1 - ctx.p))
+        weights = signed.clamp(min=0)
+        d_weights = scaled @ value.transpose(-2, -1)
+        d_scores = weights.float() * d_weights.float() - signed.float().abs() * along
+        d_scores = (d_scores * ctx.scaling).to(query.dtype)
+        return d_scores @ key, d_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ scaled, None, None, None
 
 
 def attention(
@@ -58,18 +107,37 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' SDPA attention, written out in a compiled graph on a CPU: SDPA's kernel there is slow backward.
 
-    query, key, value: [R, H, T, D]; attention_mask: bool, True where a key is seen; gives ([R, T, H, D], None).
+    query, key, value: [R, H, T, D]; attention_mask: see `ready_mask`; gives ([R, T, H, D], None).
     """
     dropout_p = options.pop("dropout", 0.0)
     if not (torch.compiler.is_compiling() and query.device.type == "cpu"):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout_p, scaling=scaling, **options
         )
-    scores = (query * scaling) @ key.transpose(-2, -1)
-    if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask, -torch.inf)
-    probabilities = dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype), dropout_p)
-    return (probabilities @ value).transpose(1, 2), None
+    if attention_mask is not None and attention_mask.dtype is torch.bool:
+        attention_mask = additive(attention_mask)
+    # Masks of the encoders that are compiled are not trained: the backward pass has no gradient for them.
+    assert attention_mask is None or not attention_mask.requires_grad
+    output = _Attention.apply(query, key, value, attention_mask, scaling, dropout_p)
+    return output.transpose(1, 2), None
+
+
+def additive(visible: torch.Tensor) -> torch.Tensor:
+    """float32: 0 where a bool is True, -inf elsewhere."""
+    return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, -torch.inf)
+
+
+def ready_mask(real: torch.Tensor, in_graphs: bool) -> torch.Tensor:
+    """What an encoder gets as its mask, [R, 1, T, T]: all queries of a row see its real positions. real: bool [R, T].
+
+    A mask of four dimensions transformers takes as it is, without a look inside. in_graphs: compiled layers get it, for
+    which it is a float to add where they are on a CPU: once for all layers, since they would work it out for each score.
+    """
+    R, T = real.shape
+    seen = real[:, None, None, :]
+    if in_graphs and real.device.type == "cpu":
+        seen = additive(seen)
+    return seen.expand(R, 1, T, T)
 
 
 AttentionInterface.register("compiled_on_cpu", attention)

@@ -49,7 +49,7 @@ class Draws(NamedTuple):
     """How tokens are masked and a generator's are drawn: as the flags of these names of train_electra.py say."""
 
     mask_style: str = "electra"
-    sampling: str = "fp32_gumbel"
+    sampling: str = "multinomial"
     temperature: float = 1.0
     disallow_correct: bool = False
 

@@ -16,7 +16,6 @@ from model.electra.pretrainer import (
     FLOPS_OF_MULTIPLY_ADD,
     FilledIn,
     Pretrainer,
-    encoder_inputs,
     encoder_multiply_adds,
     fill_in,
     is_real,
@@ -72,8 +71,8 @@ class MaskedLanguageModel(Pretrainer):
     ) -> FilledIn:
         """What the encoder makes of a batch, whose parts are those of ElectraPretrainer.forward."""
         with self.graphs_for(ids):
-            inputs = encoder_inputs(is_real(ids, lengths), token_type_ids)
-            return fill_in(self.encoder, masked_ids, positions, labels, inputs, self.smoothing)
+            inputs = self.encoder_inputs(is_real(ids, lengths), token_type_ids)
+            return fill_in(self.encoder, masked_ids, positions, labels, inputs, self.judge_guesses, self.smoothing)
 
 
 def flops_per_token(config: ElectraConfig, length: float, masked_share: float) -> float:

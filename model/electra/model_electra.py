@@ -18,12 +18,12 @@ from model.electra.masking import IGNORE
 from model.electra.pretrainer import (
     FLOPS_OF_MULTIPLY_ADD,
     Pretrainer,
-    encoder_inputs,
     encoder_multiply_adds,
     fill_in,
     is_real,
     masked_head_multiply_adds,
 )
+from model.electra.sampling import AddsUpChunks, add_up_chunks, sample, to_draw_from
 from model.electra.saved_network import load_network
 from model.electra.sizes import POSITION_INITS, WEIGHT_INITS, Size
 
@@ -131,42 +131,6 @@ def init_original(network: Any) -> None:
             torch.nn.init.trunc_normal_(parameter, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
-def sample(logits: torch.Tensor, how: str = "fp32_gumbel") -> torch.Tensor:
-    """One token id from softmax(logits) of each row: [M, V] -> int64 [M]. Uses torch's global random numbers.
-
-    fp32_gumbel: argmax of logits + Gumbel noise in float32. multinomial: the same distribution by one uniform number a
-    row and the cumulative probabilities. fp16_gumbel: noise in half precision, as public trainers have it; it favours
-    likely tokens (p = 0.98 is drawn as 0.9993) and is here to compare with.
-    """
-    if how == "multinomial":
-        # MPS has no float64.
-        if logits.device.type != "mps":
-            logits = logits.double()
-        cumulative = logits.softmax(-1).cumsum(-1)
-        threshold = torch.rand(len(logits), 1, device=logits.device, dtype=cumulative.dtype) * cumulative[:, -1:]
-        return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
-    dtype = torch.float16 if how == "fp16_gumbel" else torch.float32
-    uniform = torch.rand(logits.shape, device=logits.device).to(dtype)
-    finest = torch.finfo(dtype)
-    # Neither 0 nor 1: the noise would be infinite.
-    noise = -torch.log(-torch.log(uniform.clamp(finest.tiny, 1 - finest.eps / 2)))
-    return (logits.to(dtype) + noise).argmax(-1)
-
-
-def to_draw_from(
-    logits: torch.Tensor, labels: torch.Tensor, temperature: float, disallow_correct: bool
-) -> torch.Tensor:
-    """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE. temperature, disallow_correct: as
-    of ElectraPretrainer."""
-    if temperature != 1:
-        logits = logits / temperature
-    if disallow_correct:
-        # A place that is not used has no label; what is drawn there is not looked at.
-        original = labels.clamp(min=0)[:, None]
-        logits = logits.scatter(1, original, -torch.inf)
-    return logits
-
-
 # ------------------------------------------------------------------------------------------------ the model
 
 
@@ -206,7 +170,7 @@ class ElectraPretrainer(Pretrainer):
         self,
         generator: ElectraForMaskedLM,
         discriminator: ElectraForPreTraining,
-        sampling: str = "fp32_gumbel",
+        sampling: str = "multinomial",
         gen_smooth: float = 0.0,
         disc_smooth: float = 0.0,
         temperature: float = 1.0,
@@ -226,6 +190,7 @@ class ElectraPretrainer(Pretrainer):
         self.disc_smooth = disc_smooth
         self.temperature = temperature
         self.disallow_correct = disallow_correct
+        self.add_up_chunks: AddsUpChunks = add_up_chunks
         if not is_untied(generator.config):
             check_embeddings(generator.config, discriminator.config)
             # The modules, not their weights: a weight assigned anew would leave the generator's head with the old one.
@@ -280,8 +245,10 @@ class ElectraPretrainer(Pretrainer):
         """
         with self.graphs_for(ids):
             real = is_real(ids, lengths)
-            inputs = encoder_inputs(real, token_type_ids)
-            filled_in = fill_in(self.generator, masked_ids, positions, labels, inputs, self.gen_smooth)
+            inputs = self.encoder_inputs(real, token_type_ids)
+            filled_in = fill_in(
+                self.generator, masked_ids, positions, labels, inputs, self.judge_guesses, self.gen_smooth
+            )
             with torch.no_grad():
                 if sampled is None:
                     sampled = self.draw(filled_in.logits, labels)
@@ -290,9 +257,15 @@ class ElectraPretrainer(Pretrainer):
             disc, disc_logits = self.find_out(corrupted, replaced, real, inputs)
             return Losses(filled_in.loss, disc, sampled, corrupted, replaced, disc_logits, filled_in.correct)
 
+    def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
+        """As Pretrainer's, and what the generator's draws add up."""
+        self.add_up_chunks = torch.compile(add_up_chunks, dynamic=False)
+        return super().compile_training(shape, dtype)
+
     def draw(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The generator's tokens, int64 [R, K]. logits: [M, V]; labels: [R, K]."""
-        return sample(self.to_draw_from(logits, labels.flatten()), self.sampling).view_as(labels)
+        drawn = sample(self.to_draw_from(logits, labels.flatten()), self.sampling, self.add_up_chunks)
+        return drawn.view_as(labels)
 
     def to_draw_from(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE."""

@@ -5,6 +5,7 @@ V: vocabulary.
 """
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM
 
 from model.checkpointing import recompute_layers
-from model.electra.compiled_encoder import compile_layers, eager_if
+from model.electra.compiled_encoder import compile_layers, eager_if, ready_mask
 from model.electra.masking import IGNORE
 
 
@@ -26,7 +27,9 @@ class Pretrainer(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.is_compiled = False
         self.compiled_shape: tuple[int, int] | None = None
+        self.judge_guesses: JudgesGuesses = judge_guesses
 
     def networks(self) -> list[Any]:
         """In the order of NETWORKS."""
@@ -38,11 +41,20 @@ class Pretrainer(torch.nn.Module):
         config: ElectraConfig = getattr(self, self.ENCODER).config
         return config
 
+    def uses_graphs(self, ids: torch.Tensor) -> bool:
+        """Whether compiled layers are computed by their graphs for a batch of ids, [R, T]."""
+        if not self.is_compiled:
+            return False
+        # An evaluation, without dropout, would compile a graph of its own.
+        return self.compiled_shape is None or (self.training and self.compiled_shape == tuple(ids.shape))
+
     def graphs_for(self, ids: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
         """A context in which compiled layers use their graphs if these are for batches like ids, [R, T]."""
-        # An evaluation, without dropout, would compile a graph of its own.
-        is_for_it = self.training and self.compiled_shape == tuple(ids.shape)
-        return eager_if(self.compiled_shape is not None and not is_for_it)
+        return eager_if(self.is_compiled and not self.uses_graphs(ids))
+
+    def encoder_inputs(self, real: torch.Tensor, token_type_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What an encoder of transformers is given beside the ids. real: bool [R, T], see is_real; token_type_ids: [R, T]."""
+        return {"token_type_ids": token_type_ids, "attention_mask": ready_mask(real, self.uses_graphs(real))}
 
     def gradient_checkpointing_enable(self) -> None:
         """Keep only what enters each layer, and compute the rest again in the backward pass."""
@@ -50,14 +62,17 @@ class Pretrainer(torch.nn.Module):
             recompute_layers(network)
 
     def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
-        """Compile the layers, one graph for all of a network. shape: (rows, positions) of the batches that use it; others,
-        as an epoch's last, are computed without. None: all use it, each shape with a graph of its own.
+        """Compile the layers, one graph for all of a network, and what becomes of a head's logits. shape: (rows, positions) of
+        the batches that use it; others, as an epoch's last, are computed without. None: all use it, each shape with a graph
+        of its own.
 
         Nothing depends on dtype here, and nothing is to be said.
         """
+        self.is_compiled = True
         self.compiled_shape = shape
         for network in self.networks():
             compile_layers(network)
+        self.judge_guesses = torch.compile(judge_guesses, dynamic=False)
         return ""
 
 
@@ -66,17 +81,31 @@ def is_real(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
 
-def encoder_inputs(real: torch.Tensor, token_type_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What an encoder of transformers is given beside the ids. real: bool [R, T], see is_real; token_type_ids: [R, T]."""
-    R, T = real.shape
-    # With four dimensions: transformers takes such a mask as it is, without a look inside.
-    visible = real[:, None, None, :].expand(R, 1, T, T)
-    return {"token_type_ids": token_type_ids, "attention_mask": visible}
+# (logits, labels, smoothing) -> (loss, correct), see judge_guesses
+JudgesGuesses = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+
+
+def judge_guesses(
+    logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sum of the cross-entropies, how many of the likeliest tokens are right), 0-d. logits: [M, V]; labels: [M], or IGNORE.
+
+    Where several tokens are the likeliest, as in half precision it happens, the right one counts as a share of 1.
+    """
+    logits = logits.float()
+    loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+    with torch.no_grad():
+        # Not by argmax, which takes several times as long on a CPU.
+        highest = logits.amax(-1, keepdim=True)
+        likeliest = (logits >= highest).float().sum(-1)
+        is_right = logits.gather(1, labels.clamp(min=0)[:, None]) >= highest
+        correct = torch.where(is_right.squeeze(1) & (labels != IGNORE), 1 / likeliest, 0.0).sum()
+    return loss, correct
 
 
 class FilledIn(NamedTuple):
-    """What a network makes of masked tokens. loss, correct: 0-d, the sum of the cross-entropies, and how many of the
-    likeliest tokens are right; logits: float32 [M, V]."""
+    """What a network makes of masked tokens. loss, correct: 0-d, see judge_guesses; logits: [M, V], in half precision where
+    products are."""
 
     loss: torch.Tensor
     correct: torch.Tensor
@@ -89,21 +118,20 @@ def fill_in(
     positions: torch.Tensor,
     labels: torch.Tensor,
     inputs: dict[str, torch.Tensor],
+    judge: JudgesGuesses,
     smoothing: float = 0.0,
 ) -> FilledIn:
     """Let a network guess the tokens at masked positions. masked_ids: [R, T]; positions, labels: [R, K], a label of IGNORE
-    where none is masked; inputs: of encoder_inputs; smoothing: of the labels, over the vocabulary.
+    where none is masked; inputs: of encoder_inputs; judge: judge_guesses, or its compiled form; smoothing: of the labels,
+    over the vocabulary.
 
     The head is computed at these positions alone: of all of them it would take more than the layers.
     """
     hidden = network.electra(masked_ids, **inputs).last_hidden_state
     rows = torch.arange(len(masked_ids), device=masked_ids.device)[:, None]
     at_masked = network.generator_predictions(hidden[rows, positions].flatten(0, 1))
-    logits = network.generator_lm_head(at_masked).float()
-    flat = labels.flatten()
-    loss = F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
-    with torch.no_grad():
-        correct = (logits.argmax(-1) == flat).sum()
+    logits = network.generator_lm_head(at_masked)
+    loss, correct = judge(logits, labels.flatten(), smoothing)
     return FilledIn(loss, correct, logits)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 ELECTRA = "electra"
 MLM = "mlm"
 OBJECTIVES = (ELECTRA, MLM)
-SAMPLING = ("fp32_gumbel", "fp16_gumbel", "multinomial")
+SAMPLING = ("multinomial", "fp32_gumbel", "fp16_gumbel")
 MASK_STYLES = ("electra", "bert")
 # Which positions are masked: see `mask_count` and `chosen_positions` in masking.py.
 MASK_CHOICES = ("exact", "original")

@@ -72,7 +72,7 @@ DEFAULTS = {
         "max_steps": 1000000, "batch_size": None, "accumulation_steps": 1, "rows_per_update": 0, "learning_rate": 0.0005,
         "weight_decay": 0.01, "grad_clip": 1.0, "max_bad_updates": 10, "seed": 42, "from_resume": False,
         "lr_schedule": "original_linear", "warmup_steps": None, "optimizer": "adamw", "muon_lr": 0.02,
-        "adam_bias_correction": True, "sampling": "fp32_gumbel", "gen_smooth": 0.0, "disc_smooth": 0.0,
+        "adam_bias_correction": True, "sampling": "multinomial", "gen_smooth": 0.0, "disc_smooth": 0.0,
         "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
         "gradient_checkpointing": False, "deterministic": False, "dist_timeout": 600,
         "cpu_processes": "auto", "shard": "none", "deduplicate": "none",

@@ -323,7 +323,7 @@ def one_update(parts, ranks=None, seed=0):
     whole = Batch(*batch(ids, lengths, masked))
     share = 8 // parts // engine.ranks.world_size
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.electra.model_electra.sample", lambda logits, how: logits.argmax(-1))
+        patch.setattr("model.electra.model_electra.sample", lambda logits, *how: logits.argmax(-1))
         for i in range(parts):
             at = (i * engine.ranks.world_size + engine.ranks.rank) * share
             engine.micro_batch(Batch(*(x[at : at + share] for x in whole)), totals, last=i == parts - 1)
@@ -365,7 +365,7 @@ def _with_port():
 
 def test_two_processes_train_what_one_does(data, tmp_path, monkeypatch):
     """With the greedy generator, since each process draws other numbers: rows, steps and losses of every update."""
-    monkeypatch.setattr("model.electra.model_electra.sample", lambda logits, how: logits.argmax(-1))
+    monkeypatch.setattr("model.electra.model_electra.sample", lambda logits, *how: logits.argmax(-1))
     n_threads = torch.get_num_threads()
     lines = []
     for processes in (1, 2):

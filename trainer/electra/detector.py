@@ -22,7 +22,7 @@ from dataset.tokenizing.windows import window_of_tokens, windows_of
 from dataset.tokenizing.words import words_of
 from model.electra.detection import LENGTH, Draws, Passage, Word, draws_of, measured_threshold, usual_threshold
 from model.electra.masking import IGNORE, mask_count, mask_tokens
-from model.electra.model_electra import sample, to_draw_from
+from model.electra.sampling import sample, to_draw_from
 from model.electra.saved_network import load_network
 from trainer.encoder_folder import find_model
 

@@ -191,7 +191,7 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
     )
     gen_weight: float = setting(1.0, check=not_negative(float), help="of the generator's loss")
     disc_weight: float = setting(50.0, check=not_negative(float), help="of the discriminator's loss")
-    sampling: str = setting("fp32_gumbel", choices=tuple(SAMPLING), help="how the generator's tokens are drawn")
+    sampling: str = setting("multinomial", choices=tuple(SAMPLING), help="how the generator's tokens are drawn")
     temperature: float = setting(
         1.0, check=positive(float), help="what the generator's logits are divided by before a token is drawn"
     )

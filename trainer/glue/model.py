@@ -40,6 +40,7 @@ from trainer.glue.padding import (
     is_in_parts,
     is_known,
     notice,
+    uses_graphs,
     way_of,
 )
 from trainer.glue.settings import GlueSettings
@@ -299,10 +300,7 @@ def compiled_shape(model: Any) -> tuple[int, int] | None:
 
 def forward(model: Any, batch: Batch) -> torch.Tensor:
     """Logits, float32 [R, outputs], or [R, T, outputs] where every position has its own."""
-    shape = compiled_shape(model)
-    # Only the batches that it was compiled for: another shape would compile a second graph.
-    is_for_it = model.training and shape == batch.ids.shape
-    with eager_if(shape is not None and not is_for_it):
+    with eager_if(compiled_shape(model) is not None and not uses_graphs(model, batch)):
         return way_of(model)(model, batch).float()
 
 

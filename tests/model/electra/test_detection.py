@@ -89,7 +89,7 @@ def test_a_generators_config_tells_what_its_run_did_otherwise_than_usual():
     config = SimpleNamespace()
     tell_draws(config, Draws())
     assert not vars(config) and draws_of(config) == Draws()
-    draws = Draws("bert", "multinomial", 0.7, True)
+    draws = Draws("bert", "fp32_gumbel", 0.7, True)
     tell_draws(config, draws)
     assert draws_of(SimpleNamespace(**json.loads(json.dumps(vars(config))))) == draws
     tell_draws(config, Draws(temperature=2.0))

@@ -10,9 +10,9 @@ import torch
 from transformers import ElectraConfig
 
 from common.errors import UserError
-from model.electra.compiled_encoder import keep_mask
 from model.electra.masking import IGNORE, mask_count, mask_tokens, original_cap
-from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token, sample
+from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token
+from model.electra.sampling import sample
 from model.electra.sizes import SIZES
 from tests.helpers import SHARED, needs_shared
 
@@ -473,49 +473,6 @@ def test_with_disallow_correct_every_masked_token_is_replaced():
     free = tiny()(*batch(ids, lengths, masked))
     assert free.replaced.sum() <= found.replaced.sum()
     assert torch.equal(found.corrupted != torch.from_numpy(ids), found.replaced)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("how", ["fp32_gumbel", "multinomial"])
-def test_sampled_frequencies_are_the_softmax(how, dtype):
-    """400,000 draws from logits of each --dtype, one token at p = 0.98: within five standard errors everywhere."""
-    torch.manual_seed(0)
-    logits = torch.randn(50).to(dtype)
-    logits[7] = torch.logsumexp(logits[torch.arange(50) != 7].float(), 0).to(dtype) + math.log(0.98 / 0.02)
-    n = 400_000
-    counts = torch.bincount(sample(logits.expand(n, 50), how), minlength=50).double() / n
-    p = logits.double().softmax(-1)
-    assert p[7] == pytest.approx(0.98, abs=2e-3)
-    assert ((counts - p).abs() < 5 * (p * (1 - p) / n).sqrt() + 2e-6).all()
-
-
-def test_half_precision_noise_favours_likely_tokens():
-    """Why fp32 is the default: with noise in fp16 p = 0.98 is drawn clearly more often."""
-    torch.manual_seed(0)
-    logits = torch.cat((torch.tensor([math.log(0.98)]), torch.full((400,), math.log(0.02 / 400))))
-    share = (sample(logits.expand(20_000, 401), "fp16_gumbel") == 0).double().mean()
-    assert share > 0.99
-    assert (sample(logits.expand(20_000, 401)) == 0).double().mean() == pytest.approx(0.98, abs=0.005)
-
-
-# ------------------------------------------------------------------------------------------------- dropout
-
-
-def test_hashed_dropout_is_even_and_independent():
-    """Share of zeros, also by row and column, and no correlation of neighbours or of two calls."""
-    torch.manual_seed(0)
-    n, p = 2048, 0.1
-    a, b = ((keep_mask((n, n), p, "cpu").float() - (1 - p)) / math.sqrt(p * (1 - p)) for _ in range(2))
-    error = 1 / n  # of a mean over all
-    means = [
-        a.mean(),
-        (a * b).mean(),
-        (a[1:] * a[:-1]).mean(),
-        (a[:, 1:] * a[:, :-1]).mean(),
-        (a[:, 32:] * a[:, :-32]).mean(),
-    ]
-    assert max(abs(float(mean)) for mean in means) < 5 * error
-    assert a.mean(0).std() == pytest.approx(n**-0.5, rel=0.1) and a.mean(1).std() == pytest.approx(n**-0.5, rel=0.1)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from common.errors import UserError
 from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.detection import usual_threshold
 from model.electra.masking import mask_count
-from model.electra.model_electra import sample
+from model.electra.sampling import sample
 from tests.trainer.electra.electra_folder import write_run
 from trainer.electra.detector import open_detector
 
@@ -130,7 +130,7 @@ def test_words_are_replaced_as_in_the_run(tmp_path):
         return opened(folder)
 
     usual = detector().with_replaced(ids, 0.4, 3)
-    assert np.array_equal(detector(sampling="fp32_gumbel").with_replaced(ids, 0.4, 3), usual)
+    assert np.array_equal(detector(sampling="multinomial").with_replaced(ids, 0.4, 3), usual)
     read = []
     for style in ("electra", "bert"):
         styled = detector(mask_style=style)
@@ -140,7 +140,7 @@ def test_words_are_replaced_as_in_the_run(tmp_path):
     # BERT's way writes another word at a tenth of the positions.
     n_others = [int(((masked != ids) & (masked != tokenizer.mask_token_id)).sum()) for masked in read]
     assert n_others[0] == 0 < n_others[1]
-    assert not np.array_equal(detector(sampling="multinomial").with_replaced(ids, 0.4, 3), usual)
+    assert not np.array_equal(detector(sampling="fp32_gumbel").with_replaced(ids, 0.4, 3), usual)
     positions = np.arange(0, len(ids), 3)
     cold = detector(temperature=1e-4)
     assert cold.length > len(ids) + 2

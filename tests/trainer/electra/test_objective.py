@@ -183,7 +183,7 @@ def test_flags_of_the_other_network_are_told(data, tmp_path, capsys):
         "temperature": 2,
         "generator_divisor": 3,
         "example_interval": 1,
-        "sampling": "multinomial",
+        "sampling": "fp32_gumbel",
     }
     # 32 is no multiple of 3: no generator must divide it.
     train(**data, **MLM, **of_two, out_dir=tmp_path, max_steps=1)

@@ -1,0 +1,85 @@
+"""Drawing the tokens that the generator writes.
+
+Shapes. M: masked positions of a batch, V: vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+# Tokens whose probabilities are added up first, before one of these sums is chosen.
+CHUNK = 256
+
+# logits -> (sums, highest), see add_up_chunks
+AddsUpChunks = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def to_draw_from(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float, disallow_correct: bool
+) -> torch.Tensor:
+    """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE. temperature, disallow_correct: as
+    of ElectraPretrainer."""
+    if temperature != 1:
+        logits = logits / temperature
+    if disallow_correct:
+        # A place that is not used has no label; what is drawn there is not looked at.
+        original = labels.clamp(min=0)[:, None]
+        logits = logits.scatter(1, original, -torch.inf)
+    return logits
+
+
+def add_up_chunks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(float32 sums of exp(logits - highest), each of CHUNK tokens or what is left of them; highest [M, 1]). logits: [M, V]."""
+    logits = logits.float()
+    highest = logits.amax(-1, keepdim=True)
+    exps = (logits - highest).exp()
+    M, V = logits.shape
+    whole = V // CHUNK * CHUNK
+    sums = exps[:, :whole].reshape(M, -1, CHUNK).sum(-1)
+    return torch.cat((sums, exps[:, whole:].sum(-1, keepdim=True)), dim=1), highest
+
+
+def sample(logits: torch.Tensor, how: str = "multinomial", add_up_chunks: AddsUpChunks = add_up_chunks) -> torch.Tensor:
+    """One token id from softmax(logits) of each row: [M, V] -> int64 [M]. Uses torch's global random numbers.
+
+    multinomial: by one uniform number a row and the cumulative probabilities. fp32_gumbel: the same distribution as argmax of
+    logits + Gumbel noise in float32, with a random number for each token. fp16_gumbel: noise in half precision, as public
+    trainers have it; it favours likely tokens (p = 0.98 is drawn as 0.9993) and is here to compare with. add_up_chunks: the
+    function of this name, or its compiled form.
+    """
+    if how == "multinomial":
+        return by_cumulative_sums(logits, add_up_chunks)
+    dtype = torch.float16 if how == "fp16_gumbel" else torch.float32
+    uniform = torch.rand(logits.shape, device=logits.device).to(dtype)
+    finest = torch.finfo(dtype)
+    # Neither 0 nor 1: the noise would be infinite.
+    noise = -torch.log(-torch.log(uniform.clamp(finest.tiny, 1 - finest.eps / 2)))
+    return (logits.to(dtype) + noise).argmax(-1)
+
+
+def by_cumulative_sums(logits: torch.Tensor, add_up_chunks: AddsUpChunks) -> torch.Tensor:
+    """`sample`: a place in the sum of all probabilities is drawn, then its chunk found, then its token.
+
+    Sums of float64 belong to it, since tokens may be a million times less likely than others. So they are made of few numbers:
+    of the chunks, and of the tokens of one chunk.
+    """
+    # MPS has no float64.
+    exact = torch.float32 if logits.device.type == "mps" else torch.float64
+    sums, highest = add_up_chunks(logits)
+    ends = sums.to(exact).cumsum(-1)
+    place = torch.rand(len(logits), 1, device=logits.device, dtype=exact) * ends[:, -1:]
+    chunk = first_beyond(ends, place)
+    begin = ends.gather(1, chunk) - sums.to(exact).gather(1, chunk)
+
+    ids = chunk * CHUNK + torch.arange(CHUNK, device=logits.device)
+    is_token = ids < logits.shape[1]
+    exps = (logits.gather(1, ids.where(is_token, 0)).float() - highest).exp()
+    inner = torch.where(is_token, exps, 0.0).to(exact).cumsum(-1)
+    return (chunk * CHUNK + first_beyond(inner, place - begin)).squeeze(1)
+
+
+def first_beyond(cumulative: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Where the first sum is that is larger than the row's place; the last one that has grown where rounding leaves none: so never
+    where nothing was added. cumulative: [M, n]; place: [M, 1] -> int64 [M, 1]."""
+    last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
+    return torch.minimum(torch.searchsorted(cumulative, place, right=True), last)
