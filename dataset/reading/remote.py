@@ -32,6 +32,9 @@ ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 SCHEMES = {"file": "fsspec", "s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
 
 PIECE_BYTES = 8 << 20
+# A large object of S3 is fetched as a whole in so many pieces of PIECE_BYTES beside each other. s3fs holds them in memory; by
+# itself it would take ten of 50 MB.
+S3_PIECES_AT_ONCE = 4
 # --cache_gb where nothing else is said.
 USUAL_CACHE_GB = 32.0
 # A web server that does not answer, or sends nothing, for so long has failed. A whole file may take as long as it takes.
@@ -252,7 +255,9 @@ def file_system(address: str) -> FileSystem:
     scheme = found.group(1).lower()
     package = SCHEMES[scheme]
     optional_package(package, f"to read {scheme}:// addresses")
-    options = {}
+    options: dict[str, Any] = {}
+    if package == "s3fs":
+        options = {"default_block_size": PIECE_BYTES, "max_concurrency": S3_PIECES_AT_ONCE}
     if package == "aiohttp":
         from aiohttp import ClientTimeout
 

@@ -16,6 +16,8 @@ from dataset.store.writer import read_progress
 
 # An interrupted build that nobody has gone on with for so long is removed.
 ABANDONED_S = 7 * 24 * 3600.0
+# A process that makes shards may not have taken its lock yet in an empty folder that is no older.
+JUST_MADE_S = 60.0
 
 
 def first_writable(places: list[Path]) -> Path:
@@ -72,5 +74,6 @@ def _is_abandoned(temp: Path) -> bool:
                 changed = max(changed, path.stat().st_mtime)
         return time.time() - changed > ABANDONED_S
     if read_progress(temp) is None:
-        return True
+        is_empty = not any(temp.iterdir())
+        return not is_empty or time.time() - temp.stat().st_mtime > JUST_MADE_S
     return time.time() - (temp / "progress.json").stat().st_mtime > ABANDONED_S

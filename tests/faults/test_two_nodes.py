@@ -91,16 +91,29 @@ def test_other_launches_end_alike(launch_of, job, undisturbed):
     assert ends_as(undisturbed, job)
 
 
-@pytest.mark.parametrize("shard", ["none", "full"])
-def test_a_worker_is_killed(shard, job, undisturbed):
-    """A divided model is compared with one of its own: the norm of its gradient is a sum of other parts."""
-    job.settings["shard"] = shard
-    if shard == "full":
+@pytest.fixture
+def undisturbed_as(job, undisturbed):
+    """(shard) -> the Lab of the run that nobody disturbed, with this --shard, which `job` has from then on.
+
+    A divided model is compared with one of its own: the norm of its gradient is a sum of other parts.
+    """
+
+    def run(shard):
+        if shard == "none":
+            return undisturbed
+        job.settings["shard"] = shard
         whole = Job(job.lab, job.nodes, "whole")
         whole.settings = job.settings
         whole.start()
         whole.wait()
-        undisturbed = job.lab
+        return job.lab
+
+    return run
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_worker_is_killed(shard, job, undisturbed_as):
+    undisturbed = undisturbed_as(shard)
     once = job.lab.folder / "killed"
     job.hooks["signal_at"] = {"updates": [STRUCK], "name": "SIGKILL", "rank": 1, "once": str(once)}
     killed = Path(f"{once}.{STRUCK}")
@@ -119,7 +132,9 @@ def lost_and_back(job, node):
     return job.bring_back(node)
 
 
-def test_a_node_is_lost_without_a_word_and_comes_back(job, undisturbed):
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_node_is_lost_without_a_word_and_comes_back(shard, job, undisturbed_as):
+    undisturbed = undisturbed_as(shard)
     _, second = job.nodes
     back = lost_and_back(job, second)
     print(f"went on {job.goes_on_after(back):.1f} s after the node was back")
@@ -149,6 +164,20 @@ def test_the_cable_is_out_for_seconds(job, undisturbed):
     print(f"went on {job.goes_on_after(back, anew=False):.1f} s after the cable was in")
     assert ends_as(undisturbed, job)
     assert [number for _, number in job.updates()] == list(range(1, 31))
+
+
+def test_the_cable_is_out_for_longer_than_the_ranks_wait(job, undisturbed):
+    """Both ranks end, and the launchers start them again together once they reach each other."""
+    _, second = job.nodes
+    job.settings = {"dist_timeout": 5}
+    job.start()
+    job.until_update(STRUCK)
+    second.plug(False)
+    time.sleep(12)
+    back = time.monotonic()
+    second.plug(True)
+    print(f"went on {job.goes_on_after(back):.1f} s after the cable was in")
+    assert ends_as(undisturbed, job)
 
 
 def test_one_rank_is_slow(job, undisturbed):

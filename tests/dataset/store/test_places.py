@@ -1,6 +1,8 @@
 """Where stores lie and who makes them. Reference: what is printed while another process holds the lock."""
 
 import contextlib
+import os
+import time
 
 import pytest
 from filelock import Timeout
@@ -27,3 +29,15 @@ def test_who_waits_says_so_where_he_is_asked_to(tmp_path, capsys, monkeypatch, t
     with places.lock(tmp_path, "corpus", tell):
         pass
     assert ("waiting for another process" in capsys.readouterr().out) == tell
+
+
+def test_an_empty_folder_is_left_to_a_process_that_has_just_made_it(tmp_path):
+    """Parts of one corpus that start together: their locks lie in the folder, and none of them is taken yet."""
+    made, left, kept_nothing = (tmp_path / f".tmp-{name}" for name in ("made", "left", "kept_nothing"))
+    for folder in (made, left, kept_nothing):
+        folder.mkdir()
+    two_minutes_ago = time.time() - 120
+    os.utime(left, (two_minutes_ago, two_minutes_ago))
+    (kept_nothing / "tokens.bin").write_bytes(b"cut off")
+    with places.lock(tmp_path, "other"):
+        assert [folder.exists() for folder in (made, left, kept_nothing)] == [True, False, False]

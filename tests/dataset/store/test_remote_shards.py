@@ -142,6 +142,36 @@ def test_a_server_that_sends_without_end_is_left(tmp_path, monkeypatch, length):
     assert not path.exists() if length else path.stat().st_size == 15
 
 
+def test_a_large_object_is_fetched_in_pieces(tmp_path, s3, monkeypatch):
+    """Reference: the bytes that were stored. What is in memory at a time follows from the ranges that are asked for."""
+    monkeypatch.setattr(remote, "PIECE_BYTES", 50_000)
+    content = np.random.default_rng(0).bytes(430_000)
+    address = s3.put("large/tokens.bin", content)
+    path = tmp_path / "tokens.bin"
+
+    def fetch():
+        remote.fetch_file(address, path, len(content), lambda path: path.read_bytes() == content)
+
+    s3.go_on.set()
+    s3.stalls.set()
+    s3.cuts.set()
+    try:
+        with pytest.raises(DataError, match="large/tokens.bin: cannot be read"):
+            fetch()
+    finally:
+        s3.stalls.clear()
+        s3.cuts.clear()
+    before = len(s3.contents_asked_for())
+    fetch()
+    asked = [span for _, span in s3.contents_asked_for()[before:] if span]
+    ranges = sorted(tuple(map(int, span.removeprefix("bytes=").split("-"))) for span in asked)
+    assert ranges == [(begin, min(begin + 50_000, 430_000) - 1) for begin in range(0, 430_000, 50_000)]
+    # Four beside each other, and the next four when these are here.
+    first_four = {int(span.removeprefix("bytes=").split("-")[0]) for span in asked[:4]}
+    assert first_four == {0, 50_000, 100_000, 150_000}
+    assert path.read_bytes() == content
+
+
 def test_a_shard_of_the_cache_that_was_written_to_is_fetched_again(tmp_path, encoder):
     store = built(tmp_path, encoder)
     address = f"file://{store.folder}/manifest.json"
