@@ -597,10 +597,11 @@ print(store.folder, len(store))
 
 
 def start(path, encoder, procs=1, before=""):
-    pickled = f"{path}.encoder"
-    with open(pickled, "wb") as file:
-        pickle.dump(encoder, file)
-    code = before + SCRIPT.format(root=str(ROOT), encoder=pickled, path=str(path), procs=procs)
+    pickled = Path(f"{path}.encoder")
+    # A process that was started before may be reading it.
+    if not pickled.exists():
+        pickled.write_bytes(pickle.dumps(encoder))
+    code = before + SCRIPT.format(root=str(ROOT), encoder=str(pickled), path=str(path), procs=procs)
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
