@@ -140,6 +140,10 @@ class Shards:
             timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
             self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         self.group: dist.ProcessGroup = mesh.get_group(SHARD)
+        # That were made for this model: one group of ranks is that of all, which stays.
+        self.own_groups = [self.saving_group]
+        if self.replicas > 1:
+            self.own_groups += [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
         weights = model.state_dict() if ranks.is_main else {}
         without_kept_copies(model)
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -201,6 +205,16 @@ class Shards:
             forget = getattr(place, name, None)
             if forget is not None:
                 forget()
+
+    def leave_groups(self) -> None:
+        """To be called by all ranks when nothing more is computed with the model, where the process trains another one then.
+
+        Each group has connections to its other ranks.
+        """
+        # One that has left would break off what another still computes.
+        dist.barrier()
+        for group in self.own_groups:
+            dist.destroy_process_group(group)
 
     # -------------------------------------------------------------------------------------------- in an update
 

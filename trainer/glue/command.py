@@ -199,6 +199,7 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
     if job.shards is not None:
         # Computed with again after the run's own end.
         job.shards.close()
+        job.shards.leave_groups()
     if stop_signal:
         command.say(f"stopped by signal {stop_signal}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, None

@@ -24,7 +24,8 @@ from tests.trainer.glue.glue_helpers import arguments, fine_tune, flags, make_pl
 from tests.updates import Recorder, relative_difference
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.model import glue_loss, init_model
+from trainer.glue.job import GlueJob
+from trainer.glue.model import compiled_shape, glue_loss, init_model
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.parallel import Shards
 
@@ -119,7 +120,10 @@ def two_ranks(place, folder):
         gc.collect()
         dist.destroy_process_group()
     new_port("full")
-    assert train_glue.main(arguments(place, folder / "full", shard="full", **RUN)) == 0
+    with mock.patch.object(dist, "destroy_process_group", wraps=dist.destroy_process_group) as left:
+        assert train_glue.main(arguments(place, folder / "full", shard="full", **RUN)) == 0
+    # Of the model, and then all.
+    found["groups left"] = [bool(call.args) for call in left.call_args_list]
     new_port("none")
     assert train_glue.main(arguments(place, folder / "none", shard="none", **RUN)) == 0
     # Within an epoch; and, gone on with, before an evaluation.
@@ -133,6 +137,24 @@ def two_ranks(place, folder):
     gc.collect()
     found["left"] = sum(type(thing).__name__ == "DeviceMesh" for thing in gc.get_objects())
     return found
+
+
+def compiled_runs(place, folder):
+    """Whether the layers of each run were compiled."""
+    compiled = []
+    make_fast = GlueJob.make_fast
+
+    def seen(job, outlook):
+        said = make_fast(job, outlook)
+        compiled.append(bool(compiled_shape(job.model)))
+        return said
+
+    with mock.patch.object(GlueJob, "make_fast", seen):
+        for shard in ("full", "none"):
+            new_port(f"compiled {shard}")
+            out = folder / f"compiled_{shard}"
+            assert train_glue.main(arguments(place, out, shard=shard, use_compile=1, **RUN)) == 0
+    return compiled
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +207,12 @@ def test_a_run_is_that_of_whole_models(both, folder):
 
 
 @pytest.mark.slow
+def test_a_run_leaves_the_process_groups_that_its_model_had(both):
+    """Another seed makes its own."""
+    assert [result["groups left"] for result in both] == [[True, False]] * 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model", "checkpoint-3"])
 def test_models_are_saved_whole(both, folder, name):
     """As the run with whole models saves them, under the name of the class that transformers knows."""
@@ -219,3 +247,10 @@ def test_nothing_of_a_divided_run_outlives_its_process_group(both):
 def test_one_process_has_nothing_to_divide(place, tmp_path, capsys):
     fine_tune(place, tmp_path, shard="full", max_steps=1)
     assert "--shard full has no effect: there is one process" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_that_of_whole_models(place, folder):
+    assert run_ranks(compiled_runs, place, folder, timeout_s=500) == [[True, True]] * 2
+    assert len(losses(folder / "compiled_none")) == 8
+    assert losses(folder / "compiled_full") == pytest.approx(losses(folder / "compiled_none"), rel=1e-5)
