@@ -4,8 +4,8 @@
     python benchmarks/parallel.py --seconds 90 --rows 16
 
 1. Two processes of one thread train in turns of one update with each way to add up gradients: in shared memory
-   (trainer/shared_reducer.py), in buckets by Gloo (trainer/reducer.py), by DistributedDataParallel, by FSDP2 with the whole
-   model on each rank, and by FSDP2 with half of it. Medians over the turns; ratios against shared memory.
+   (trainer/shared_reducer.py), by DistributedDataParallel (trainer/reducer.py), by FSDP2 with the whole model on each rank,
+   and by FSDP2 with half of it. Medians over the turns; ratios against shared memory.
 2. For each number of ranks, the bytes of weights and moments that a rank has, and its peak of memory in three updates above
    what it had before the model, with whole models and with a divided one. Saves are not part of it.
 
@@ -32,7 +32,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -42,7 +42,6 @@ import torch.distributed as dist
 
 from benchmarks.arguments import SIZES, parallel_parser
 from benchmarks.training import packed_batch
-from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
@@ -62,37 +61,22 @@ WARM_UP = 2
 
 class Way(NamedTuple):
     """How gradients are added up. group_size: ranks that have a model together; None: FSDP2 is not used. may_share: whether
-    the ranks may share memory. ddp: whether DistributedDataParallel does it, and not the engine."""
+    the ranks may share memory."""
 
     group_size: int | None = None
     may_share: bool = False
-    ddp: bool = False
 
 
 WAYS = {
     "shared memory": Way(may_share=True),
-    "buckets, Gloo": Way(),
-    "DistributedDataParallel": Way(ddp=True),
+    "DistributedDataParallel": Way(),
     "FSDP2, whole models": Way(group_size=1),
     "FSDP2, halves": Way(group_size=2),
 }
 # By as many ranks as there are.
 DIVIDED = "divided"
 # Of the second part; the first is what the others are compared with.
-MEMORY_WAYS = ("shared memory", "buckets, Gloo", DIVIDED)
-
-
-class Objective(torch.nn.Module):
-    """The loss as DistributedDataParallel wants it: in a forward pass, and as that of one rank, since it takes the mean."""
-
-    def __init__(self, model: MiniMindForCausalLM, world_size: int) -> None:
-        super().__init__()
-        self.model = model
-        self.world_size = world_size
-
-    def forward(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, sums = pretrain_loss(self.model, batch, totals)
-        return loss * self.world_size, sums
+MEMORY_WAYS = ("shared memory", "DistributedDataParallel", DIVIDED)
 
 
 def updates(args: argparse.Namespace, ranks: Ranks, way: Way) -> Iterator[Engine]:
@@ -105,16 +89,11 @@ def updates(args: argparse.Namespace, ranks: Ranks, way: Way) -> Iterator[Engine
     else:
         model = build_on_main(ranks, partial(MiniMindForCausalLM, config)).train()
         shards = Shards(model, way.group_size, ranks, CPU)
-    objective: Callable[[Batch, Totals], tuple[torch.Tensor, torch.Tensor]] = partial(pretrain_loss, model)
     ranks_of_engine = replace(ranks, on_one_machine=way.may_share)
-    if way.ddp:
-        objective = torch.nn.parallel.DistributedDataParallel(Objective(model, ranks.world_size))
-        # It adds up nothing itself.
-        ranks_of_engine = Ranks()
     engine = Engine(
         model,
         build_optimizer(model, LR, ranks=ranks_of_engine, shards=shards),
-        objective,
+        partial(pretrain_loss, model),
         device=CPU,
         dtype=getattr(torch, args.dtype),
         ranks=ranks_of_engine,

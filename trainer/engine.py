@@ -8,9 +8,9 @@ are the quantities to add up for the log.
 
 A loss or a gradient that is not finite must not reach the weights. So an update has three stages:
 
-1. The ranks add up their gradients, and with them, in the same message, what they have to tell each other: whether one of
+1. The ranks add up their gradients, and behind them, in a small message, what they have to tell each other: whether one of
    them had a loss that was not finite, was asked to stop, or was asked to save. Where they have divided the model
-   (trainer/parallel.py), the backward pass has added up the gradients, and the message has the norms of the ranks' parts.
+   (trainer/parallel.py), the message has the norms of the ranks' parts too.
 2. From the sum every rank finds the same answer to whether the update is good, and how far it is to be clipped.
 3. A good one is applied. A bad one leaves weights and optimiser as they are, and is counted.
 
@@ -21,6 +21,7 @@ and the host learns of an update's outcome while the next one runs. Another opti
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -31,7 +32,7 @@ from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
 from trainer.pace import NO_PROPOSAL
 from trainer.parallel import Shards, divided_state, divided_weights, gathered, own_part
-from trainer.reducer import SumsGradients, broadcast_weights
+from trainer.reducer import SumsGradients
 from trainer.shared_reducer import make_reducer
 
 BatchT = TypeVar("BatchT")
@@ -117,8 +118,7 @@ class Engine(Generic[BatchT, TotalsT]):
         self.fused = bool(optimizer.param_groups[0].get("fused"))
         self.reducer: SumsGradients | None = None
         if ranks.world_size > 1 and shards is None:
-            broadcast_weights(self.parameters)
-            self.reducer = make_reducer(self._parameters_in_order(), ranks)
+            self.reducer = make_reducer(model, self._parameters_in_order(), ranks)
         # MPS has no float64.
         sum_dtype = torch.float32 if device.type == "mps" else torch.float64
         # This rank's, since the last `collect`.
@@ -145,15 +145,14 @@ class Engine(Generic[BatchT, TotalsT]):
     def micro_batch(self, batch: BatchT, totals: TotalsT, last: bool = False, counts: bool = True) -> None:
         """Add the gradients of one micro-batch to those of the update that `totals` describes.
 
-        last: no other of this update follows, so its gradients may be sent to the other ranks as they come.
+        last: no other of this update follows, so its gradients are sent to the other ranks as they come.
         counts: False for a batch that is computed only because other ranks compute theirs: nothing comes of it.
         """
-        if self.reducer is not None:
-            self.reducer.active = last
         if self.shards is not None:
             self.shards.begin_micro_batch(last)
+        compute = partial(self.objective, batch, totals)
         with self.autocast():
-            loss, sums = self.objective(batch, totals)
+            loss, sums = self.reducer.losses(compute, last) if self.reducer is not None else compute()
         if not counts:
             loss = loss * 0.0
             sums = torch.zeros_like(sums)
@@ -161,6 +160,12 @@ class Engine(Generic[BatchT, TotalsT]):
         self.bad_losses += ~torch.isfinite(loss)
         # One NaN would spoil the mean of the whole log interval: such a micro-batch is not averaged.
         self.sums += torch.where(torch.isfinite(sums).all(), sums, 0.0)
+
+    def needs_every_rank(self, last: bool) -> bool:
+        """Whether all ranks have to compute a micro-batch, also one that has no rows in it. last: as in `micro_batch`."""
+        if self.shards is not None:
+            return True
+        return last and self.reducer is not None and self.reducer.needs_every_rank
 
     def update(
         self, lr: float, stop_signal: int = 0, save: bool = False, proposal: Sequence[float] = NO_PROPOSAL
@@ -194,7 +199,8 @@ class Engine(Generic[BatchT, TotalsT]):
             scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale)
         self._step_unless(bad)
-        self.optimizer.zero_grad(set_to_none=True)
+        keeps_gradients = self.reducer is not None and self.reducer.keeps_gradients
+        self.optimizer.zero_grad(set_to_none=not keeps_gradients)
 
         skipped = self.outcome[0] + bad
         skipped_in_a_row = (self.outcome[1] + 1) * bad
@@ -278,6 +284,16 @@ class Engine(Generic[BatchT, TotalsT]):
         numbers = torch.tensor(number, device=self.device)
         dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return int(numbers.item())
+
+    def close(self) -> None:
+        """To be called behind the last update, before the process group is left.
+
+        What adds up gradients refers to the group. Were it the last to do so, the process could wait for ever when it goes: for
+        a thread of Gloo, which waits for the interpreter.
+        """
+        self.reducer = None
+        if self.shards is not None:
+            self.shards.close()
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 

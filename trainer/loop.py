@@ -129,8 +129,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """
         with told_in_a_line(self.device, self.advice_on_memory):
             exit_code = self.go()
-        if self.engine.shards is not None:
-            self.engine.shards.close()
+        self.engine.close()
         return exit_code
 
     def go(self) -> int:
@@ -299,7 +298,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 # This rank has no rows in the last micro-batches of an epoch, but goes through them with the others.
                 if batch is not None:
                     self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
-                elif self.engine.shards is not None:
+                elif self.engine.needs_every_rank(is_last):
                     filler = self.filler(epoch, update)
                     self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
                 self.progress.step += 1

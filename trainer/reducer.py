@@ -1,123 +1,128 @@
-"""Adding up gradients over the ranks while the backward pass still runs."""
+"""How ranks that have the whole model each come to the sums of their gradients."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 # Of gradients that go over the network in one piece: large enough that the network's latency does not count, small
 # enough that most of the pieces travel while the backward pass computes the next ones.
 BUCKET_BYTES = 25 << 20
 
+# (loss, sums) of a micro-batch.
+Losses = tuple[torch.Tensor, torch.Tensor]
+
 
 class SumsGradients(Protocol):
     """What the engine asks for the sums of gradients over the ranks."""
 
-    # Whether the micro-batch that is computed is the last one of its update: only then the gradients are complete.
-    active: bool
+    # Whether all ranks have to compute the last micro-batch of an update, also one that has no rows in it.
+    needs_every_rank: bool
+    # Whether gradients lie in memory of its own, and so are cleared by zeros.
+    keeps_gradients: bool
 
-    def finish(self, extra: torch.Tensor) -> torch.Tensor:
-        """Wait until every gradient holds its sum, a missing one counting as zero; returns the sum of `extra` (1-d)."""
+    def losses(self, compute: Callable[[], Losses], last: bool) -> Losses:
+        """compute(), from which a backward pass follows. last: no other one of this update does."""
+
+    def finish(self, message: torch.Tensor) -> torch.Tensor:
+        """Wait until every gradient holds its sum, a missing one counting as zero; returns the sum of the messages (1-d)."""
 
 
-class Reducer:
-    """Sums gradients over the ranks in buckets, each as soon as the backward pass has finished its parameters.
+class DistributedReducer:
+    """Sums gradients over the ranks by torch's DistributedDataParallel, while the last backward pass of an update goes on.
 
-    The parameters are divided into buckets in the reverse of their order in the forward pass, because that is about the
-    order in which the backward pass finishes their gradients. A hook on each parameter counts down its bucket; at zero
-    the bucket's gradients are copied into one flat tensor, and its all-reduce starts in the background.
+    DistributedDataParallel has the parameters in buckets, in the reverse of their order in the model, which is about the order
+    in which a backward pass comes to their gradients. As soon as a bucket has all of its gradients, the ranks begin to add it
+    up. Three things are done here that it does not do by itself:
 
-    All ranks must make the same calls in the same order, or they wait for each other for ever. But a rank may finish
-    its parameters in another order, and a rank without rows in the last update finishes none. So the buckets start
-    strictly one after the other, and `finish` starts those that are left. A gradient that is missing counts as zero.
+    - It divides gradients by the number of ranks. Losses are divided by the numbers of the whole update, so sums are wanted:
+      `_Reaches` multiplies the gradient of the loss.
+    - It waits for a gradient of each parameter. A micro-batch may leave some without one, such as experts that no token
+      went to. `_Reaches` has the backward pass come to all of them.
+    - It makes its buckets anew after its first backward pass, in the order in which the gradients came in that. How sums of
+      three and more ranks are rounded depends on the buckets, so a resumed run would not have the bits of one that was never
+      stopped. `_settle_buckets` has that first pass over before the training.
 
     The plain version that the tests compare with is one all-reduce for each gradient after the backward pass.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
-        """parameters: in about the order of the forward pass."""
-        self.buckets = _buckets(parameters, bucket_bytes)
-        self.active = False
-        # (flat gradients, the all-reduce under way) of the buckets that have started.
-        self._started: list[tuple[torch.Tensor, dist.Work]] = []
-        # How many gradients each bucket still waits for.
-        self._missing = [len(bucket) for bucket in self.buckets]
-        for number, bucket in enumerate(self.buckets):
-            for parameter in bucket:
-                self._watch(parameter, number)
+    needs_every_rank = True
+    keeps_gradients = True
 
-    def _watch(self, parameter: torch.nn.Parameter, number: int) -> None:
-        """Have the backward pass report when it has added to the gradient of a parameter of this bucket."""
+    def __init__(self, model: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """A collective: all ranks must make it. They get the weights of rank 0."""
+        # Layers are compiled one by one, so there is nothing that the compiler would have to cut at the buckets.
+        torch._dynamo.config.optimize_ddp = False
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parallel = DistributedDataParallel(
+            _Computing(model),
+            bucket_cap_mb=bucket_bytes / (1 << 20),
+            # Gradients lie in the buckets, and not beside them once more. So nothing is copied, and a rank has them once.
+            gradient_as_bucket_view=True,
+            # They do not change.
+            forward_sync_buffers=False,
+        )
+        self.world_size = dist.get_world_size()
+        self._settle_buckets()
+        # Whether the gradients of the update are on their way.
+        self._are_sent = False
 
-        def report(_: torch.Tensor) -> None:
-            self._finished_one(number)
+    def _settle_buckets(self) -> None:
+        """Have torch make the buckets that stay, by a backward pass that comes to all parameters, from the last to the first."""
 
-        parameter.register_post_accumulate_grad_hook(report)
+        def one_by_one() -> Losses:
+            loss = self.parameters[0].new_zeros(())
+            for parameter in self.parameters:
+                loss = _Reaches.apply(loss, 1, parameter)
+            return loss, loss.detach()
 
-    def _finished_one(self, number: int) -> None:
-        """Count a gradient of this bucket, and start what is complete."""
-        if not self.active:
-            return
-        self._missing[number] -= 1
-        # The last bucket waits for `finish`, which has more to send with it.
-        while len(self._started) < len(self.buckets) - 1 and not self._missing[len(self._started)]:
-            self._start_next([])
+        loss, _ = self.parallel(one_by_one)
+        loss.backward()
+        # It makes them when the next forward pass begins.
+        with self.parallel.no_sync():
+            self.parallel(one_by_one)
 
-    def _start_next(self, extra: list[torch.Tensor]) -> None:
-        """Begin to add up the next bucket, and behind its gradients `extra`."""
-        bucket = self.buckets[len(self._started)]
-        flat = torch.cat([*(_gradient(parameter).reshape(-1) for parameter in bucket), *extra])
-        self._started.append((flat, dist.all_reduce(flat, async_op=True)))
+    def losses(self, compute: Callable[[], Losses], last: bool) -> Losses:
+        """compute(). Of the last micro-batch the gradients are sent, with what the ones before it have added to them."""
+        if not last:
+            loss, sums = compute()
+            return _Reaches.apply(loss, self.world_size), sums
+        self._are_sent = True
+        loss, sums = self.parallel(compute)
+        return _Reaches.apply(loss, self.world_size, *self.parameters), sums
 
-    def finish(self, extra: torch.Tensor) -> torch.Tensor:
-        """Wait until every gradient holds its sum; returns the sum of `extra` (1-d), which the last bucket carries."""
-        for bucket in self.buckets:
-            for parameter in bucket:
-                # A rank without rows in the ragged last update.
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-        while len(self._started) < len(self.buckets) - 1:
-            self._start_next([])
-        self._start_next([extra])
-        rest = extra
-        for bucket, (flat, work) in zip(self.buckets, self._started, strict=True):
-            work.wait()
-            rest = _copy_back(flat, [_gradient(parameter) for parameter in bucket])
-        self.active = False
-        self._started = []
-        self._missing = [len(bucket) for bucket in self.buckets]
-        return rest
+    def finish(self, message: torch.Tensor) -> torch.Tensor:
+        """The sum of the messages (1-d). The backward pass has waited for the gradients."""
+        assert self._are_sent, "one micro-batch of an update has to be its last"
+        self._are_sent = False
+        dist.all_reduce(message)
+        return message
 
 
-def _buckets(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
-    """The parameters from the last to the first, in groups of at most bucket_bytes or of one."""
-    buckets: list[list[torch.nn.Parameter]] = [[]]
-    size = 0
-    for parameter in reversed(parameters):
-        if size and size + parameter.nbytes > bucket_bytes:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(parameter)
-        size += parameter.nbytes
-    return buckets
+class _Computing(nn.Module):
+    """What DistributedDataParallel asks for: a module that has the parameters, and computes in its forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], Losses]) -> Losses:
+        return compute()
 
 
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+class _Reaches(torch.autograd.Function):
+    """Gives the loss back. Its backward pass multiplies the gradient of the loss; it comes to the parameters too, and adds
+    nothing to their gradients."""
 
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor, times: int, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.times = times
+        ctx.n_parameters = len(parameters)
+        return loss.clone()
 
-def _copy_back(flat: torch.Tensor, gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Spread the flat tensor over the gradients; returns what is left of it."""
-    sizes = [gradient.numel() for gradient in gradients]
-    *parts, rest = flat.split([*sizes, len(flat) - sum(sizes)])
-    shaped = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
-    torch._foreach_copy_(gradients, shaped)
-    return rest
-
-
-def broadcast_weights(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Give all ranks the weights of rank 0. One seed gives the same ones on machines of one kind only."""
-    for parameter in parameters:
-        dist.broadcast(parameter.data, src=0)
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (gradients[0] * ctx.times, None, *[None] * ctx.n_parameters)

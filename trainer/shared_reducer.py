@@ -1,13 +1,14 @@
 """Adding up gradients of ranks that share the memory of one machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 
 from trainer.machine.meeting import Meeting, make_meeting
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
-from trainer.reducer import Reducer, SumsGradients
+from trainer.reducer import DistributedReducer, Losses, SumsGradients
 
 # Slices and gradients begin at multiples of this many numbers: two ranks never write into the same line of a cache.
 ALIGNMENT = 64
@@ -39,13 +40,14 @@ class SharedReducer:
     The plain version that the tests compare with is one all-reduce by Gloo for each gradient.
     """
 
+    needs_every_rank = False
+    keeps_gradients = False
+
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], memory: torch.Tensor, ranks: Ranks, meeting: Meeting
     ) -> None:
         """memory: uint8 [at least bytes_needed(parameters, world size)], shared by all ranks, which wait in `meeting`."""
         self.meeting = meeting
-        # While the backward pass runs there is nothing to do: it needs all of the processor that copying would use.
-        self.active = False
         self.parameters = list(parameters)
         length = region_length(parameters, ranks.world_size)
         numbers = memory.view(torch.float32)
@@ -65,8 +67,12 @@ class SharedReducer:
         self.slices = [region[first : first + slice_length] for region in regions[: ranks.world_size]]
         self.slice_of_sum = sums[first : first + slice_length]
 
-    def finish(self, extra: torch.Tensor) -> torch.Tensor:
-        """Make every gradient the sum over the ranks; returns the sum of `extra` (1-d)."""
+    def losses(self, compute: Callable[[], Losses], last: bool) -> Losses:
+        """compute(). While the backward pass runs there is nothing to do: it needs all of the processor that copying would use."""
+        return compute()
+
+    def finish(self, message: torch.Tensor) -> torch.Tensor:
+        """Make every gradient the sum over the ranks; returns the sum of the messages (1-d)."""
         gradients = []
         for parameter in self.parameters:
             # A rank without rows in the ragged last update.
@@ -74,9 +80,9 @@ class SharedReducer:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
         torch._foreach_copy_(self.own_parts, gradients)
-        n = len(extra)
+        n = len(message)
         assert n <= MOST_NUMBERS
-        self.own_row[:n] = extra
+        self.own_row[:n] = message
         self.meeting.wait()
         # In the order of the ranks, so that all come to the same sum.
         total = self.told[:, :n].sum(dim=0)
@@ -85,21 +91,28 @@ class SharedReducer:
             self.slice_of_sum += of_rank
         self.meeting.wait()
         torch._foreach_copy_(gradients, self.sum_parts)
-        self.active = False
         return total
 
 
-def make_reducer(parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> SumsGradients:
+def make_reducer(model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> SumsGradients:
     """What adds up gradients over the ranks: shared memory where all of them have it, messages elsewhere.
 
-    A collective: all ranks must call it. parameters: in about the order of the forward pass.
+    A collective: all ranks must call it. They get the weights of rank 0. parameters: those of the model that are trained.
     """
+    assert len(parameters) == sum(parameter.requires_grad for parameter in model.parameters())
     on_cpu = all(p.device.type == "cpu" and p.dtype is torch.float32 for p in parameters)
     if on_cpu and ranks.on_one_machine:
         memory = shared_bytes(bytes_needed(parameters, ranks.world_size), ranks)
         if memory is not None:
+            broadcast_weights(parameters)
             return SharedReducer(parameters, memory, ranks, make_meeting(ranks))
-    return Reducer(parameters)
+    return DistributedReducer(model)
+
+
+def broadcast_weights(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Give all ranks the weights of rank 0. One seed gives the same ones on machines of one kind only."""
+    for parameter in parameters:
+        dist.broadcast(parameter.data, src=0)
 
 
 def bytes_needed(parameters: Sequence[torch.nn.Parameter], world_size: int) -> int:

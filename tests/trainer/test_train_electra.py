@@ -27,7 +27,7 @@ from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_adamw, parameter_groups, without_bias_correction
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.reducer import Reducer
+from trainer.reducer import DistributedReducer
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "embedding_size": 16,
@@ -318,7 +318,7 @@ def one_update(parts, ranks=None, seed=0):
     engine = Engine(model, optimizer, partial(electra_loss, model), device=torch.device("cpu"), dtype=torch.float32,
                     ranks=ranks or Ranks(), n_sums=N_SUMS)  # fmt: skip
     if engine.reducer is not None:
-        engine.reducer = Reducer(list(model.parameters()), bucket_bytes=5000)
+        engine.reducer = DistributedReducer(model, bucket_bytes=5000)
     totals = Totals(int(lengths.sum()), int((masked.labels != IGNORE).sum()))
     whole = Batch(*batch(ids, lengths, masked))
     share = 8 // parts // engine.ranks.world_size

@@ -196,9 +196,9 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
     evaluation = job.evaluation(trainer.engine, surroundings.signals)
     with told_in_a_line(job.device, trainer.advice_on_memory):
         stop_signal = look_back(settings, data, folder, evaluation, result, command.say)
+    # Computed with again after the run's own end.
+    trainer.engine.close()
     if job.shards is not None:
-        # Computed with again after the run's own end.
-        job.shards.close()
         job.shards.leave_groups()
     if stop_signal:
         command.say(f"stopped by signal {stop_signal}; the same command with --from_resume 1 evaluates what is trained")
