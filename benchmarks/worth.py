@@ -263,7 +263,9 @@ def command(args: argparse.Namespace, network: Network, task: str, out: Path, *f
         "from_resume": 1,
         "report": 0,
     }
-    given = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    given: list[str] = []
+    for name, value in words.items():
+        given += [f"--{name}", str(value)]
     return [sys.executable, str(TRAINER), *given, *map(str, flags)]
 
 
@@ -381,7 +383,8 @@ def table(networks: Sequence[Network], tasks: Sequence[str], figures: Mapping[tu
     """The figures of all networks. figures: by (network, task)."""
     lines = [header("network", "pretraining, FLOP", tasks), "|---|---:|" + "---:|" * len(tasks)]
     for network in networks:
-        cells = [f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in (figures[network.name, task] for task in tasks)]
+        of_tasks = [figures[network.name, task] for task in tasks]
+        cells = [f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in of_tasks]
         work = "-" if network.flops is None else f"{network.flops:.3g}"
         lines.append(f"| {network.name} | {work} | {' | '.join(cells)} |")
     return lines
@@ -430,13 +433,11 @@ def main() -> None:
                 f"{network.why_unknown}",
                 flush=True,
             )
-    left = [
-        (network, task) for network in networks for task in tasks if finished(args, network, task, keys[task]) is None
-    ]
-    timings = {}
-    for task in tasks:
-        if any(task == other for _, other in left):
-            timings[task] = timing(args, networks[-1], task, keys[task])
+    left: list[tuple[Network, str]] = []
+    for network in networks:
+        left += [(network, task) for task in tasks if finished(args, network, task, keys[task]) is None]
+    tasks_left = {task for _, task in left}
+    timings = {task: timing(args, networks[-1], task, keys[task]) for task in tasks if task in tasks_left}
     minutes = sum(args.num_seeds * timings[task].seconds for _, task in left) / 60
     print(
         f"{len(left)} fine-tunings with {args.num_seeds} seeds each are left, about {minutes:.0f} minutes", flush=True

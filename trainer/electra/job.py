@@ -105,42 +105,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         with user_errors():
             self._claim_files()
             self._read_data()
-            self.objective = objective_of(settings, self.tokenizer, self.device, group_size)
-            self.model = self.objective.model
-            if settings.budget_flops is not None:
-                settings.max_steps = max(1, round(settings.budget_flops / self.flops_of_update()))
-            if settings.budget is not None:
-                settings.max_steps = most_updates(settings, self.flops_of_update(), self.device, self.ranks)
-            self.mask_cap = mask_cap(settings)
-            # The original code masks [UNK] like any word.
-            unknown = self.tokenizer.unk_token_id if self.mask_cap is None else None
-            self.validation: Validation | None = None
-            # They read all tokens.
-            with until_all_are_ready(self.ranks):
-                self.examples = Examples(
-                    self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown, self.documents
-                )
-                if self.held_out is not None:
-                    self.validation = Validation(self.held_out, settings, self.tokenizer, self.mask_cap, self.objective)
-        # Saved with the networks, so that a pipeline knows where to cut a long text.
-        self.tokenizer.model_max_length = self.model.encoder_config.max_position_embeddings
-        if settings.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable()
-        self.model.train()
-        row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
-        # Runs of earlier versions know no other choice, and can be gone on with.
-        if settings.mask_choice != "exact":
-            row_layout.append("mask_choice")
-        # They held nothing out.
-        if settings.val_fraction:
-            row_layout.append("val_fraction")
-        self.identity = {
-            "tokenizer": self.encoder.fingerprint[:16],
-            "data": self.store.fingerprint[:16],  # as this tokenizer reads it
-            "architecture": architecture(self.model),
-            "row layout": {name: getattr(settings, name) for name in row_layout},
-            "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
-        }
+            self._build_networks(group_size)
+            self._choose_updates()
+            self._find_examples()
+        self.identity = self._identity()
         # Before the ranks give each other weights, whose shapes follow from it
         compare_with_main(self.ranks, self.identity)
         self.shards = put_on_device(self.model, group_size, self.ranks, self.device)
@@ -166,8 +134,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         )
         # One rank of each machine reads all tokens: they have the same files.
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
-        # ELECTRA is published by its number of updates, so these end the run, and epochs follow.
-        self.max_updates = settings.max_steps
         if settings.budget is not None and self.ranks.is_main:
             shows = self.objective.tells_replaced
             self.pace = pace_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
@@ -232,6 +198,58 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             )
         # Those to train; None: all.
         self.documents = None if self.held_out is None else self.held_out.documents
+
+    def _build_networks(self, group_size: int) -> None:
+        """group_size: ranks that share one copy of the networks."""
+        self.objective = objective_of(self.settings, self.tokenizer, self.device, group_size)
+        self.model = self.objective.model
+        # Saved with the networks, so that a pipeline knows where to cut a long text.
+        self.tokenizer.model_max_length = self.model.encoder_config.max_position_embeddings
+        if self.settings.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        self.model.train()
+
+    def _choose_updates(self) -> None:
+        """How many there are. ELECTRA is published by its number of updates, so these end the run, and epochs follow."""
+        settings = self.settings
+        if settings.budget_flops is not None:
+            settings.max_steps = max(1, round(settings.budget_flops / self.flops_of_update()))
+        if settings.budget is not None:
+            settings.max_steps = most_updates(settings, self.flops_of_update(), self.device, self.ranks)
+        self.max_updates = settings.max_steps
+
+    def _find_examples(self) -> None:
+        """The texts to train and those to validate with."""
+        settings = self.settings
+        self.mask_cap = mask_cap(settings)
+        # The original code masks [UNK] like any word.
+        unknown = self.tokenizer.unk_token_id if self.mask_cap is None else None
+        self.validation: Validation | None = None
+        # They read all tokens.
+        with until_all_are_ready(self.ranks):
+            self.examples = Examples(
+                self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown, self.documents
+            )
+            if self.held_out is not None:
+                self.validation = Validation(self.held_out, settings, self.tokenizer, self.mask_cap, self.objective)
+
+    def _identity(self) -> dict[str, Any]:
+        """What a resume must have in common with the run that it goes on with."""
+        settings = self.settings
+        row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
+        # Runs of earlier versions know no other choice, and can be gone on with.
+        if settings.mask_choice != "exact":
+            row_layout.append("mask_choice")
+        # They held nothing out.
+        if settings.val_fraction:
+            row_layout.append("val_fraction")
+        return {
+            "tokenizer": self.encoder.fingerprint[:16],
+            "data": self.store.fingerprint[:16],  # as this tokenizer reads it
+            "architecture": architecture(self.model),
+            "row layout": {name: getattr(settings, name) for name in row_layout},
+            "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
+        }
 
     def _stores(self) -> list[Store]:
         """Those of the data, and of validation documents of their own."""
