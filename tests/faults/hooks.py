@@ -188,36 +188,39 @@ def kill_at_call(name, at=1):
 
 
 def kill_in_save(at, rank=0):
-    """kill -9 of this rank before the `at`-th system call of its first save, counted in the thread that saves; 0: they are counted."""
+    """kill -9 of this rank before the `at`-th system call of its first save, counted in the thread that saves; 0: it prints them."""
     if os.environ["RANK"] != str(rank):
         return
-    count = 0
+    calls = []
 
-    def counted():
-        nonlocal count
+    def counted(name, arguments):
         if threading.current_thread().name == "checkpoint":
-            count += 1
-            if count == at:
+            calls.append(f"{name} {arguments[0]}")
+            if len(calls) == at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def counting(call):
+    def counting(name, call):
         def instead(*arguments):
-            counted()
+            counted(name, arguments)
             return call(*arguments)
 
         return instead
 
+    def audit(event, arguments):
+        if event == "open" or event.startswith(("os.", "shutil.")):
+            counted(event, arguments)
+
     # What Python tells of: open, mkdir, rename, remove, rmdir, listdir, scandir.
-    sys.addaudithook(lambda event, _: counted() if event == "open" or event.startswith(("os.", "shutil.")) else None)
+    sys.addaudithook(audit)
     # What it does not tell of.
-    os.fsync, os.posix_fadvise = counting(os.fsync), counting(os.posix_fadvise)
+    os.fsync, os.posix_fadvise = counting("fsync", os.fsync), counting("fadvise", os.posix_fadvise)
     # Before this what was written is in memory of the process.
-    files.HashingWriter.flush = counting(files.HashingWriter.flush)
+    files.HashingWriter.flush = counting("flush", files.HashingWriter.flush)
     write = checkpoint.Checkpoints._write
 
     def telling_write(self, *arguments):
         write(self, *arguments)
-        print(f"{count} calls in a save", flush=True)
+        print(f"calls in a save: {json.dumps(calls)}", flush=True)
 
     checkpoint.Checkpoints._write = telling_write
 

@@ -5,6 +5,7 @@ It reads one JSON request a line from standard input and ends with it. A run get
 """
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -23,10 +24,14 @@ def main():
     from dataset.tokenizing.encoder import load_tokenizer
     from tests.faults import hooks
     from trainer import train_pretrain, train_sft
+    from trainer.saving import parts  # noqa: F401 - imported by each rank of a divided model otherwise
 
     trainers = {"train_pretrain": train_pretrain, "train_sft": train_sft}
     torch.set_num_threads(1)
     load_tokenizer(sys.argv[1])
+    # A collection in a copy would look at all that stands here, and by that copy its memory.
+    gc.collect()
+    gc.freeze()
     print("ready", flush=True)
     running = {}
     while True:

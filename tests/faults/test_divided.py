@@ -1,6 +1,7 @@
 """Runs whose ranks have parts of the model, which save folders of parts: killed, damaged, gone on with by other ranks."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -69,18 +70,23 @@ def test_one_process_goes_on_with_what_two_ranks_have_saved(lab):
 
 def kill_at_each_call(lab, divided, rank):
     """Kill a rank at one call of a save after the other, each time from the same checkpoint. What is left has it, or the one that
-    was being saved, and a resume goes on from there. Returns the updates of these."""
+    was being saved, and a resume goes on from there. Returns the updates of these.
+
+    Of calls that repeat the one before, as the writes of sixty tensors to one file do, the first and the last count.
+    """
     # So a save deletes the checkpoint before.
     lab.settings.update(SETTINGS, keep_checkpoints=1)
     lab.run_ranks("before", hooks={"signal_at": {"updates": [1]}}, expect=143)
     begun = (lab.folder / "before", lab.folder / "run")
     shutil.copytree(*begun)
     processes = lab.run_ranks("run", hooks={"kill_in_save": {"at": 0, "rank": rank}}, from_resume=1)
-    n_calls = int(re.search(r"(\d+) calls in a save", processes[rank].out).group(1))
+    calls = json.loads(re.search(r"calls in a save: (.*)", processes[rank].out).group(1))
+    # From 1, as the hook counts them
+    chosen = [at for at, call in enumerate(calls, 1) if not calls[at - 2 : at - 1] == [call] == calls[at : at + 1]]
     assert lab.result("run") == divided.result("whole")
     found = []
     names = set()
-    for at in range(1, n_calls + 1):
+    for at in chosen:
         shutil.rmtree(lab.folder / "run")
         shutil.copytree(*begun)
         processes = lab.start_ranks("run", hooks={"kill_in_save": {"at": at, "rank": rank}}, from_resume=1)
@@ -102,7 +108,7 @@ def kill_at_each_call(lab, divided, rank):
             assert lab.leftovers("run") == []
     lab.run_ranks("run", from_resume=1)
     assert lab.result("run") == divided.result("whole")
-    print(f"rank {rank}: killed at each of the {n_calls} calls of a save, {len(names)} sets of files left")
+    print(f"rank {rank}: killed at {len(chosen)} of the {len(calls)} calls of a save, {len(names)} sets of files left")
     return found
 
 
