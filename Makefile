@@ -67,8 +67,9 @@ PROCESSES = -n 2 --dist loadfile
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow"
 
+# In the order of tests/conftest.py: pytest-xdist would begin with the files of many tests, and end with those of few that are slow.
 test-all: $(VENV)/.installed-dev $(VENV)/.installed-llama
-	$(RUN) -m pytest $(PROCESSES) -rs --durations=30
+	$(RUN) -m pytest $(PROCESSES) --no-loadscope-reorder -rs --durations=30
 
 bench: $(VENV)/.installed-dev
 	$(RUN) benchmarks/bench.py $(ARGS)

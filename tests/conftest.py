@@ -1,9 +1,18 @@
-"""Fixtures of several test files."""
+"""Fixtures of several test files, and their order."""
+
+from collections import Counter
 
 import pytest
 
 from tests.helpers import write_corpus
 from tests.older_transformers import install
+
+
+def pytest_collection_modifyitems(items):
+    """Files with many slow tests come first: a long one that begins last would leave the other processes of `make test-all` idle."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    # The tests of a file stay together, since files with as many keep their order.
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session")
