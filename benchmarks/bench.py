@@ -54,6 +54,7 @@ from benchmarks.sides import train_side
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
+from trainer.machine.command_line import run_cli
 from trainer.machine.measure import product_rate
 from trainer.pretrain.flops import flops_per_token
 
@@ -388,4 +389,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from benchmarks.sides import Turns
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
-from dataset.loader import UpdateSchedule, make_loader
+from dataset.loader import Loader, UpdateSchedule
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import Source
@@ -56,13 +56,16 @@ def batches(args: argparse.Namespace, folder: str) -> Iterator[tuple[Batch, Tota
     store = open_or_build(args.documents, encoder, cache_dir=folder, num_procs=args.threads, progress=False)
     examples = Examples(store, T, encoder.sep_id, 42)
     assembler = ElectraAssembler(store, tokenizer, T, SHARE, "electra", 42)
-    for epoch in itertools.count():
-        plan = ElectraPlan(examples, SHARE, 42, epoch)
-        whole = plan.n_rows // rows * rows
-        schedule = UpdateSchedule(whole, rows)
-        for update, _, batch in make_loader(assembler, plan, schedule, 0, args.num_workers):
-            assert batch is not None
-            yield batch, plan.totals(*schedule.rows(update))
+    # As the trainer's: its processes live on from epoch to epoch, and a GPU fetches batches by itself.
+    loader = Loader(assembler, num_workers=args.num_workers, pin_memory=args.device == "cuda")
+    with contextlib.closing(loader):
+        for epoch in itertools.count():
+            plan = ElectraPlan(examples, SHARE, 42, epoch)
+            whole = plan.n_rows // rows * rows
+            schedule = UpdateSchedule(whole, rows)
+            for update, (batch,) in loader.updates(plan, schedule):
+                assert batch is not None
+                yield batch, plan.totals(*schedule.rows(update))
 
 
 def products_in(dtype: torch.dtype, device: torch.device) -> contextlib.AbstractContextManager[object]:

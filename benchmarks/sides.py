@@ -21,7 +21,7 @@ from torch import nn
 from benchmarks.plain_loop import plain_steps, step_context
 from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
-from dataset.loader import Assembler, UpdateSchedule, make_loader
+from dataset.loader import Assembler, Loader, UpdateSchedule
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
@@ -29,6 +29,7 @@ from trainer.engine import Engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory
+from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import n_sums, pretrain_loss
@@ -171,20 +172,24 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
         )
         compile_blocks(model, args.use_compile, device, print, (args.rows, T))
         turns.begin(model)
-        pin = device.type == "cuda"
-        for epoch in itertools.count():
-            plan = corpus.plan(epoch)
-            schedule = UpdateSchedule(plan.n_rows, args.rows)
-            for _, _, batch in make_loader(Assembler(corpus.store), plan, schedule, 0, args.num_workers, pin):
-                assert batch is not None
-                engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
-                engine.update(LR)
-                engine.poll()
-                turns.done(batch.n_targets, batch.targets.numel())
+        # Its processes live on from epoch to epoch, as in the trainer: a GPU is through these documents in a moment.
+        loader = Loader(Assembler(corpus.store), num_workers=args.num_workers, pin_memory=device.type == "cuda")
+        with contextlib.closing(loader):
+            for epoch in itertools.count():
+                plan = corpus.plan(epoch)
+                for _, (batch,) in loader.updates(plan, UpdateSchedule(plan.n_rows, args.rows)):
+                    assert batch is not None
+                    engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
+                    engine.update(LR)
+                    engine.poll()
+                    turns.done(batch.n_targets, batch.targets.numel())
 
 
 def train_side(args: argparse.Namespace, fields: dict[str, Any]) -> None:
-    """Train as side `args.side` until the other end of the pipe has seen enough. fields: of the MiniMindConfig."""
+    """Train as side `args.side` until the other end of the pipe has seen enough. fields: of the MiniMindConfig.
+
+    Errors: OutOfMemory.
+    """
     answers = os.fdopen(os.dup(1), "w")
     # What libraries print must not get into the answers.
     os.dup2(2, 1)
@@ -192,6 +197,12 @@ def train_side(args: argparse.Namespace, fields: dict[str, Any]) -> None:
     turns = Turns(sys.stdin, answers, device, args.started)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    with told_in_a_line(device, lambda: f"fewer --rows would do for {args.side}"):
+        train_with(args, fields, device, turns)
+
+
+def train_with(args: argparse.Namespace, fields: dict[str, Any], device: torch.device, turns: Turns) -> None:
+    """Train as side `args.side` does."""
     if args.sizes == "electra":
         from benchmarks import electra_sides
 

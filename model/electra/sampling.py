@@ -66,7 +66,7 @@ def by_cumulative_sums(logits: torch.Tensor, add_up_chunks: AddsUpChunks) -> tor
     # MPS has no float64.
     exact = torch.float32 if logits.device.type == "mps" else torch.float64
     sums, highest = add_up_chunks(logits)
-    ends = sums.to(exact).cumsum(-1)
+    ends = running_sums(sums.to(exact))
     place = torch.rand(len(logits), 1, device=logits.device, dtype=exact) * ends[:, -1:]
     chunk = first_beyond(ends, place)
     begin = ends.gather(1, chunk) - sums.to(exact).gather(1, chunk)
@@ -74,8 +74,18 @@ def by_cumulative_sums(logits: torch.Tensor, add_up_chunks: AddsUpChunks) -> tor
     ids = chunk * CHUNK + torch.arange(CHUNK, device=logits.device)
     is_token = ids < logits.shape[1]
     exps = (logits.gather(1, ids.where(is_token, 0)).float() - highest).exp()
-    inner = torch.where(is_token, exps, 0.0).to(exact).cumsum(-1)
+    inner = running_sums(torch.where(is_token, exps, 0.0).to(exact))
     return (chunk * CHUNK + first_beyond(inner, place - begin)).squeeze(1)
+
+
+def running_sums(numbers: torch.Tensor) -> torch.Tensor:
+    """Of each row the sums up to each place: [M, n] -> [M, n]. None is smaller than the one before it, where no number is below 0."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return numbers.cumsum(-1)
+    # On a GPU torch refuses its own here, which may add up in any order. A product with ones up to each place adds up all
+    # columns in one order, and adds a 0 where another column adds a number.
+    n = numbers.shape[-1]
+    return numbers @ torch.ones(n, n, dtype=numbers.dtype, device=numbers.device).triu()
 
 
 def first_beyond(cumulative: torch.Tensor, place: torch.Tensor) -> torch.Tensor:

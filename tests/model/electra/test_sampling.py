@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from model.electra.sampling import CHUNK, sample
+from model.electra.sampling import CHUNK, running_sums, sample
+
+
+@pytest.fixture
+def deterministic_algorithms():
+    """As --deterministic 1 has it."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("V", [1, 50, CHUNK, 2 * CHUNK + 90])
@@ -65,3 +73,35 @@ def test_half_precision_noise_favours_likely_tokens():
     share = (sample(logits.expand(20_000, 401), "fp16_gumbel") == 0).double().mean()
     assert share > 0.99
     assert (sample(logits.expand(20_000, 401)) == 0).double().mean() == pytest.approx(0.98, abs=0.005)
+
+
+def test_deterministic_runs_draw_without_the_sums_that_a_gpu_refuses(monkeypatch, deterministic_algorithms):
+    """Operations that raise then on CUDA, by torch's own list: cumsum of floats. Reference: what is drawn with it."""
+    logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(0)) * 3
+
+    def drawn():
+        torch.manual_seed(1)
+        return sample(logits)
+
+    def refused(numbers, dim):
+        raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "cumsum", refused)
+        ours = drawn()
+    torch.use_deterministic_algorithms(False)
+    assert torch.equal(ours, drawn())
+
+
+def test_running_sums_never_fall(deterministic_algorithms):
+    """Of numbers of very different sizes. Reference: torch.cumsum, to rounding."""
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-12, 3, (50, 300), generator=generator)
+    numbers = torch.rand(50, 300, generator=generator, dtype=torch.float64) * 10.0**exponents
+    sums = running_sums(numbers)
+    assert (sums.diff(dim=-1) >= 0).all()
+    torch.testing.assert_close(sums, numbers.cumsum(-1), rtol=1e-12, atol=0.0)
+
+
+def test_logits_that_are_no_numbers_give_some_token_in_deterministic_runs_too(deterministic_algorithms):
+    test_logits_that_are_no_numbers_give_some_token()
