@@ -6,13 +6,14 @@
 # make test-all   ... and the slow ones (compiles llama.cpp for some minutes, the first time)
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
-# make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-quick: in four
+# make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-quick: in four;
+#                 make gpu-electra: the same of ELECTRA and GLUE, in four
 
 PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain chat electra test test-all bench gpu gpu-quick lint clean
+.PHONY: pretrain chat electra test test-all bench gpu gpu-quick gpu-electra lint clean
 
 $(VENV)/.installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
@@ -83,6 +84,9 @@ gpu:
 
 gpu-quick:
 	$(HAS_TORCH) benchmarks/gpu.py --sections 0 1 2 $(ARGS)
+
+gpu-electra:
+	$(HAS_TORCH) benchmarks/gpu.py --sections 0 10 11 $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -222,50 +223,70 @@ def start(command: list[str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def weights_in(folder: Path) -> bytes:
-    """Of the one .pth of a run."""
-    (path,) = folder.glob("*.pth")
-    return path.read_bytes()
+def weights_in(folder: Path) -> dict[Path, bytes]:
+    """{path within the folder of a run: what is in it} of its networks."""
+    paths = [*folder.rglob("*.pth"), *folder.rglob("*.safetensors")]
+    assert paths, f"no network is in {folder}"
+    return {path.relative_to(folder): path.read_bytes() for path in paths}
 
 
 def killed_after_its_first_save(command: list[str], out_dir: Path) -> str:
     """Start a trainer and end it without a word; the name of the last checkpoint that it leaves."""
     process = start(command)
-    while process.poll() is None and not any(out_dir.glob("*_resume/*.pt")):
+    while process.poll() is None and not any(out_dir.rglob("*_resume/*.pt")):
         time.sleep(0.01)
     process.kill()
     printed, _ = process.communicate()
     assert process.returncode != 0, "the run had ended before it could be killed"
-    saved = sorted(path.name for path in out_dir.glob("*_resume/*.pt"))
+    saved = sorted(path.name for path in out_dir.rglob("*_resume/*.pt"))
     assert saved, f"nothing was saved before the run was killed: {printed[-2000:]}"
     return saved[-1]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run that was killed and resumed, beside one that went through."""
+
+    # The weights, to the last bit
+    is_same: bool
+    # By the run that went through
+    printed: str
+    # In words
+    how: str
+
+
+def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, device: torch.device) -> Resumed:
+    """command_for: what starts a run, from its --out_dir, which is in `folder`.
+
+    The resume takes the compiled code that the other two have left in the cache: the bits must not depend on that.
+    """
+    whole = start(command_for(folder / "whole"))
+    try:
+        command = command_for(folder / "again")
+        last_save = killed_after_its_first_save(command, folder / "again")
+        printed = end_of(whole)
+    finally:
+        whole.kill()
+    assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
+    resumed = end_of(start([*command, "--from_resume", "1"]))
+    assert "resumed from" in resumed, resumed[:1000]
+    is_same = weights_in(folder / "whole") == weights_in(folder / "again")
+    return Resumed(is_same, printed, f"on {device.type}, killed behind {last_save}")
 
 
 def resumes_bitwise(device: torch.device, *flags: str) -> str:
     """A run that is killed and resumed ends with the bytes of one that went through.
 
-    The resume takes the compiled code that the other two have left in the cache: the bits must not depend on that.
     Errors: NotPromised for other bits from an attention whose backward pass adds up in any order.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         documents_for(folder, DOCUMENTS_OF_RUN[device.type])
-        whole = start(trainer_command(folder, folder / "whole", device, *flags))
-        try:
-            command = trainer_command(folder, folder / "again", device, *flags)
-            last_save = killed_after_its_first_save(command, folder / "again")
-            printed = end_of(whole)
-        finally:
-            whole.kill()
-        assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
-        resumed = end_of(start([*command, "--from_resume", "1"]))
-        assert "resumed from" in resumed, resumed[:1000]
-        same = weights_in(folder / "whole") == weights_in(folder / "again")
-        found = f"on {device.type}, killed behind {last_save}"
-        if not same and ANY_ORDER in printed:
-            raise NotPromised(f"{found}: other bits, which is possible here, since attention is PyTorch's own")
-        assert same, f"{found}: the weights differ"
-        return f"{found}: the same weights to the last bit"
+        run = killed_and_resumed(lambda out_dir: trainer_command(folder, out_dir, device, *flags), folder, device)
+    if not run.is_same and ANY_ORDER in run.printed:
+        raise NotPromised(f"{run.how}: other bits, which is possible here, since attention is PyTorch's own")
+    assert run.is_same, f"{run.how}: the weights differ"
+    return f"{run.how}: the same weights to the last bit"
 
 
 # ------------------------------------------------------------------------------------------- no waiting

@@ -1,5 +1,6 @@
 """benchmarks/bench.py: its documents, the turns of its sides, and its arithmetic. References: figures worked out by hand."""
 
+import contextlib
 import io
 import itertools
 import json
@@ -14,6 +15,7 @@ from benchmarks import bench, electra_sides, sides
 from benchmarks.arguments import SIDES
 from benchmarks.bench import cut_documents, plain_share, ratios, summary
 from benchmarks.sides import WARM_UP, Turns
+from dataset import loader
 from dataset.electra.electra_dataset import Batch, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.electra import model_electra
@@ -21,7 +23,9 @@ from model.electra.model_electra import ElectraPretrainer, configs
 from model.electra.sizes import SIZES
 from model.model_minimind import MiniMindConfig
 from tests.helpers import ROOT, write_corpus
+from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.electra.loss import electra_loss
+from trainer.machine.out_of_memory import OutOfMemory
 
 
 def part(text, positions, seconds):
@@ -197,6 +201,53 @@ def test_the_electra_sides_compute_one_loss(electra, monkeypatch):
     plain = electra_sides.plain_loss(model, batch)
     ours, _ = electra_loss(model, batch, totals)
     assert plain.item() == pytest.approx(ours.item(), rel=1e-5)
+
+
+def test_our_electra_side_trains_on_a_gpu(electra):
+    """A simulated one."""
+    with simulated_cuda() as cuda, pytest.raises(Done):
+        electra_sides.train_ours(SimpleNamespace(use_compile="0"), torch.device("cuda", 0), Steps())
+    assert cuda.mode.asked > 0
+
+
+def test_the_electra_sides_keep_their_loader_from_epoch_to_epoch(tmp_path, monkeypatch):
+    """To start its processes anew would take longer than an epoch of so little text on a GPU."""
+    documents = write_corpus(tmp_path / "documents.jsonl", 30)
+    pools = []
+    epochs = []
+
+    class Pool(loader.WorkerPool):
+        def __init__(self, *arguments):
+            pools.append(self)
+            super().__init__(*arguments)
+
+    class Plan(electra_sides.ElectraPlan):
+        def __init__(self, *arguments):
+            epochs.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(loader, "WorkerPool", Pool)
+    monkeypatch.setattr(electra_sides, "ElectraPlan", Plan)
+    args = SimpleNamespace(
+        documents=documents, rows=1, max_seq_len=electra_sides.T, threads=1, num_workers=1, device="cpu"
+    )
+    with contextlib.closing(electra_sides.batches(args, str(tmp_path / "tokens"))) as batches:
+        while len(epochs) < 3:
+            next(batches)
+    assert len(pools) == 1 and not pools[0]._processes
+
+
+def test_a_side_without_memory_ends_in_a_line(monkeypatch):
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(sides, "Turns", lambda *_: None)
+    monkeypatch.setattr(sides.os, "fdopen", lambda *_: None)
+    monkeypatch.setattr(sides.os, "dup2", lambda *_: None)
+    monkeypatch.setattr(sides, "train_with", no_memory)
+    args = SimpleNamespace(device="cpu", started=0.0, threads=torch.get_num_threads(), side="plain")
+    with pytest.raises(OutOfMemory, match="no memory is left on cpu: fewer --rows would do for plain"):
+        sides.train_side(args, {})
 
 
 def test_sides_belong_to_sizes():

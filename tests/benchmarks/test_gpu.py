@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import gpu, gpu_checks
-from benchmarks.arguments import gpu_parser
+from benchmarks.arguments import USUAL_SECTIONS, gpu_parser
 from dataset.loader import Batch
 from tests.helpers import ROOT
 from tests.scripts.playground.pages import wait_until
@@ -208,11 +208,26 @@ def test_a_section_that_is_left_out_is_told_everywhere(tmp_path, monkeypatch, ca
 
 def test_the_seconds_on_the_page_let_every_section_start_and_end():
     page = (ROOT / "docs" / "gpu.md").read_text()
-    seconds = [int(of_one) for of_one in re.findall(r"^\| \d [^|]*\| (\d+) \|", page, re.MULTILINE)]
+    seconds = [int(of_one) for of_one in re.findall(r"^\| \d+ [^|]*\| (\d+) \|", page, re.MULTILINE)]
     assert len(seconds) == len(gpu.GPU_SECTIONS)
     # The estimates may be too low.
     spare = 40
-    assert sum(seconds[:-1]) + spare < gpu.LAST_START_S and sum(seconds) + spare < gpu.END_S
+    # Of make gpu-electra
+    asked_for = [0, *range(len(USUAL_SECTIONS), len(seconds))]
+    for numbers in (list(USUAL_SECTIONS), asked_for):
+        of_each = [seconds[number] for number in numbers]
+        assert sum(of_each[:-1]) + spare < gpu.LAST_START_S and sum(of_each) + spare < gpu.END_S
+    for number in asked_for:
+        assert seconds[number] + spare < gpu.limit_of(number, 0, "cuda")
+
+
+def test_what_is_not_asked_for_is_told(tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(gpu, "ask", lambda number, *rest: asked.append(number))
+    _, _, said = main(tmp_path, capsys)
+    assert asked == list(range(10)) and "make gpu-electra" in said
+    _, _, said = main(tmp_path, capsys, "--sections", "10", "11")
+    assert asked[10:] == [10, 11] and "make gpu-electra" not in said
 
 
 def test_a_file_that_cannot_be_written_ends_in_one_line_before_anything_runs(tmp_path, monkeypatch, capsys):
@@ -291,7 +306,7 @@ def test_a_cpu_that_others_use_has_time_for_every_section():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+@pytest.mark.parametrize("section", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
 def test_every_section_on_a_cpu(section, tmp_path):
     record = record_in(tmp_path)
     gpu.ask(section, arguments(), record, 590, str(tmp_path))

@@ -1,4 +1,7 @@
-"""What `make gpu` times and training does not use: that it computes the same, and that it may be missing."""
+"""What `make gpu` measures: what training does not use computes the same, and what is missing or does not run is told."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,6 +9,8 @@ import torch.nn.functional as F
 from torch.nn.attention import varlen
 
 from benchmarks import gpu_figures
+from benchmarks.arguments import bench_parser
+from benchmarks.bench import has_side
 from benchmarks.training import packed_batch
 from model.attention import document_mask
 
@@ -65,3 +70,30 @@ def test_a_torch_without_it_says_so(packed, monkeypatch):
     exact, fixed = gpu_figures.varlen_attention(*packed, turn_s=0.001)
     assert "does not work here" in exact.value and "varlen_attn" in exact.value
     assert "does not work here" in fixed.value
+
+
+def test_a_side_that_does_not_run_here_leaves_the_others_their_figures(monkeypatch):
+    """As one that needs more memory than the card has. The run of bench.py leaves what it would."""
+    ours = {"text_tokens_per_second": 100.4, "utilisation": 0.151, "peak_memory_bytes": 3e9, "first_update_seconds": 7}
+    ran = []
+
+    def run(command, **options):
+        ran.append(command)
+        record = {"sides": {"ours": ours}, "ratios": {"ours / plain-bf16, text tokens": (3.0, 2.5, 3.5)}}
+        Path(command[command.index("--out") + 1]).write_text(json.dumps([record]))
+
+    monkeypatch.setattr(gpu_figures.subprocess, "run", run)
+    found = list(gpu_figures.step_of_electra(torch.device("cuda"), gpu_figures.FULL))
+    assert [(figure.what, figure.value, figure.predicted) for figure in found] == [
+        ("plain", "does not run here; its error stands above", ""),
+        ("plain-bf16", "does not run here; its error stands above", ""),
+        ("ours: text tokens", 100, ""),
+        ("ours: share of the product rate", 15.1, "15 to 20"),
+        ("ours: peak memory", 3.0, ""),
+        ("ours: first update", 7, ""),
+        ("ours / plain-bf16, text tokens", "3.00 (2.50 to 3.50)", "3 or more"),
+    ]
+    # bench.py takes the flags, and has the sides of this size.
+    args = bench_parser().parse_args(ran[0][2:])
+    assert args.device == "cuda" and args.rows is None
+    assert all(has_side(args.sizes, side) for side in args.sides.split(","))

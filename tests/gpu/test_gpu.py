@@ -3,9 +3,15 @@
 import pytest
 import torch
 
-from benchmarks import gpu_checks
+from benchmarks import gpu_checks, gpu_electra
 
-CHECKS = {**gpu_checks.NUMBERS, **gpu_checks.TRAINER, **gpu_checks.WAITING, **gpu_checks.BAD_NUMBERS}
+CHECKS = {
+    **gpu_checks.NUMBERS,
+    **gpu_checks.TRAINER,
+    **gpu_checks.WAITING,
+    **gpu_checks.BAD_NUMBERS,
+    **gpu_electra.ELECTRA,
+}
 
 
 @pytest.mark.gpu
