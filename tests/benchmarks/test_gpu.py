@@ -305,9 +305,15 @@ def test_a_cpu_that_others_use_has_time_for_every_section():
     assert all(gpu.limit_of(number, 3600, "cpu") >= 600 for number in range(len(gpu.GPU_SECTIONS)))
 
 
+@pytest.fixture(scope="module")
+def compiled_code(tmp_path_factory):
+    """One folder for all sections, as the command has it."""
+    return tmp_path_factory.mktemp("compiled_code")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("section", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
-def test_every_section_on_a_cpu(section, tmp_path):
+def test_every_section_on_a_cpu(section, compiled_code, tmp_path):
     record = record_in(tmp_path)
-    gpu.ask(section, arguments(), record, 590, str(tmp_path))
+    gpu.ask(section, arguments(), record, 590, str(compiled_code))
     assert len(record.results) > 1 and record.names(False) == []
