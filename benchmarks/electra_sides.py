@@ -48,11 +48,16 @@ def new_model() -> ElectraPretrainer:
     return ElectraPretrainer.from_configs(*configs(SIZES["small"], ENTRIES)).train()
 
 
+def rows_of(args: argparse.Namespace) -> int:
+    """Of a batch: it has as many positions as the other sizes' micro-batches."""
+    return max(1, args.rows * args.max_seq_len // T)
+
+
 def batches(args: argparse.Namespace, folder: str) -> Iterator[tuple[Batch, Totals]]:
-    """(Batch, Totals) without end; as many positions as the other rows' micro-batches have."""
+    """(Batch, Totals) without end."""
     tokenizer = train_wordpiece(Source(args.documents).documents(), ENTRIES)
     encoder = LineEncoder(tokenizer)
-    rows = max(1, args.rows * args.max_seq_len // T)
+    rows = rows_of(args)
     store = open_or_build(args.documents, encoder, cache_dir=folder, num_procs=args.threads, progress=False)
     examples = Examples(store, T, encoder.sep_id, 42)
     assembler = ElectraAssembler(store, tokenizer, T, SHARE, "electra", 42)
@@ -123,7 +128,7 @@ def train_ours(args: argparse.Namespace, device: torch.device, turns: Turns) -> 
         ranks=Ranks(),
         n_sums=N_SUMS,
     )
-    compile_blocks(model, args.use_compile, device, print)
+    compile_blocks(model, args.use_compile, device, print, (rows_of(args), T))
     with tempfile.TemporaryDirectory() as folder:
         for step, (batch, totals) in enumerate(batches(args, folder)):
             if not step:

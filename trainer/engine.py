@@ -20,6 +20,7 @@ and the host learns of an update's outcome while the next one runs. Another opti
 """
 
 import contextlib
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -118,7 +119,7 @@ class Engine(Generic[BatchT, TotalsT]):
         self.fused = bool(optimizer.param_groups[0].get("fused"))
         self.reducer: SumsGradients | None = None
         if ranks.world_size > 1 and shards is None:
-            self.reducer = make_reducer(model, self._parameters_in_order(), ranks)
+            self.reducer = make_reducer(model, ranks)
         # MPS has no float64.
         sum_dtype = torch.float32 if device.type == "mps" else torch.float64
         # This rank's, since the last `collect`.
@@ -129,11 +130,6 @@ class Engine(Generic[BatchT, TotalsT]):
         self._stop_numbers = torch.tensor(STOP_REQUESTS, device=device, dtype=torch.float32)
         # An outcome on its way: (pinned copy of it, event that says it has arrived, what `poll` was told).
         self._pending: tuple[torch.Tensor, torch.cuda.Event, Where | None] | None = None
-
-    def _parameters_in_order(self) -> list[torch.nn.Parameter]:
-        """Those that are trained, in the order of the model: the optimiser's groups have another one."""
-        trained = {id(parameter) for parameter in self.parameters}
-        return [parameter for parameter in self.model.parameters() if id(parameter) in trained]
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
@@ -152,7 +148,7 @@ class Engine(Generic[BatchT, TotalsT]):
             self.shards.begin_micro_batch(last)
         compute = partial(self.objective, batch, totals)
         with self.autocast():
-            loss, sums = self.reducer.losses(compute, last) if self.reducer is not None else compute()
+            loss, sums = self.reducer.forward(compute, last) if self.reducer is not None else compute()
         if not counts:
             loss = loss * 0.0
             sums = torch.zeros_like(sums)
@@ -165,7 +161,7 @@ class Engine(Generic[BatchT, TotalsT]):
         """Whether all ranks have to compute a micro-batch, also one that has no rows in it. last: as in `micro_batch`."""
         if self.shards is not None:
             return True
-        return last and self.reducer is not None and self.reducer.needs_every_rank
+        return last and self.reducer is not None and self.reducer.last_needs_every_rank
 
     def update(
         self, lr: float, stop_signal: int = 0, save: bool = False, proposal: Sequence[float] = NO_PROPOSAL
@@ -291,9 +287,12 @@ class Engine(Generic[BatchT, TotalsT]):
         What adds up gradients refers to the group. Were it the last to do so, the process could wait for ever when it goes: for
         a thread of Gloo, which waits for the interpreter.
         """
-        self.reducer = None
         if self.shards is not None:
             self.shards.close()
+        if self.reducer is not None:
+            self.reducer = None
+            # It lies in a circle of references, with the weights, and its gradients.
+            gc.collect()
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 

@@ -327,7 +327,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         with until_all_are_ready(self.ranks):
             plan = self.job.plan(number)
             schedule = schedule_of(settings, self.ranks, plan.n_rows, self.progress.row)
-            # Documents that come next may have to be fetched. What goes wrong the loader finds too, and ends all ranks.
+            # A recipe fetches the documents of its rows, which may take long: so the first one is made here, and again by the
+            # loader. What goes wrong the loader finds too, and ends all ranks.
             with contextlib.suppress(DataError):
                 plan.recipe(range(*schedule.rows(schedule.first_update)))
         if self.loader is None:

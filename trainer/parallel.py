@@ -102,12 +102,12 @@ def mesh_of(ranks: Ranks, group_size: int, device_type: str) -> "DeviceMesh":
 
     A collective.
     """
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
 
     replicas = ranks.world_size // group_size
     if replicas == 1:
-        # Its group is that of all ranks.
-        return init_device_mesh(device_type, (group_size,), mesh_dim_names=(SHARD,))
+        assert dist.group.WORLD is not None
+        return DeviceMesh.from_group(dist.group.WORLD, device_type, mesh_dim_names=(SHARD,))
     # The ranks of a group follow each other, so that they are on one machine as far as that is large enough.
     numbers = torch.arange(ranks.world_size).view(replicas, group_size)
     # torch would make these groups too, but they would wait for half an hour, whatever --dist_timeout says.
@@ -132,7 +132,7 @@ class Shards:
         assert ranks.world_size % group_size == 0
         self.model = model
         self.ranks = ranks
-        # That hold the same.
+        # How many groups of ranks have the same parts.
         self.replicas = ranks.world_size // group_size
         with network_of(ranks):
             mesh = mesh_of(ranks, group_size, device.type)
@@ -140,10 +140,9 @@ class Shards:
             timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
             self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         self.group: dist.ProcessGroup = mesh.get_group(SHARD)
-        # That were made for this model: one group of ranks is that of all, which stays.
-        self.own_groups = [self.saving_group]
-        if self.replicas > 1:
-            self.own_groups += [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+        # What `leave_groups` leaves: the process group of all ranks was there before this model.
+        of_mesh = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+        self.own_groups = [self.saving_group, *[group for group in of_mesh if group != dist.group.WORLD]]
         weights = model.state_dict() if ranks.is_main else {}
         without_kept_copies(model)
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,6 +1,6 @@
 """How ranks that have the whole model each come to the sums of their gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,23 +12,28 @@ from torch.nn.parallel import DistributedDataParallel
 # enough that most of the pieces travel while the backward pass computes the next ones.
 BUCKET_BYTES = 25 << 20
 
-# (loss, sums) of a micro-batch.
-Losses = tuple[torch.Tensor, torch.Tensor]
+# Of a micro-batch.
+LossAndSums = tuple[torch.Tensor, torch.Tensor]
 
 
 class SumsGradients(Protocol):
     """What the engine asks for the sums of gradients over the ranks."""
 
     # Whether all ranks have to compute the last micro-batch of an update, also one that has no rows in it.
-    needs_every_rank: bool
-    # Whether gradients lie in memory of its own, and so are cleared by zeros.
+    last_needs_every_rank: bool
+    # Whether gradients lie in memory of its own. Then zeros clear them: with None the next micro-batch would put them elsewhere.
     keeps_gradients: bool
 
-    def losses(self, compute: Callable[[], Losses], last: bool) -> Losses:
+    def forward(self, compute: Callable[[], LossAndSums], last: bool) -> LossAndSums:
         """compute(), from which a backward pass follows. last: no other one of this update does."""
 
     def finish(self, message: torch.Tensor) -> torch.Tensor:
         """Wait until every gradient holds its sum, a missing one counting as zero; returns the sum of the messages (1-d)."""
+
+
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """In the order of the model, which is that of all ranks."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class DistributedReducer:
@@ -39,9 +44,9 @@ class DistributedReducer:
     up. Three things are done here that it does not do by itself:
 
     - It divides gradients by the number of ranks. Losses are divided by the numbers of the whole update, so sums are wanted:
-      `_Reaches` multiplies the gradient of the loss.
+      the loss is multiplied by the number of ranks.
     - It waits for a gradient of each parameter. A micro-batch may leave some without one, such as experts that no token
-      went to. `_Reaches` has the backward pass come to all of them.
+      went to. `_reaching` has the backward pass come to all of them.
     - It makes its buckets anew after its first backward pass, in the order in which the gradients came in that. How sums of
       three and more ranks are rounded depends on the buckets, so a resumed run would not have the bits of one that was never
       stopped. `_settle_buckets` has that first pass over before the training.
@@ -49,50 +54,54 @@ class DistributedReducer:
     The plain version that the tests compare with is one all-reduce for each gradient after the backward pass.
     """
 
-    needs_every_rank = True
+    last_needs_every_rank = True
     keeps_gradients = True
 
     def __init__(self, model: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> None:
         """A collective: all ranks must make it. They get the weights of rank 0."""
         # Layers are compiled one by one, so there is nothing that the compiler would have to cut at the buckets.
         torch._dynamo.config.optimize_ddp = False
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parameters = trained_parameters(model)
         self.parallel = DistributedDataParallel(
             _Computing(model),
             bucket_cap_mb=bucket_bytes / (1 << 20),
             # Gradients lie in the buckets, and not beside them once more. So nothing is copied, and a rank has them once.
             gradient_as_bucket_view=True,
-            # They do not change.
-            forward_sync_buffers=False,
         )
+        # They do not change, so once is enough. (As an argument it would not send them at the start either.)
+        self.parallel.broadcast_buffers = False
         self.world_size = dist.get_world_size()
         self._settle_buckets()
         # Whether the gradients of the update are on their way.
         self._are_sent = False
 
     def _settle_buckets(self) -> None:
-        """Have torch make the buckets that stay, by a backward pass that comes to all parameters, from the last to the first."""
+        """Have torch make the buckets that stay, by a backward pass that comes to all parameters, from the last to the first.
 
-        def one_by_one() -> Losses:
+        That is about the order of training. One node for all parameters would leave the order to torch; in a chain of nodes,
+        one for each, the node that was added last comes first in the backward pass.
+        """
+
+        def chain() -> LossAndSums:
             loss = self.parameters[0].new_zeros(())
             for parameter in self.parameters:
-                loss = _Reaches.apply(loss, 1, parameter)
+                loss = _reaching(loss, [parameter])
             return loss, loss.detach()
 
-        loss, _ = self.parallel(one_by_one)
+        loss, _ = self.parallel(chain)
         loss.backward()
-        # It makes them when the next forward pass begins.
+        # torch makes the new buckets at the beginning of the forward pass that comes next: of this one, which nothing follows.
         with self.parallel.no_sync():
-            self.parallel(one_by_one)
+            self.parallel(chain)
 
-    def losses(self, compute: Callable[[], Losses], last: bool) -> Losses:
+    def forward(self, compute: Callable[[], LossAndSums], last: bool) -> LossAndSums:
         """compute(). Of the last micro-batch the gradients are sent, with what the ones before it have added to them."""
         if not last:
             loss, sums = compute()
-            return _Reaches.apply(loss, self.world_size), sums
+            return loss * self.world_size, sums
         self._are_sent = True
         loss, sums = self.parallel(compute)
-        return _Reaches.apply(loss, self.world_size, *self.parameters), sums
+        return _reaching(loss * self.world_size, self.parameters), sums
 
     def finish(self, message: torch.Tensor) -> torch.Tensor:
         """The sum of the messages (1-d). The backward pass has waited for the gradients."""
@@ -109,20 +118,24 @@ class _Computing(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, compute: Callable[[], Losses]) -> Losses:
+    def forward(self, compute: Callable[[], LossAndSums]) -> LossAndSums:
         return compute()
 
 
-class _Reaches(torch.autograd.Function):
-    """Gives the loss back. Its backward pass multiplies the gradient of the loss; it comes to the parameters too, and adds
-    nothing to their gradients."""
+class _Reaching(torch.autograd.Function):
+    """See `_reaching`."""
 
     @staticmethod
-    def forward(ctx: Any, loss: torch.Tensor, times: int, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.times = times
+    def forward(ctx: Any, loss: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         ctx.n_parameters = len(parameters)
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (gradients[0] * ctx.times, None, *[None] * ctx.n_parameters)
+        return (gradients[0], *[None] * ctx.n_parameters)
+
+
+def _reaching(loss: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The loss. Its backward pass comes to the parameters too, and adds nothing to their gradients."""
+    reaching: torch.Tensor = _Reaching.apply(loss, *parameters)
+    return reaching

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from trainer.machine.meeting import Meeting, make_meeting
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
-from trainer.reducer import DistributedReducer, Losses, SumsGradients
+from trainer.reducer import DistributedReducer, LossAndSums, SumsGradients, trained_parameters
 
 # Slices and gradients begin at multiples of this many numbers: two ranks never write into the same line of a cache.
 ALIGNMENT = 64
@@ -40,7 +40,7 @@ class SharedReducer:
     The plain version that the tests compare with is one all-reduce by Gloo for each gradient.
     """
 
-    needs_every_rank = False
+    last_needs_every_rank = False
     keeps_gradients = False
 
     def __init__(
@@ -67,7 +67,7 @@ class SharedReducer:
         self.slices = [region[first : first + slice_length] for region in regions[: ranks.world_size]]
         self.slice_of_sum = sums[first : first + slice_length]
 
-    def losses(self, compute: Callable[[], Losses], last: bool) -> Losses:
+    def forward(self, compute: Callable[[], LossAndSums], last: bool) -> LossAndSums:
         """compute(). While the backward pass runs there is nothing to do: it needs all of the processor that copying would use."""
         return compute()
 
@@ -94,12 +94,12 @@ class SharedReducer:
         return total
 
 
-def make_reducer(model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> SumsGradients:
+def make_reducer(model: torch.nn.Module, ranks: Ranks) -> SumsGradients:
     """What adds up gradients over the ranks: shared memory where all of them have it, messages elsewhere.
 
-    A collective: all ranks must call it. They get the weights of rank 0. parameters: those of the model that are trained.
+    A collective: all ranks must call it. They get the weights of rank 0.
     """
-    assert len(parameters) == sum(parameter.requires_grad for parameter in model.parameters())
+    parameters = trained_parameters(model)
     on_cpu = all(p.device.type == "cpu" and p.dtype is torch.float32 for p in parameters)
     if on_cpu and ranks.on_one_machine:
         memory = shared_bytes(bytes_needed(parameters, ranks.world_size), ranks)

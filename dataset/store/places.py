@@ -1,6 +1,7 @@
 """Where token stores lie, and who may work on one."""
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -64,6 +65,12 @@ def _clear_up(place: Path, name: str) -> None:
                 remove(temp)
 
 
+def clock_of(folder: Path) -> float:
+    """The time now by the clock of the file server that the folder lies on, in seconds: ours may differ from it."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime
+
+
 def _is_abandoned(temp: Path) -> bool:
     """Whether nobody will go on with this interrupted build: it kept nothing, or has been lying there for a week."""
     # The shards of a large corpus: processes that hold other locks may be at work there.
@@ -75,5 +82,5 @@ def _is_abandoned(temp: Path) -> bool:
         return time.time() - changed > ABANDONED_S
     if read_progress(temp) is None:
         is_empty = not any(temp.iterdir())
-        return not is_empty or time.time() - temp.stat().st_mtime > JUST_MADE_S
+        return not is_empty or clock_of(temp.parent) - temp.stat().st_mtime > JUST_MADE_S
     return time.time() - (temp / "progress.json").stat().st_mtime > ABANDONED_S

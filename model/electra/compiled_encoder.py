@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 
 def dropped(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
-    """int32 [shape]: -1 with probability p (to 1/65536), else 0, from torch's global random numbers.
+    """int32 [shape]: -1, all bits set, with probability p (to 1/65536), else 0; from torch's global random numbers.
 
     The hash is Ellis' lowbias32 (https://nullprogram.com/blog/2018/07/31/) of seed xor place · 2^32/golden ratio, in
     int32 arithmetic that wraps around; shifts are made logical by a mask. A number comes out and no bool, because the
@@ -68,15 +68,18 @@ class _Attention(torch.autograd.Function):
         scaling: float,
         p: float,
     ) -> torch.Tensor:
-        """query, key, value: [R, H, T, D]; mask: what is added to the scores, float, as wide as [R, H, T, T]; -> [R, H, T, D]."""
+        """query, key, value: [R, H, T, D]; mask: float, added to the scores, broadcast to [R, H, T, T]; -> [R, H, T, D]."""
         scores = (query @ key.transpose(-2, -1)).float() * scaling
         if mask is not None:
             scores = scores + mask
         exp_scores = (scores - scores.amax(-1, keepdim=True)).exp()
         probabilities = exp_scores / exp_scores.sum(-1, keepdim=True)
+        signed = probabilities
         if p:
-            probabilities = probabilities * (1 + 2 * dropped(scores.shape, p, scores.device)).float()
-        signed = probabilities.to(value.dtype)
+            # 1 where kept, -1 where dropped
+            signs = 1 + 2 * dropped(scores.shape, p, scores.device)
+            signed = probabilities * signs.float()
+        signed = signed.to(value.dtype)
         output = (signed.clamp(min=0) @ value) * (1 / (1 - p))
         ctx.save_for_backward(query, key, value, signed, output)
         ctx.scaling = scaling
@@ -87,11 +90,12 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (d_output,) = grads
         query, key, value, signed, output = ctx.saved_tensors
-        along = (d_output.float() * output.float()).sum(-1, keepdim=True)
+        # Over keys W dW sums up to it: flash attention computes it so too.
+        sum_over_keys = (d_output.float() * output.float()).sum(-1, keepdim=True)
         scaled = d_output * (1 / (1 - ctx.p))
         weights = signed.clamp(min=0)
         d_weights = scaled @ value.transpose(-2, -1)
-        d_scores = weights.float() * d_weights.float() - signed.float().abs() * along
+        d_scores = weights.float() * d_weights.float() - signed.float().abs() * sum_over_keys
         d_scores = (d_scores * ctx.scaling).to(query.dtype)
         return d_scores @ key, d_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ scaled, None, None, None
 
@@ -145,9 +149,23 @@ AttentionInterface.register("compiled_on_cpu", attention)
 AttentionMaskInterface.register("compiled_on_cpu", sdpa_mask)
 
 
-def eager_if(condition: bool) -> contextlib.AbstractContextManager[Any]:
-    """A context in which compiled layers are computed without their graphs, for batches of another shape than theirs."""
-    return torch.compiler.set_stance("force_eager") if condition else contextlib.nullcontext()
+def compiled_shape(network: Any) -> tuple[int, int] | None:
+    """The (rows, positions) of the batches that its layers were compiled for; None: they were not."""
+    shape: tuple[int, int] | None = getattr(network, "compiled_shape", None)
+    return shape
+
+
+def uses_graphs(network: Any, shape: Sequence[int]) -> bool:
+    """Whether compiled layers are computed by their graphs for batches of a shape, (rows, positions)."""
+    # An evaluation, without dropout, would compile a graph of its own, and so would another shape.
+    return bool(network.training) and compiled_shape(network) == tuple(shape)
+
+
+def graphs_for(network: Any, shape: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
+    """A context in which compiled layers use their graphs if these are for batches of this shape, (rows, positions)."""
+    if compiled_shape(network) is None or uses_graphs(network, shape):
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def compile_layers(network: Any) -> None:

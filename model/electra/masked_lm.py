@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from transformers import ElectraConfig, ElectraForMaskedLM
 
+from model.electra.compiled_encoder import graphs_for
 from model.electra.model_electra import init_original, init_position_embeddings
 from model.electra.pretrainer import (
     FLOPS_OF_MULTIPLY_ADD,
@@ -70,7 +71,7 @@ class MaskedLanguageModel(Pretrainer):
         lengths: torch.Tensor,
     ) -> FilledIn:
         """What the encoder makes of a batch, whose parts are those of ElectraPretrainer.forward."""
-        with self.graphs_for(ids):
+        with graphs_for(self, ids.shape):
             inputs = self.encoder_inputs(is_real(ids, lengths), token_type_ids)
             return fill_in(self.encoder, masked_ids, positions, labels, inputs, self.judge_guesses, self.smoothing)
 

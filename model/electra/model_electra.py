@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
+from model.electra.compiled_encoder import graphs_for
 from model.electra.masking import IGNORE
 from model.electra.pretrainer import (
     FLOPS_OF_MULTIPLY_ADD,
@@ -243,7 +244,7 @@ class ElectraPretrainer(Pretrainer):
 
         sampled: int64 [R, K] in place of the generator's draw (tests).
         """
-        with self.graphs_for(ids):
+        with graphs_for(self, ids.shape):
             real = is_real(ids, lengths)
             inputs = self.encoder_inputs(real, token_type_ids)
             filled_in = fill_in(
@@ -257,7 +258,7 @@ class ElectraPretrainer(Pretrainer):
             disc, disc_logits = self.find_out(corrupted, replaced, real, inputs)
             return Losses(filled_in.loss, disc, sampled, corrupted, replaced, disc_logits, filled_in.correct)
 
-    def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
+    def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype = torch.bfloat16) -> str:
         """As Pretrainer's, and what the generator's draws add up."""
         self.add_up_chunks = torch.compile(add_up_chunks, dynamic=False)
         return super().compile_training(shape, dtype)

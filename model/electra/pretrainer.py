@@ -4,7 +4,6 @@ Shapes. R: rows (examples) of a batch, T: positions of a row, K: masked position
 V: vocabulary.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM
 
 from model.checkpointing import recompute_layers
-from model.electra.compiled_encoder import compile_layers, eager_if, ready_mask
+from model.electra.compiled_encoder import compile_layers, ready_mask, uses_graphs
 from model.electra.masking import IGNORE
 
 
@@ -27,7 +26,7 @@ class Pretrainer(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_compiled = False
+        # The (rows, positions) of the batches that the layers are compiled for; None: they are not.
         self.compiled_shape: tuple[int, int] | None = None
         self.judge_guesses: JudgesGuesses = judge_guesses
 
@@ -41,34 +40,22 @@ class Pretrainer(torch.nn.Module):
         config: ElectraConfig = getattr(self, self.ENCODER).config
         return config
 
-    def uses_graphs(self, ids: torch.Tensor) -> bool:
-        """Whether compiled layers are computed by their graphs for a batch of ids, [R, T]."""
-        if not self.is_compiled:
-            return False
-        # An evaluation, without dropout, would compile a graph of its own.
-        return self.compiled_shape is None or (self.training and self.compiled_shape == tuple(ids.shape))
-
-    def graphs_for(self, ids: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-        """A context in which compiled layers use their graphs if these are for batches like ids, [R, T]."""
-        return eager_if(self.is_compiled and not self.uses_graphs(ids))
-
     def encoder_inputs(self, real: torch.Tensor, token_type_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What an encoder of transformers is given beside the ids. real: bool [R, T], see is_real; token_type_ids: [R, T]."""
-        return {"token_type_ids": token_type_ids, "attention_mask": ready_mask(real, self.uses_graphs(real))}
+        return {"token_type_ids": token_type_ids, "attention_mask": ready_mask(real, uses_graphs(self, real.shape))}
 
     def gradient_checkpointing_enable(self) -> None:
         """Keep only what enters each layer, and compute the rest again in the backward pass."""
         for network in self.networks():
             recompute_layers(network)
 
-    def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
+    def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile the layers, one graph for all of a network, and what becomes of a head's logits. shape: (rows, positions) of
-        the batches that use it; others, as an epoch's last, are computed without. None: all use it, each shape with a graph
-        of its own.
+        the batches that use it; others, as an epoch's last, are computed without.
 
         Nothing depends on dtype here, and nothing is to be said.
         """
-        self.is_compiled = True
+        assert shape is not None, "the lengths of these batches are known"
         self.compiled_shape = shape
         for network in self.networks():
             compile_layers(network)

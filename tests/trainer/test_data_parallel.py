@@ -195,7 +195,7 @@ def buckets(ranks):
     for bucket_bytes in (1 << 20, 3000):
         counts, early = [], []
 
-        def make(model, parameters, ranks, bucket_bytes=bucket_bytes):
+        def make(model, ranks, bucket_bytes=bucket_bytes):
             return DistributedReducer(model, bucket_bytes)
 
         model = tiny_model()
@@ -249,7 +249,7 @@ def missing_gradients(ranks):
         for p in trained:
             if p.grad is not None:
                 p.grad.zero_()
-        loss, _ = reducer.losses(compute, last=True)
+        loss, _ = reducer.forward(compute, last=True)
         loss.backward()
         message = reducer.finish(torch.arange(3.0) + ranks.rank)
         expected = torch.arange(3.0) + ranks.rank
@@ -266,7 +266,7 @@ def shared_sums(ranks):
     generator = torch.Generator().manual_seed(ranks.rank)
     shapes = [(3,), (70, 5), (), (129,), (64,)]
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
-    reducer = make_reducer(torch.nn.ParameterList(parameters), parameters, replace(ranks, on_one_machine=True))
+    reducer = make_reducer(torch.nn.ParameterList(parameters), replace(ranks, on_one_machine=True))
     found = []
     for missing in ([], [2], range(len(shapes)), []):
         gradients = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -407,7 +407,7 @@ def three_ranks():
         for _ in range(3):
             for parameter in reducer.parameters:
                 parameter.grad.zero_()
-            loss, _ = reducer.losses(lambda: pretrain_loss(model, batch, totals), last=True)
+            loss, _ = reducer.forward(lambda: pretrain_loss(model, batch, totals), last=True)
             loss.backward()
             reducer.finish(torch.zeros(1))
             found.append([parameter.grad.clone() for parameter in reducer.parameters])

@@ -144,6 +144,7 @@ def measured_seconds(
     for _ in range(TIMED):
         of_micro_batch.append(seconds(micro_batch, machine.device))
         of_last.append(seconds(last_of_update, machine.device))
+    engine.close()
     return median(of_micro_batch), median(of_last) - median(of_micro_batch)
 
 

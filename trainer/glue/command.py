@@ -35,6 +35,7 @@ from trainer.glue.submission import write_submission
 from trainer.job import Surroundings
 from trainer.launch import claim
 from trainer.loop import Trainer
+from trainer.machine.agreement import compare_precision
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
@@ -72,6 +73,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     disable_progress_bar()
     ranks = surroundings.ranks
     dtype, precision_notice = pick_dtype(settings.dtype, surroundings.device)
+    compare_precision(ranks, dtype)
     say = Reporter(ranks.is_main).say
     out = Path(settings.out_dir)
     with user_errors():

@@ -20,13 +20,13 @@ from dataset.loader import UpdateSchedule, ceil_div
 from dataset.store.interface import Ints
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from model.checkpointing import recompute_layers
+from model.electra.compiled_encoder import compiled_shape
 from trainer.engine import Engine
 from trainer.glue.files import Data
 from trainer.glue.head import saved_weights
 from trainer.glue.layer_rates import depths, layer_groups, rates
 from trainer.glue.model import (
     Layers,
-    compiled_shape,
     glue_loss,
     init_model,
     metrics,

@@ -27,7 +27,7 @@ from dataset.glue.glue_dataset import Batch, Totals
 from dataset.glue.glue_tasks import CLASSIFICATION, QUESTIONS, REGRESSION, TAGS, Task
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
-from model.electra.compiled_encoder import compile_layers, eager_if
+from model.electra.compiled_encoder import compile_layers, graphs_for
 from model.electra.model_electra import init_position_embeddings
 from model.electra.saved_network import load_config
 from trainer.glue.head import PREFIX as HEAD_PREFIX
@@ -40,7 +40,6 @@ from trainer.glue.padding import (
     is_in_parts,
     is_known,
     notice,
-    uses_graphs,
     way_of,
 )
 from trainer.glue.settings import GlueSettings
@@ -290,17 +289,12 @@ class Layers(NamedTuple):
         return ""
 
 
-def compiled_shape(model: Any) -> tuple[int, int] | None:
-    """The (rows, positions) of the batches that `Layers` was compiled for; None: it was not."""
-    return getattr(model, "compiled_shape", None)
-
-
 # -------------------------------------------------------------------------------------------- loss and metrics
 
 
 def forward(model: Any, batch: Batch) -> torch.Tensor:
     """Logits, float32 [R, outputs], or [R, T, outputs] where every position has its own."""
-    with eager_if(compiled_shape(model) is not None and not uses_graphs(model, batch)):
+    with graphs_for(model, batch.ids.shape):
         return way_of(model)(model, batch).float()
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from common.errors import UserError
 from dataset.glue.glue_dataset import Batch
-from model.electra.compiled_encoder import ready_mask
+from model.electra.compiled_encoder import ready_mask, uses_graphs
 
 # Those whose attention takes a ready bool mask, and gives what it gives with their own: a test goes through them.
 KNOWN = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
@@ -52,15 +52,6 @@ def is_known(model: Any) -> bool:
     return config.model_type in KNOWN and config._attn_implementation in ATTENTION
 
 
-def uses_graphs(model: Any, batch: Batch) -> bool:
-    """Whether a batch is computed by compiled layers: it has the shape that they were compiled for, and is trained.
-
-    Another shape would compile a second graph.
-    """
-    shape: tuple[int, int] | None = getattr(model, "compiled_shape", None)
-    return bool(model.training) and shape == tuple(batch.ids.shape)
-
-
 def inputs_of(model: Any, batch: Batch, mask: torch.Tensor) -> dict[str, torch.Tensor]:
     inputs = {"input_ids": batch.ids, "attention_mask": mask}
     if has_segments(model):
@@ -82,7 +73,7 @@ def logits_of(output: Any) -> torch.Tensor:
 def with_ready_mask(model: Any, batch: Batch) -> torch.Tensor:
     """A mask for every query, which transformers takes as it is. Into one of [R, T] it looks, and leaves it out where nothing
     is padded, which waits for the device and gives a compiled layer two forms."""
-    mask = ready_mask(batch.mask.bool(), uses_graphs(model, batch))
+    mask = ready_mask(batch.mask.bool(), uses_graphs(model, batch.ids.shape))
     return logits_of(model(**inputs_of(model, batch, mask)))
 
 

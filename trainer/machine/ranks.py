@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -26,6 +27,9 @@ COPIES_WAIT_S = 30 * 24 * 3600
 # How often rank 0 says that it still works while the others wait for it, at least
 SIGN_OF_LIFE_S = 30.0
 
+# Whether this thread is in a block of `until_all_are_ready`.
+_IN_OWN_WORK: ContextVar[bool] = ContextVar("in own work", default=False)
+
 # How an error of one rank ends all of them. A rank that raised while the others wait for it in a collective would leave
 # them there until the time limit of the process group. There are three cases:
 #
@@ -42,6 +46,7 @@ def on_main(ranks: "Ranks", work: Callable[[], ResultT]) -> ResultT:
     It may take longer than the ranks wait for a message. Errors: what a user can mend ends all ranks; only rank 0 prints
     its line.
     """
+    check_no_own_work()
     # The result, whether it failed, whether it is there. Any: torch sends a list of objects of every kind.
     answer: list[Any] = [None, False, True]
     error: UserError | DataError | None = None
@@ -101,8 +106,26 @@ def until_all_are_ready(ranks: "Ranks") -> Iterator[None]:
     """A block of work that each rank does for itself, such as reading its data: it ends when all of them are done.
 
     A rank may take longer than the others wait for a message, since they meet again and again until all are done. One that is
-    gone, or fails, no longer comes. All ranks must enter the block, which may have no collective within.
+    gone, or fails, no longer comes. All ranks must enter the block, which may have no collective within: its messages would
+    come between those by which the ranks meet.
     """
+    check_no_own_work()
+    before = _IN_OWN_WORK.set(True)
+    try:
+        with meetings(ranks):
+            yield
+    finally:
+        _IN_OWN_WORK.reset(before)
+
+
+def check_no_own_work() -> None:
+    """To be called where ranks talk to each other. Noticed with one rank too, where nothing is sent."""
+    assert not _IN_OWN_WORK.get(), "work that each rank does for itself has no collective"
+
+
+@contextlib.contextmanager
+def meetings(ranks: "Ranks") -> Iterator[None]:
+    """While this block runs, and until it is over on all ranks, a thread of each meets those of the others."""
     if ranks.world_size == 1:
         yield
         return
@@ -114,6 +137,8 @@ def until_all_are_ready(ranks: "Ranks") -> Iterator[None]:
     failures: list[BaseException] = []
 
     def meet() -> None:
+        # Some builds of Python give a thread the context of the one that starts it.
+        _IN_OWN_WORK.set(False)
         # A thread begins on the first GPU.
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -165,6 +190,7 @@ def loss_of_a_rank(error: Exception) -> str | None:
 
 def least_of_ranks(ranks: "Ranks", number: float, device: torch.device) -> float:
     """The smallest of the ranks' numbers, on all of them. A collective. device: the rank's own."""
+    check_no_own_work()
     if ranks.world_size == 1:
         return number
     # NCCL sends what lies on a GPU alone, Gloo what lies in main memory.
@@ -176,6 +202,7 @@ def least_of_ranks(ranks: "Ranks", number: float, device: torch.device) -> float
 
 def first_said(ranks: "Ranks", text: str) -> str:
     """The first of the ranks' texts that is not empty, on all of them; "": all are empty. A collective."""
+    check_no_own_work()
     if ranks.world_size == 1:
         return text
     texts = [""] * ranks.world_size

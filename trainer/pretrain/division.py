@@ -50,11 +50,13 @@ def settle(
     rows_of_epoch: int,
     T: int,
     memory: MemoryPlan,
+    free: float | None,
     trial: Trial,
 ) -> tuple[PretrainSettings, str]:
     """The settings with a number of rows in the place of AUTO_ROWS, and a line that tells it. A collective.
 
-    stem: path of the run's files without their endings. rows_of_epoch: of all ranks; T: positions of a row.
+    stem: path of the run's files without their endings. rows_of_epoch: of all ranks; T: positions of a row;
+    free: of `free_on_all_ranks`.
     Errors: UserError for a settings file of the run that is none, and for a number of processes that do not divide the update.
     """
     ranks = memory.ranks
@@ -63,7 +65,6 @@ def settle(
     if recorded is not None and recorded % ranks.sharing == 0:
         return with_rows(settings, recorded), f"--batch_size auto: {division(settings, recorded)}, as before the resume"
     choices = choices_of_auto(settings, config, rows_of_epoch, memory)
-    free = memory.free_on_all_ranks()
     estimated = memory.first_that_fits(config, choices, T, free)
     rows = rows_that_ran(choices, estimated, trial) if memory.device.type == "cuda" else estimated
     if rows == estimated:
@@ -183,9 +184,14 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
 
 
 def note_on_small(
-    settings: PretrainSettings, config: MiniMindConfig, rows_of_epoch: int, T: int, memory: MemoryPlan
+    settings: PretrainSettings,
+    config: MiniMindConfig,
+    rows_of_epoch: int,
+    T: int,
+    memory: MemoryPlan,
+    free: float | None,
 ) -> str | None:
-    """A line for a run on a GPU whose micro-batches could be much larger; None for others. A collective."""
+    """A line for a run on a GPU whose micro-batches could be much larger; None for others. free: of `free_on_all_ranks`."""
     batch_size = settings.batch_size
     steps = settings.accumulation_steps
     is_small = memory.device.type == "cuda" and steps > 1 and batch_size * T < ENOUGH_POSITIONS
@@ -196,7 +202,6 @@ def note_on_small(
     rows_of_warmup = batch_size * settings.warmup_iters
     possible = possible_rows(batch_size * steps, rows_of_warmup, rows_of_epoch, memory)
     choices = [rows for rows in possible if rows >= 2 * batch_size]
-    free = memory.free_on_all_ranks()
     if not choices:
         return None
     rows = memory.first_that_fits(config, choices, T, free)

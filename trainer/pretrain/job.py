@@ -131,6 +131,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         compare_precision(self.ranks, self.dtype)
         self.group_size = ranks_of_group(settings.shard, self.ranks)
         self.memory = MemoryPlan(settings, self.dtype, self.device, self.ranks, self.group_size)
+        self.free_memory = self.memory.free_on_all_ranks()
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
@@ -313,7 +314,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             return
         plan = self.plan(0)
         self.settings, self.batch_notice = settle(
-            self.settings, self.stem, self.config, plan.n_rows, plan.T, self.memory, self._trial
+            self.settings, self.stem, self.config, plan.n_rows, plan.T, self.memory, self.free_memory, self._trial
         )
         # Its advice begins with the flags of the run.
         self.memory.settings = self.settings
@@ -483,7 +484,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         if self.precision_notice:
             own_notices.append(self.precision_notice)
         if run.tokens >= WORTH_A_NOTICE and not self.batch_notice:
-            self.batch_notice = note_on_small(settings, self.config, first.n_rows, first.T, self.memory)
+            self.batch_notice = note_on_small(
+                settings, self.config, first.n_rows, first.T, self.memory, self.free_memory
+            )
         shards = self.shards.described if self.shards is not None else None
         for line in (shards, self.batch_notice, self.memory.warning()):
             if line:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from model.electra.sampling import CHUNK, running_sums, sample
+from model.electra.sampling import CHUNK, running_sums, sample, to_draw_from
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_sampled_frequencies_are_the_softmax(how, dtype):
 
 
 def test_half_precision_noise_favours_likely_tokens():
-    """Why fp32 is the default: with noise in fp16 p = 0.98 is drawn clearly more often."""
+    """Why fp16_gumbel is not the default: with its noise p = 0.98 is drawn clearly more often."""
     torch.manual_seed(0)
     logits = torch.cat((torch.tensor([math.log(0.98)]), torch.full((400,), math.log(0.02 / 400))))
     share = (sample(logits.expand(20_000, 401), "fp16_gumbel") == 0).double().mean()
@@ -105,3 +105,12 @@ def test_running_sums_never_fall(deterministic_algorithms):
 
 def test_logits_that_are_no_numbers_give_some_token_in_deterministic_runs_too(deterministic_algorithms):
     test_logits_that_are_no_numbers_give_some_token()
+
+
+def test_a_temperature_divides_in_full_precision():
+    """Reference: division in float64; logits in half precision are not rounded once more."""
+    torch.manual_seed(0)
+    logits = torch.randn(3, 1000).bfloat16()
+    labels = torch.zeros(3, dtype=torch.int64)
+    drawn_by = to_draw_from(logits, labels, 0.7, disallow_correct=False)
+    torch.testing.assert_close(drawn_by.double(), logits.double() / 0.7, rtol=1e-6, atol=0)

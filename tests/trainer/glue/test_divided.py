@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification
 
 from dataset.glue.glue_dataset import Batch, Totals
 from dataset.glue.glue_tasks import TASKS
+from model.electra.compiled_encoder import compiled_shape
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, fine_tune, flags, make_place
@@ -25,7 +26,7 @@ from tests.updates import Recorder, relative_difference
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue.job import GlueJob
-from trainer.glue.model import compiled_shape, glue_loss, init_model
+from trainer.glue.model import glue_loss, init_model
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.parallel import Shards
 

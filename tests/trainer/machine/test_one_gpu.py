@@ -258,7 +258,7 @@ def run_of_a_rank(folder):
         simulated_cuda(gpus=2) as cuda,
         mock.patch.object(torch.distributed, "is_nccl_available", lambda: False),
         # Not the shared memory of ranks whose tensors are in main memory
-        mock.patch.object(engine, "make_reducer", lambda model, parameters, ranks: DistributedReducer(model)),
+        mock.patch.object(engine, "make_reducer", lambda model, ranks: DistributedReducer(model)),
     ):
         run = train(data_path=f"{folder}/corpus.jsonl", out_dir=f"{folder}/two", device=None, **TWO_RANKS)
     weights = [parameter.detach() for parameter in run.engine.parameters]

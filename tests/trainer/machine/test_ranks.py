@@ -99,6 +99,13 @@ def test_ranks_meet_until_all_are_ready(meetings):
     assert len(said) >= 5 and said[:3] == [0.0, 0.0, 0.0] and said[-1] == 1.0 and said == sorted(said)
 
 
+def test_work_of_each_rank_for_itself_has_no_collective():
+    """Its messages would come between those by which the ranks meet; one rank alone notices it too."""
+    with pytest.raises(AssertionError, match="no collective"), until_all_are_ready(Ranks()):
+        on_main(Ranks(), lambda: None)
+    on_main(Ranks(), lambda: None)
+
+
 def test_a_rank_that_fails_no_longer_comes(meetings):
     said, third = meetings
     with pytest.raises(UserError), until_all_are_ready(Ranks(world_size=2, timeout=timedelta(seconds=0.04))):

@@ -72,7 +72,7 @@ def settled(
 ):
     settings = settings_of(*argv)
     memory = plan_with(monkeypatch, settings, free, device, ranks)
-    return settle(settings, tmp_path / "run", config, rows_of_epoch, T, memory, trial)
+    return settle(settings, tmp_path / "run", config, rows_of_epoch, T, memory, memory.free_on_all_ranks(), trial)
 
 
 # ------------------------------------------------------------------------------------------ which rows are taken
@@ -219,7 +219,9 @@ def rows_of_rank(folder):
     memory = MemoryPlan(settings, torch.bfloat16, device, ranks)
     memory.device = CUDA
     memory.available = (24 if ranks.rank == 1 else 80) * GB
-    found, line = settle(settings, Path(folder) / "run", SIZE, MANY_ROWS, T, memory, always_fits)
+    found, line = settle(
+        settings, Path(folder) / "run", SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks(), always_fits
+    )
     torch.distributed.destroy_process_group()
     return [found.batch_size, found.accumulation_steps, line]
 
@@ -408,16 +410,18 @@ def test_a_run_that_has_saved_nothing_is_divided_anew(tmp_path):
 def test_small_micro_batches_on_a_gpu_get_a_line(monkeypatch):
     settings = parse_args([])
     memory = plan_with(monkeypatch, settings, 80 * GB)
-    line = note_on_small(settings, SIZE, MANY_ROWS, T, memory)
+    line = note_on_small(settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks())
     assert line.startswith("note: ") and "--batch_size auto" in line and "256 rows" in line
     settings = parse_args(["--batch_size", "12", "--accumulation_steps", "10"])
-    assert "--batch_size 120 --accumulation_steps 1 trains" in note_on_small(settings, SIZE, MANY_ROWS, T, memory)
+    assert "--batch_size 120 --accumulation_steps 1 trains" in note_on_small(
+        settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks()
+    )
     # A warm-up counts micro-batches. Where no larger ones make a whole number of them, there are none to suggest.
     settings = parse_args(["--batch_size", "16", "--accumulation_steps", "16", "--warmup_iters", "32"])
-    line = note_on_small(settings, SIZE, MANY_ROWS, T, memory)
+    line = note_on_small(settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks())
     assert "--batch_size 256 --accumulation_steps 1 --warmup_iters 2 trains" in line
     settings = parse_args(["--batch_size", "15", "--accumulation_steps", "2", "--warmup_iters", "7"])
-    assert note_on_small(settings, SIZE, MANY_ROWS, T, memory) is None
+    assert note_on_small(settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks()) is None
 
 
 @pytest.mark.parametrize(
@@ -433,7 +437,8 @@ def test_small_micro_batches_on_a_gpu_get_a_line(monkeypatch):
 )
 def test_others_get_none(monkeypatch, argv, free, device):
     settings = parse_args(list(argv))
-    assert note_on_small(settings, SIZE, MANY_ROWS, T, plan_with(monkeypatch, settings, free, device)) is None
+    memory = plan_with(monkeypatch, settings, free, device)
+    assert note_on_small(settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks()) is None
 
 
 def test_a_budget_leaves_the_batch_to_its_plan(monkeypatch, data):
