@@ -9,7 +9,7 @@ import os
 import time
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from unittest import mock
 
@@ -80,10 +80,10 @@ def trained_engine(ranks, group_size, updates=2, kind="adamw", dtype=torch.float
     return engine, norms
 
 
-def in_group(name, work):
+def in_group(name, work, timeout_s=60):
     """work(ranks) in a process group of its own."""
     new_port(name)
-    ranks, _ = init_distributed_mode("cpu", timeout_s=60)
+    ranks, _ = init_distributed_mode("cpu", timeout_s=timeout_s)
     try:
         return work(ranks)
     finally:
@@ -353,17 +353,27 @@ def several_ranks(group_sizes):
             found[f"{group_size} carried over"] = [float(any(before != after for before, after in before_and_after))]
         return found
 
-    return in_group("several", work)
+    # The others wait while rank 0 compiles its references.
+    return in_group("several", work, timeout_s=400)
 
 
 def worst(kind, ranks, group_size, prepare=None):
     """[from the formula, from one rank with one micro-batch for each of the ranks, and with several]"""
-    batch_size, steps = ONE_MICRO_BATCH[ranks.world_size]
-    formula = reference_gradients(kind, rows_per_update=batch_size * steps * ranks.world_size)
     cuts = cuts_of(kind, ranks, group_size, prepare)
-    alone = cuts_of_one_rank(kind, ranks.world_size, prepare)
+    # Rank 0 computes the references for all.
+    references = [references_of(kind, ranks.world_size, prepare)] if ranks.is_main else [None]
+    dist.broadcast_object_list(references, src=0)
+    ((formula, alone),) = references
     from_one_rank = [relative_difference(found, one) for found, one in zip(cuts, alone, strict=True)]
     return [max(relative_difference(found, formula) for found in cuts), *from_one_rank]
+
+
+@cache
+def references_of(kind, world_size, prepare):
+    """The gradients from the formula, and those of each cut on one rank."""
+    batch_size, steps = ONE_MICRO_BATCH[world_size]
+    formula = reference_gradients(kind, rows_per_update=batch_size * steps * world_size)
+    return formula, cuts_of_one_rank(kind, world_size, prepare)
 
 
 def timeouts_of_groups(group_size):
