@@ -213,8 +213,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     # Updates after which the run is saved, beside those of --save_interval and --save_minutes.
     save_at: Container[int] = frozenset()
 
-    # What a resumed checkpoint must agree with: {what it is: value}. The job compares it with that of rank 0 before the ranks
-    # give each other weights (machine/agreement.py).
+    # What a resumed checkpoint, and all ranks, must agree with: {what it is: value}.
     identity: Mapping[str, Value]
     # {entry of `identity`: the flags to look at where it differs}; not every entry has some.
     mended_by: Mapping[str, str] = {}

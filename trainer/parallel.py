@@ -31,6 +31,7 @@ from common.errors import UserError
 from common.nested import replaced
 from dataset.loader import ceil_div
 from model.products import without_kept_copies
+from trainer.machine.agreement import compare_with_main
 from trainer.machine.ranks import Ranks, network_of, on_main
 from trainer.machine.settings import FULL, NONE
 
@@ -69,9 +70,13 @@ def ranks_of_group(shard: str, ranks: Ranks) -> int:
     return size
 
 
-def put_on_device(model: nn.Module, group_size: int, ranks: Ranks, device: torch.device) -> "Shards | None":
+def put_on_device(
+    model: nn.Module, identity: Mapping[str, object], group_size: int, ranks: Ranks, device: torch.device
+) -> "Shards | None":
     """Put a model on the device of each rank, divided among the ranks of a group; None where a group is one rank, which has
-    the whole."""
+    the whole. identity: of the job. Errors: UserError where the ranks' differ: they give each other weights, whose shapes
+    follow from it."""
+    compare_with_main(ranks, identity)
     if group_size > 1:
         return Shards(model, group_size, ranks, device)
     model.to(device)

@@ -38,7 +38,7 @@ from trainer.electra.validation import Validation, has_text
 from trainer.engine import Engine
 from trainer.job import Closing, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
-from trainer.machine.agreement import compare_precision, compare_with_main
+from trainer.machine.agreement import compare_precision
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
@@ -109,9 +109,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self._choose_updates()
             self._find_examples()
         self.identity = self._identity()
-        # Before the ranks give each other weights, whose shapes follow from it
-        compare_with_main(self.ranks, self.identity)
-        self.shards = put_on_device(self.model, group_size, self.ranks, self.device)
+        self.shards = put_on_device(self.model, self.identity, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 

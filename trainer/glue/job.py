@@ -38,7 +38,6 @@ from trainer.glue.scores import Evaluation
 from trainer.glue.settings import GlueSettings
 from trainer.job import UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import make_folder
-from trainer.machine.agreement import compare_with_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks, on_main
@@ -146,9 +145,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             "row layout": {"seed": settings.seed},
             "optimizer": f"adamw, layer_decay {settings.layer_decay}" + optimizer_words(settings),
         }
-        # Before the ranks give each other weights, whose shapes follow from it
-        compare_with_main(self.ranks, self.identity)
-        self.shards = put_on_device(self.model, group_size, self.ranks, self.device)
+        self.shards = put_on_device(self.model, self.identity, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 

@@ -36,7 +36,7 @@ from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
-from trainer.machine.agreement import compare_precision, compare_with_main
+from trainer.machine.agreement import compare_precision
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
@@ -170,9 +170,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             "row layout": self.corpus.layout(),
             "optimizer": settings.optimizer,
         }
-        # Before the ranks give each other weights, whose shapes follow from it
-        compare_with_main(self.ranks, self.identity)
-        self.shards = put_on_device(self.model, self.group_size, self.ranks, self.device)
+        self.shards = put_on_device(self.model, self.identity, self.group_size, self.ranks, self.device)
         self.optimizer = optimizer_of(settings, self.model, self.ranks, self.shards)
         self.n_sums = n_sums(self.config)
         self.assembler = self.corpus.assembler(self.pad_id)
