@@ -205,8 +205,9 @@ def test_the_electra_sides_compute_one_loss(electra, monkeypatch):
 
 def test_our_electra_side_trains_on_a_gpu(electra):
     """A simulated one."""
+    args = SimpleNamespace(use_compile="0", rows=2, max_seq_len=128)
     with simulated_cuda() as cuda, pytest.raises(Done):
-        electra_sides.train_ours(SimpleNamespace(use_compile="0"), torch.device("cuda", 0), Steps())
+        electra_sides.train_ours(args, torch.device("cuda", 0), Steps())
     assert cuda.mode.asked > 0
 
 

@@ -135,5 +135,7 @@ def test_without_the_package_that_counts_a_score_nothing_is_fine_tuned(monkeypat
 
 
 def test_the_target_asks_for_these_sections():
-    ran = subprocess.run(["make", "-n", "gpu-electra"], cwd=ROOT, capture_output=True, text=True, check=True)
+    # Tests that make has started would be told of the folder too.
+    command = ["make", "-n", "--no-print-directory", "gpu-electra"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.split()[1:] == ["benchmarks/gpu.py", "--sections", "0", "10", "11"]
