@@ -71,7 +71,8 @@ def test_stop_signals_at_any_moment(lab, whole, name):
 def test_a_stop_signal_during_start_up(lab, whole, name):
     """Before the loop runs there is nothing to save: out at once, and the next start is a fresh one that says so."""
     generator = seeded_random(f"signals at start-up {name}")
-    process = lab.start("run")
+    # On a busy machine this process may sleep for longer than a run without pauses takes.
+    process = lab.start("run", {"slow_updates": {"seconds": 0.1}})
     time.sleep(generator.uniform(0.01, 0.05))
     process.kill(getattr(signal, name))
     assert process.wait() in (code_of(name), -getattr(signal, name))  # negative: before the trainer's main began
