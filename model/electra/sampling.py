@@ -86,8 +86,8 @@ def running_sums(numbers: torch.Tensor) -> torch.Tensor:
     """Of each row the sums up to each place: [M, n] -> [M, n]. None is smaller than the one before it, where no number is below 0."""
     if not torch.are_deterministic_algorithms_enabled():
         return numbers.cumsum(-1)
-    # On a GPU some versions of torch refuse theirs here, which may add up in any order. A product with ones up to each place adds up all
-    # columns in one order, and adds a 0 where another column adds a number.
+    # On a GPU earlier versions of torch refuse theirs here, and 2.13 still lists it as refused, since it may add up in any order. A product
+    # with ones up to each place adds up all columns in one order, and adds a 0 where another column adds a number.
     n = numbers.shape[-1]
     return numbers @ torch.ones(n, n, dtype=numbers.dtype, device=numbers.device).triu()
 

@@ -1,5 +1,6 @@
 """What a test plants in a run's process before it starts. The product code knows nothing of it."""
 
+import errno
 import json
 import os
 import resource
@@ -257,18 +258,38 @@ def file_limit(n_bytes):
 
 
 def full_disk(at_save, offset):
-    """From the given save on the disk takes `offset` bytes of a checkpoint and no more; the save after it succeeds."""
+    """In the given save the disk takes `offset` bytes of each of its files and no more; the save after it succeeds.
+
+    No limit of the whole process stands for it: other files are written by other threads meanwhile, the ledger of the test among them.
+    """
     count, enter = 0, files.HashingWriter.__init__
 
     def start(self, file):
         nonlocal count
-        enter(self, file)
         is_checkpoint = ".pt." in str(file.name) or str(file.name).endswith(".distcp")
         count += is_checkpoint
-        limit = offset if is_checkpoint and count == at_save else resource.RLIM_INFINITY
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        enter(self, FullFile(file, offset) if is_checkpoint and count == at_save else file)
 
     files.HashingWriter.__init__ = start
+
+
+class FullFile:
+    """An open file on a disk with room for `most_bytes` of it."""
+
+    def __init__(self, file, most_bytes):
+        self.file = file
+        self.most_bytes = most_bytes
+
+    def write(self, data):
+        data = memoryview(data)
+        room = max(self.most_bytes - self.file.tell(), 0)
+        if data.nbytes > room:
+            self.file.write(data[:room])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.file.write(data)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
 
 
 def poison(updates, kind="gradient", rank=0, value="nan"):
