@@ -14,10 +14,13 @@ import sys
 import traceback
 from pathlib import Path
 
+# The terminal sends these to its whole group. There they are for pytest.
+OF_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+
 
 def main():
-    for name in ("SIGINT", "SIGHUP"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)  # those to the terminal's group are for pytest
+    for number in OF_THE_TERMINAL:
+        signal.signal(number, signal.SIG_IGN)
     import torch
     import torch._dynamo  # noqa: F401 - imported by the first optimiser otherwise
 
@@ -41,9 +44,12 @@ def main():
             if not line:
                 return
             request = json.loads(line)
+            # A signal for the copy may come before it has run an instruction: it waits until the copy no longer ignores it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, OF_THE_TERMINAL)
             pid = os.fork()
             if pid == 0:
                 run(request, hooks, trainers[request["trainer"]])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_THE_TERMINAL)
             running[pid] = Path(f"{request['log']}.status")
             print(pid, flush=True)
         while running:
@@ -61,8 +67,9 @@ def run(request, hooks, trainer):
     code = 70
     try:
         os.setsid()
-        for name in ("SIGINT", "SIGHUP"):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        for number in OF_THE_TERMINAL:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_THE_TERMINAL)
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)
         for number, kind in ((1, "out"), (2, "err")):
