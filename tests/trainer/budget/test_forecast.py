@@ -4,8 +4,13 @@ import math
 
 import pytest
 
-from trainer.budget.forecast import FAR_ABOVE, FEWEST_TOKENS, Alarm, Forecast
+from model.config import parameter_count
+from tests.helpers import records, train, write_corpus
+from trainer.budget import forecast
+from trainer.budget.forecast import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, Alarm, Forecast
 from trainer.budget.laws import MEASURED_PASSES, Part, expected_loss
+from trainer.pretrain import job
+from trainer.reporting.log_lines import bar_line
 
 
 def lines(losses, expected=None):
@@ -61,3 +66,32 @@ def test_a_spike_that_does_not_heal_is_told():
 
 def test_losses_that_are_not_finite_are_passed_over():
     assert lines([4.0, math.nan] * 60) == []
+
+
+def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, capsys):
+    """In log lines, metrics and bar. References: the law by itself; a run that is told to expect far too little is warned once."""
+    data = write_corpus(tmp_path / "text.jsonl")
+    options = {"data_path": data, "max_updates": 12, "learning_rate": 1e-3, "lr_schedule": "linear"}
+    train(out_dir=tmp_path / "short", **options)
+    # Of a run of seconds nothing is expected.
+    assert "expected:" not in capsys.readouterr().out
+    monkeypatch.setattr(job, "SHORT_RUN_FLOPS", 0)
+    monkeypatch.setattr(forecast, "FEWEST_TOKENS", 200)
+    monkeypatch.setattr(job, "text_scale", lambda *_: 0.1)
+    run = train(out_dir=tmp_path / "long", **options)
+    printed = capsys.readouterr().out
+    metrics = records(run)
+    first = run.job.plan(0)
+    unique = first.row_targets(0, first.n_rows)
+    for record in metrics:
+        tokens = record["tokens"]
+        if tokens < 200:
+            assert "expected_loss" not in record
+            continue
+        at_the_end = expected_loss(parameter_count(run.job.config), tokens, unique, 0.1, muon=False)
+        wanted = at_the_end * (1 + PREMIUM_OF_FULL_RATE * record["lr"] / 1e-3)
+        assert record["expected_loss"] == pytest.approx(wanted)
+        assert f"expected:{wanted:.4g} " in printed
+        assert f"loss {record['loss']:.3f} ({wanted:.2f} expected)" in bar_line(record)
+    assert "expected_loss" in metrics[-1]
+    assert printed.count("warning: the loss is ") == 1

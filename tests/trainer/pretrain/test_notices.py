@@ -1,0 +1,85 @@
+"""What is said of a batch or a rate that does not suit the run. References: the laws, and the run with the advice followed."""
+
+import dataclasses
+import shlex
+
+import pytest
+
+from tests.helpers import train, write_corpus
+from trainer.budget import laws
+from trainer.machine.ranks import Ranks
+from trainer.pretrain.notices import FAR_OFF, SizeOfRun, unsuitable_batch, unsuitable_rate
+from trainer.pretrain.settings import parse_args
+
+TWO_THAT_SHARE = Ranks(rank=0, world_size=2, sharing=2)
+
+
+def size_of(settings, tokens, ranks=None, device_type="cpu"):
+    """The run of these settings, in full rows."""
+    ranks = ranks or Ranks()
+    rows = settings.rows_per_update or settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
+    return SizeOfRun(26_000_000, tokens, rows, settings.max_seq_len, ranks, device_type)
+
+
+@pytest.mark.parametrize("ranks", [Ranks(), TWO_THAT_SHARE])
+@pytest.mark.parametrize("words", [[], ["--rows_per_update", "1024"]])
+@pytest.mark.parametrize("tokens", [1e6, 1e7, 1e8])
+def test_the_advice_on_updates_mends_what_it_is_said_of(tokens, words, ranks):
+    """The default update of 131,072 tokens is too large for all of these."""
+    settings = parse_args(words)
+    (line,) = unsuitable_batch(settings, size_of(settings, tokens, ranks))
+    assert f"{laws.batch_tokens(tokens):,.0f}" in line
+    advice = line.split(": ")[-1].split(";")[0]
+    followed = parse_args([*words, *shlex.split(advice)])
+    run = size_of(followed, tokens, ranks)
+    # Each number of rows that is offered is at most twice the one before.
+    assert 0.5 < run.rows * run.row_tokens / laws.batch_tokens(tokens) < 2
+    assert unsuitable_batch(followed, run) == []
+
+
+def test_nothing_is_said_of_updates_that_are_near_the_best():
+    tokens = 1e8
+    best = laws.batch_tokens(tokens)
+    settings = parse_args([])
+    run = size_of(settings, tokens)
+    for factor, is_said in (
+        (0.9 * FAR_OFF, False),
+        (1.1 * FAR_OFF, True),
+        (0.9 / FAR_OFF, True),
+        (1.1 / FAR_OFF, False),
+    ):
+        now = dataclasses.replace(run, rows=1, row_tokens=best * factor)
+        assert bool(unsuitable_batch(settings, now)) == is_said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--learning_rate", "1e-5"], ["--learning_rate"]),
+        (["--learning_rate", "1e-1"], ["--learning_rate"]),
+        (["--learning_rate", "5e-4"], []),
+        (["--optimizer", "muon", "--learning_rate", "8e-3"], []),
+        (["--optimizer", "muon", "--learning_rate", "8e-3", "--muon_lr", "0.5"], ["--muon_lr"]),
+        (["--optimizer", "muon", "--learning_rate", "1e-4", "--muon_lr", "1e-4"], ["--learning_rate", "--muon_lr"]),
+    ],
+)
+def test_rates_that_are_far_off_are_named(words, named):
+    settings = parse_args(words)
+    lines = unsuitable_rate(settings, size_of(settings, 1e7))
+    assert [line.split()[1] for line in lines] == named
+    assert all("runs of this size learn most with about" in line for line in lines)
+
+
+def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch, capsys):
+    """A run of fewer tokens than WORTH_A_NOTICE says nothing of them."""
+    from trainer.pretrain import job, notices
+
+    data = write_corpus(tmp_path / "text.jsonl", n_documents=60)
+    options = {"data_path": data, "batch_size": 16, "accumulation_steps": 8, "learning_rate": 1e-7}
+    train(out_dir=tmp_path / "a", **options)
+    assert "note: " not in capsys.readouterr().out
+    for module in (job, notices):
+        monkeypatch.setattr(module, "WORTH_A_NOTICE", 100)
+    train(out_dir=tmp_path / "b", **options)
+    printed = capsys.readouterr().out
+    assert "learn most with updates of about" in printed and "note: --learning_rate 1e-07" in printed
