@@ -11,7 +11,7 @@ from trainer.budget.command import explicit_command
 from trainer.budget.costs import RunCosts
 from trainer.budget.data import FEWEST_DOCUMENTS
 from trainer.budget.plan import Plan
-from trainer.budget.table import plan_table
+from trainer.budget.table import plan_table, quantity
 from trainer.pretrain.settings import PretrainSettings
 
 # A text_scale so near to 1 is that of the text which was measured.
@@ -75,7 +75,6 @@ def told(
     rates = f"{chosen.learning_rate:g} (AdamW)"
     if chosen.optimizer == "muon":
         rates = f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {chosen.learning_rate:g} (AdamW, the rest)"
-    asked = chosen.budget or f"{chosen.budget_tokens or chosen.budget_flops:g}"
     left = plan.other_seconds + plan.seconds
     table = plan_table(
         plan,
@@ -89,12 +88,21 @@ def told(
         T=costs.data.T,
     )
     return [
-        f"plan for {asked}:",
+        f"plan for {budget_text(chosen)}:",
         *table,
         *notes(costs),
         "the same by flags:",
         f"  {explicit_command(chosen, said, costs.machine.ranks.micro_batches_at_once)}",
     ]
+
+
+def budget_text(settings: PretrainSettings) -> str:
+    """The budget as 10m, 20 M tokens or 1e+15 FLOP."""
+    if settings.budget is not None:
+        return settings.budget
+    if settings.budget_tokens is not None:
+        return f"{quantity(settings.budget_tokens)} tokens"
+    return f"{settings.budget_flops:g} FLOP"
 
 
 def notes(costs: RunCosts) -> list[str]:

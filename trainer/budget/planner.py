@@ -255,8 +255,10 @@ class Planner:
 
         A collective: all ranks must call it. Errors: UserError where nothing can be trained.
         """
-        # Rows that no model can take are no fault of the budget.
-        check_length(self.data.T, self.sizes[0])
+        # Rows that no model can take are no fault of the budget, and neither is a model that the user has made too large.
+        smallest = self.sizes[0]
+        check_length(self.data.T, smallest)
+        on_main(self.machine.ranks, lambda: self.costs.memory_plan.check_weights(smallest))
         measurements = 0
         if self.costs.seconds is not None:
             of_one = COMPILE_S if self.costs.compiled else PLAIN_MEASUREMENT_S

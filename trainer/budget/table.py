@@ -12,11 +12,13 @@ DAY_S = 24 * 3600
 
 
 def quantity(value: float) -> str:
-    """Three digits and K, M or G, as in 7.28 M."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("K", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
+    """Three digits and K, M, G or T, as in 7.28 M."""
+    # Rounded first: 999,936 is 1 M.
+    rounded = float(f"{value:.3g}")
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if rounded >= size:
+            return f"{rounded / size:.3g} {unit}"
+    return f"{rounded:.3g}"
 
 
 def clock(seconds: float) -> str:

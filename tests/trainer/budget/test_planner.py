@@ -54,6 +54,7 @@ def test_the_plan_is_shown_and_kept_to(text, tmp_path, capfd):
         "half of it",
     ):
         assert f"\n  {name}" in printed
+    assert "plan for 3 K tokens:" in printed
     assert run.progress.update == run.settings.max_updates
     assert run.progress.tokens == pytest.approx(3000, rel=0.1)
     assert run.settings.optimizer == "muon" and run.settings.lr_schedule == "wsd" and run.settings.val_fraction > 0
@@ -79,7 +80,8 @@ def test_dry_run_writes_nothing(text, tmp_path, capfd):
         **{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path / "out", "budget_flops": 3e9, "dry_run": 1}
     )
     assert train_pretrain.main(arguments) == 0
-    assert "expected validation loss" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "expected validation loss" in printed and "plan for 3e+09 FLOP:" in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -209,7 +211,7 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"budget": "20s", "hidden_size": 4096, "num_hidden_layers": 60}, "is too small"),
+        ({"budget": "20s", "hidden_size": 1_000_000}, "billion parameters need .* choose a smaller model"),
         ({"budget_tokens": 10}, "the budget is too small"),
         ({"budget_tokens": 3000, "max_seq_len": 100000}, "--max_seq_len 100000 is beyond the position table"),
     ],

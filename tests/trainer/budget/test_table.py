@@ -7,7 +7,7 @@ import pytest
 from tests.trainer.budget.test_plan import ALL, SimulatedMachine, demands
 from trainer.budget.laws import MEASURED_PASSES
 from trainer.budget.plan import best_plan
-from trainer.budget.table import plan_table
+from trainer.budget.table import plan_table, quantity
 
 PLAN = best_plan(ALL, demands(seconds=600.0), SimulatedMachine())
 
@@ -35,6 +35,24 @@ def test_a_loss_is_promised_for_as_many_passes_as_were_measured(passes):
         )
         assert f"{plan.loss:.3f}" not in str(told) and "note" not in told
     assert (": loss" in told["twice as much would give"]) == (2 * passes <= MEASURED_PASSES)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (12.0, "12"),
+        (999.6, "1 K"),
+        (1234.0, "1.23 K"),
+        (999_400.0, "999 K"),
+        (999_936.0, "1 M"),
+        (7.284e6, "7.28 M"),
+        (999.7e6, "1 G"),
+        (2.5e12, "2.5 T"),
+    ],
+)
+def test_a_quantity_has_three_digits_and_no_exponent(value, told):
+    """Also where rounding takes it to the next unit. References: by hand."""
+    assert quantity(value) == told
 
 
 def test_of_other_runs_nothing_is_promised():
