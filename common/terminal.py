@@ -63,25 +63,37 @@ def width_of_terminal() -> int:
 
 def filled(label: str, indent: int, words: list[ShownWord], width: int, in_colour: bool) -> list[str]:
     """Lines of at most `width` characters, where no word is longer: the label, and behind it the words, indented. Line breaks of
-    the text stay."""
+    the text stay. Others come where it has a blank, unless more than a line stands there without one."""
     lines = [label.ljust(indent)]
     column = indent
-    for before, text, style in words:
+    # Colours take no room.
+    lengths = [len(marked(text, None if in_colour else style, False)) for _, text, style in words]
+    for (before, text, style), length, joined in zip(words, lengths, joined_lengths(words, lengths), strict=True):
         gap = printable(before).replace("\t", "    ")
-        word = marked(text, style, in_colour)
-        # Colours take no room.
-        length = len(marked(text, None if in_colour else style, False))
         begins_line = column == indent
         if "\n" in gap:
             gap = gap[gap.rindex("\n") + 1 :]
             breaks = not begins_line
         else:
-            breaks = not begins_line and column + len(gap) + length > width
+            together = joined if gap and indent + joined <= width else length
+            breaks = not begins_line and column + len(gap) + together > width
             if breaks or begins_line:
                 gap = ""
         if breaks:
             lines.append(" " * indent)
             column = indent
-        lines[-1] += gap + word
+        lines[-1] += gap + marked(text, style, in_colour)
         column += len(gap) + length
     return [line.rstrip() for line in lines]
+
+
+def joined_lengths(words: list[ShownWord], lengths: list[int]) -> list[int]:
+    """Of each word the characters up to the next blank: a full stop stands right behind its word. lengths: of the words."""
+    found: list[int] = []
+    joined = 0
+    for (before, _, _), length in zip(reversed(words), reversed(lengths), strict=True):
+        joined += length
+        found.append(joined)
+        if before:
+            joined = 0
+    return found[::-1]

@@ -71,6 +71,16 @@ def test_a_word_that_does_not_fit_begins_the_next_line_and_colours_take_no_room(
     assert in_colour == ["text  aaaa \x1b[31mbbbb\x1b[0m", "      cccc", "          dd"]
 
 
+def test_a_line_breaks_at_a_blank_where_it_can():
+    """A sign that stands right behind a word stays there: a break before it would show a blank that is not in the text."""
+    words = [(" ", "aaaa", None), (" ", "bbbb", RED), ("", "!", None), ("", "?", RED)]
+    assert filled("", 2, words, 17, False) == ["  aaaa", "  >>bbbb<<!>>?<<"]
+    assert filled("", 2, words, 13, True) == ["  aaaa \x1b[31mbbbb\x1b[0m!\x1b[31m?\x1b[0m"]
+    assert filled("", 2, words, 12, True) == ["  aaaa", "  \x1b[31mbbbb\x1b[0m!\x1b[31m?\x1b[0m"]
+    # A text without blanks, as Chinese is, fills its lines.
+    assert filled("", 2, [("", sign, None) for sign in "abcdefgh"], 7, False) == ["  abcde", "  fgh"]
+
+
 def test_what_is_ready_is_printed_as_it_is_and_all_else_is_made_printable(capsys):
     ready = marked("doubted", RED, True)
     for say in (announce, Reporter(is_main=True).say):
