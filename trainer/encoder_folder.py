@@ -25,5 +25,5 @@ def find_model(flag: str, model_path: str) -> Path:
             raise UserError(f"{flag} {model_path}: no config.json there; {path / name} has one")
     raise UserError(
         f"{flag} {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
-        "train_electra.py writes a folder {size}/discriminator that fits"
+        "train_electra.py leaves such a folder as electra_small/discriminator in its --out_dir"
     )

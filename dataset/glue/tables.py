@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import DataError
-from dataset.glue.glue_tasks import REGRESSION, Task
+from common.wording import counted
+from dataset.glue.glue_tasks import REGRESSION, TASKS, Task
 from dataset.reading.csv_files import CsvRows, field_of_row
 from dataset.reading.faults import BadLine
 from dataset.reading.json_lines import BOM, check_surrogates, json_type, record_of_line
@@ -23,6 +24,8 @@ TABLES = (".csv", ".tsv", ".jsonl")
 LARGEST_SCORE = 1e16
 # Of a field that an error line shows.
 LONGEST_SHOWN = 60
+# What helps where an object of a .jsonl file lacks a field. (Those of the benchmark are all TSVs.)
+OTHER_FIELD = "mend the line, or name another field by --text or --label"
 
 # (line number, fields in the order of the wanted columns; None: a line that is left out)
 Record = tuple[int, list[str] | None]
@@ -58,7 +61,8 @@ def read_rows(path: str | Path, task: Task, labelled: bool = True) -> Rows:
 
 
 def words_of_labels(path: Path, task: Task) -> list[str]:
-    """The different words in the column of the label, sorted. Errors: DataError for one that is no name of a class."""
+    """The different words in the column of the label, sorted. Errors: DataError for one that is no name of a class, and where
+    there is none."""
     found: set[str] = set()
     for number, fields in records(path, task, labelled=True):
         if fields is None:
@@ -67,6 +71,8 @@ def words_of_labels(path: Path, task: Task) -> list[str]:
         if fault is not None:
             raise DataError(f"{path}:{number}: the label {fault}; mend the line")
         found.add(fields[-1])
+    if not found:
+        raise DataError(f"{path}: no example in there")
     return sorted(found)
 
 
@@ -122,9 +128,10 @@ def columns_of(path: Path, line: int, header: Sequence[str], wanted: Sequence[st
             continue
         what = "no column" if name not in header else "more than one column"
         shown = ", ".join(column[:LONGEST_SHOWN] for column in header[:8]) or "none"
-        raise DataError(
-            f"{path}:{line}: {what} {name!r} in the header; this is no {task.folder} file (its columns: {shown})"
-        )
+        meant = f"this is no {task.folder} file"
+        if task not in TASKS.values():
+            meant = "name the columns of your task by --text and --label"
+        raise DataError(f"{path}:{line}: {what} {name!r} in the header; {meant} (the file has {shown})")
     return [header.index(name) for name in wanted]
 
 
@@ -148,7 +155,9 @@ def _tsv_records(path: Path, task: Task, wanted: Sequence[str], labelled: bool) 
         elif task.skip_short_lines and labelled and len(fields) < len(header):
             yield number, None
         else:
-            raise DataError(f"{path}:{number}: {len(fields)} columns where {len(header)} are wanted; mend the line")
+            raise DataError(
+                f"{path}:{number}: {counted(len(fields), 'column')} where {len(header)} are wanted; mend the line"
+            )
 
 
 def _csv_records(path: Path, task: Task, wanted: Sequence[str]) -> Iterator[Record]:
@@ -171,7 +180,7 @@ def _json_records(path: Path, wanted: Sequence[str], label: str) -> Iterator[Rec
         fields = []
         for name in wanted:
             if name not in record:
-                raise DataError(f"{path}:{number}: no {name!r} in the object; mend the line")
+                raise DataError(f"{path}:{number}: no {name!r} in the object; {OTHER_FIELD}")
             value = record[name]
             if name == label and isinstance(value, bool):
                 value = "true" if value else "false"
@@ -212,10 +221,13 @@ def check_text(value: object, what: str, place: str) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Errors: DataError for what is no file that can be read: a folder, or a pipe, which would be waited for."""
+    """Errors: DataError for what is no file that can be read: a folder, or a pipe, which would be waited for; and for an empty
+    one."""
     if not path.is_file():
         reason = "not a regular file" if path.exists() else "No such file or directory"
         raise DataError(f"{path}: cannot be read ({reason})")
+    if not path.stat().st_size:
+        raise DataError(f"{path}: no example in there; the file is empty")
 
 
 def read_bytes(path: str | Path) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from common.errors import DataError
 from dataset.glue.features import NO_CLASS, Features, id_type
 from dataset.glue.glue_tasks import Task
-from dataset.glue.tables import LONGEST_SHOWN, check_text, json_objects
+from dataset.glue.tables import LONGEST_SHOWN, OTHER_FIELD, check_text, json_objects
 from dataset.reading.json_lines import json_type
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 
@@ -57,13 +57,15 @@ def tags_of_file(path: Path, task: Task) -> list[str]:
         if any(not tag.strip() for tag in tags):
             raise DataError(f"{path}:{number}: a tag is blank; mend the line (O is usual for a word without one)")
         found.update(tags)
+    if not found:
+        raise DataError(f"{path}: no example in there")
     return sorted(found)
 
 
 def texts_of(record: dict[str, object], name: str, place: str) -> list[str]:
     """The list of texts in a field. Errors: DataError."""
     if name not in record:
-        raise DataError(f"{place}: no {name!r} in the object; mend the line")
+        raise DataError(f"{place}: no {name!r} in the object; {OTHER_FIELD}")
     items = record[name]
     if not isinstance(items, list):
         raise DataError(f"{place}: {name!r} is a {json_type(items)}, not a list of strings; mend the line")

@@ -54,10 +54,11 @@ def configs(
     """
     assert position_init in POSITION_INITS
     values = {**vars(size), **{name: value for name, value in changes.items() if value is not None}}
-    for name in ("width", "heads", "ffn"):
+    for name, flag in (("width", "hidden_size"), ("heads", "num_attention_heads"), ("ffn", "intermediate_size")):
         if values[name] % values["divisor"]:
             raise ValueError(
-                f"{name} {values[name]}: the generator's is that divided by {values['divisor']}, which leaves a rest"
+                f"--{flag} {values[name]} is no multiple of --generator_divisor {values['divisor']}, which the generator's is "
+                "divided by"
             )
 
     def config(divisor: int, layers: int, embedding: int, **own: Any) -> ElectraConfig:
@@ -65,7 +66,7 @@ def configs(
         width = values["width"] // divisor
         heads = values["heads"] // divisor
         if width % heads:
-            raise ValueError(f"width {width} is no multiple of {heads} heads")
+            raise ValueError(f"--hidden_size {width} is no multiple of --num_attention_heads {heads}")
         # The usual value is left out, so that such a config is as other people's code writes it.
         if position_init != "normal":
             own["position_init"] = position_init

@@ -454,8 +454,9 @@ def test_metrics_are_those_of_scikit_learn():
     [
         ({"vocab_path": "none.txt"}, "--vocab_path none.txt: no such vocab.txt"),
         ({"data_path": "none.jsonl"}, "none.jsonl: no such file"),
-        ({"hidden_size": 30}, "width 30"),
-        ({"num_attention_heads": 6}, "heads 6"),
+        ({"hidden_size": 30}, "--hidden_size 30 is no multiple of --generator_divisor 4"),
+        ({"num_attention_heads": 6}, "--num_attention_heads 6 is no multiple of --generator_divisor 4"),
+        ({"hidden_size": 36, "num_attention_heads": 8}, "--hidden_size 36 is no multiple of --num_attention_heads 8"),
         ({"max_seq_len": 4}, "--max_seq_len: 4 must be at least 5"),
         ({"mask_share": 1.5}, "--mask_share: 1.5"),
         ({"save_percents": "0,50"}, "--save_percents: 0,50"),

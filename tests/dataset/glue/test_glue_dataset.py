@@ -85,9 +85,13 @@ def test_short_lines_of_qqp_are_skipped_and_counted(tmp_path):
         ("rte", [RTE, "0\ta\tb\tperhaps"], ":2: label 'perhaps' is not one of entailment, not_entailment"),
         ("stsb", ["sentence1\tsentence2\tscore", "a\tb\tmuch"], ":2: label 'much' is not a score from 0 to 5"),
         ("stsb", ["sentence1\tsentence2\tscore", "a\tb\tnan"], ":2: label 'nan'"),
-        ("sst2", ["text\tlabel", "a\t1"], ":1: no column 'sentence'"),
+        (
+            "sst2",
+            ["text\tlabel", "a\t1"],
+            ":1: no column 'sentence' in the header; this is no SST-2 file (the file has text, label)",
+        ),
         ("sst2", ["sentence\tlabel"], "no example"),
-        ("sst2", [], ":1: no column"),
+        ("sst2", [], "no example in there; the file is empty"),
     ],
 )
 def test_a_faulty_line_is_named_with_its_file(tmp_path, task, lines, reason):

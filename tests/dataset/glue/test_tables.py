@@ -56,15 +56,21 @@ FAULTS = {
     "a.csv": [
         ("title,body,stars\na,b,fair\n", ":2: label 'fair' is not one of bad, good"),
         ("title,body,stars,body\na,b,good,c\n", ":1: more than one column 'body'"),
-        ("title,stars\na,good\n", ":1: no column 'body'"),
+        (
+            "title,stars\na,good\n",
+            ":1: no column 'body' in the header; name the columns of your task by --text and --label (the file has title, stars)",
+        ),
         ("title,body,stars\na,b,good\na,b\n", ":3: 2 fields where the header has 3"),
         ('title,body,stars\n"a,b,good\n', ":2: the file ends within a quoted field"),
         ("title,body,stars\na\0,b,good\n", ":2: the text has NUL bytes"),
         ("title,body,stars\n", "no example in there"),
-        ("", ":1: no column 'title'"),
+        ("", "no example in there; the file is empty"),
     ],
     "a.jsonl": [
-        ('{"title": "a", "body": "b"}', ":1: no 'stars' in the object"),
+        (
+            '{"title": "a", "body": "b"}',
+            ":1: no 'stars' in the object; mend the line, or name another field by --text or --label",
+        ),
         ('{"title": "a", "body": 3, "stars": "bad"}', ":1: 'body' is a number, not a string"),
         ('{"title": "a", "body": "b", "stars": true}', ":1: label 'true' is not one of bad, good"),
         ('{"title": "a", "body": "b", "stars": null}', ":1: 'stars' is a null, not a string"),
@@ -74,8 +80,13 @@ FAULTS = {
         ('{"title": "a"', ":1: the line ends before its JSON object does"),
         ("[" * 100_000, ":1: not a JSON object that can be read"),
         ("\n \n", "no example in there"),
+        ("", "no example in there; the file is empty"),
     ],
-    "a.tsv": [("title\tbody\tstars\tstars\n", ":1: more than one column 'stars'")],
+    "a.tsv": [
+        ("title\tbody\tstars\tstars\n", ":1: more than one column 'stars'"),
+        ("title\tbody\tstars\na\n", ":2: 1 column where 3 are wanted"),
+        ("", "no example in there; the file is empty"),
+    ],
 }
 
 
@@ -109,6 +120,13 @@ def test_a_word_that_is_no_name_of_a_class_is_named_with_its_line(tmp_path, name
     with pytest.raises(DataError) as error:
         words_of_labels(tmp_path / name, PAIR)
     assert str(error.value).startswith(f"{tmp_path / name}{reason}")
+
+
+@pytest.mark.parametrize("content", ["title\tbody\tstars\n", ""])
+def test_a_file_without_an_example_has_no_classes(tmp_path, content):
+    (tmp_path / "a.tsv").write_text(content)
+    with pytest.raises(DataError, match="a.tsv: no example in there"):
+        words_of_labels(tmp_path / "a.tsv", PAIR)
 
 
 def test_text_that_is_not_utf8_is_named(tmp_path):

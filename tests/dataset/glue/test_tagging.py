@@ -82,7 +82,7 @@ def test_sentences_are_read_and_their_tags_found(tmp_path):
         ({"words": [], "tags": []}, "'words' has no word"),
         ({"words": "a b", "tags": ["O"]}, "'words' is a string, not a list of strings"),
         ({"words": ["a", 3], "tags": ["O", "O"]}, "an item of 'words' is a number, not a string"),
-        ({"words": ["a"]}, "no 'tags' in the object"),
+        ({"words": ["a"]}, "no 'tags' in the object; mend the line, or name another field by --text or --label"),
         ({"words": ["\ud800"], "tags": ["O"]}, "half a surrogate pair"),
     ],
 )
@@ -92,3 +92,9 @@ def test_a_faulty_sentence_is_named_with_its_line(tmp_path, record, reason):
     with pytest.raises(DataError) as error:
         read_sentences(path, NER)
     assert str(error.value).startswith(f"{path}:2: ") and reason in str(error.value)
+
+
+def test_a_file_without_a_sentence_has_no_tags(tmp_path):
+    (tmp_path / "train.jsonl").write_text("\n")
+    with pytest.raises(DataError, match="train.jsonl: no example in there"):
+        tags_of_file(tmp_path / "train.jsonl", NER)
