@@ -38,7 +38,8 @@ WIKI = LossLaw(floor=1.2, size_factor=35.67, size_power=0.240, data_factor=42.85
 # The relative range that is told with an expected loss. Of the text that was measured: the law meets its own runs within 1.9 %,
 # and a run that it has not seen may be further off.
 LOSS_ERROR = 0.03
-# Of any other text: what xz says of prose was right to about so much (docs/experiments.md).
+# Of any other text, where what xz says of prose was right to about so much, and of other sizes and lengths, where fits that are
+# nearly as good differ by as much (docs/experiments.md).
 LOSS_ERROR_ELSEWHERE = 0.10
 # The tokens that AdamW takes for what Muon learns from one. Not measured with the rates below: with higher rates of Muon it was more
 # than 1.7, at 7.3 M parameters and 4 M tokens (docs/experiments.md, "Muon against AdamW").

@@ -11,7 +11,7 @@ from trainer.budget.command import explicit_command
 from trainer.budget.costs import RunCosts
 from trainer.budget.data import FEWEST_DOCUMENTS
 from trainer.budget.plan import Plan
-from trainer.budget.table import plan_table, quantity
+from trainer.budget.table import beyond_measurement, plan_table, quantity
 from trainer.pretrain.settings import PretrainSettings
 
 # A text_scale so near to 1 is that of the text which was measured.
@@ -80,7 +80,7 @@ def told(
         plan,
         others,
         rates,
-        error=loss_error(costs, chosen),
+        error=loss_error(plan, costs, chosen),
         bytes_per_token=costs.data.bytes_per_token,
         total_seconds=seconds_since_start() + left,
         # Nothing ends a run on time whose budget is no time.
@@ -115,10 +115,11 @@ def notes(costs: RunCosts) -> list[str]:
     ]
 
 
-def loss_error(costs: RunCosts, chosen: PretrainSettings) -> float | None:
+def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
     """The relative range of the expected loss; None: nothing is known of it."""
     if chosen.from_weight != "none" or chosen.use_moe:
         return None
     is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
-    return laws.LOSS_ERROR if is_such_text and is_such_vocabulary else laws.LOSS_ERROR_ELSEWHERE
+    was_measured = is_such_text and is_such_vocabulary and not beyond_measurement(plan)
+    return laws.LOSS_ERROR if was_measured else laws.LOSS_ERROR_ELSEWHERE
