@@ -221,3 +221,9 @@ def test_the_expected_loss_falls_with_size_and_tokens():
     losses = [laws.expected_loss(parameters, 1e7, 1e9) for parameters in (5e5, 1e6, 1e7)]
     assert losses == sorted(losses, reverse=True)
     assert laws.expected_loss(3e6, 1e7, 1e9, scale=0.5) == laws.expected_loss(3e6, 1e7, 1e9) / 2
+
+
+def test_the_rate_of_adamw_is_near_the_best_that_was_measured():
+    """References: the best of four rates at 7.3 M parameters and 4 M tokens (docs/experiments.md), and the formula of large runs."""
+    assert 5e-4 / 2 <= laws.adamw_rate(7.3e6, 4e6) <= 5e-4 * 2
+    assert laws.adamw_rate(3e9, 2e10) == pytest.approx(1.79 * 3e9**-0.713 * 2e10**0.307)
