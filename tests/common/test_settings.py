@@ -71,7 +71,7 @@ DEFAULTS = {
         "vocab_path": None, "lower_case": True, "max_seq_len": 128, "mask_share": 0.15, "mask_style": "electra",
         "max_steps": 1000000, "batch_size": None, "accumulation_steps": 1, "rows_per_update": 0, "learning_rate": 0.0005,
         "weight_decay": 0.01, "grad_clip": 1.0, "max_bad_updates": 10, "seed": 42, "from_resume": False,
-        "lr_schedule": "original_linear", "warmup_steps": None, "optimizer": "adamw", "muon_lr": 0.02,
+        "lr_schedule": "original_linear", "warmup_steps": None, "optimizer": "adamw", "muon_lr": 0.006,
         "adam_bias_correction": True, "sampling": "multinomial", "gen_smooth": 0.0, "disc_smooth": 0.0,
         "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
         "gradient_checkpointing": False, "deterministic": False, "dist_timeout": 600,
