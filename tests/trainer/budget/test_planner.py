@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from common.errors import UserError
-from tests.helpers import flags, losses, train, trainers_that_fit, write_corpus
+from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget.kept_plan import PLANNED
 from trainer.budget.planner import with_row_length
@@ -190,6 +190,23 @@ def test_an_out_dir_that_cannot_be_written_is_told_before_the_plan(text, tmp_pat
     with pytest.raises(UserError, match=r"--out_dir: .*file/out cannot be made"):
         planned(tmp_path / "file" / "out", text)
     assert "planning:" not in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_run_plan_it_together(text, tmp_path):
+    """Reference: what the plan prints, trained in one process: as many updates of as many rows, with the same losses."""
+    options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path / "two", "optimizer": "adamw"}
+    two = command_line(flags(**options, budget_tokens=3000, cpu_processes=2))
+    assert two.returncode == 0, two.stderr
+    assert "2 processes of 1 thread share each micro-batch" in two.stdout
+    command = repeated_command(two.stdout)
+    with trainers_that_fit() as trainers:
+        assert train_pretrain.main([*command, "--cpu_processes", "1", "--out_dir", str(tmp_path / "one")]) == 0
+    (one,) = trainers
+    lines = (tmp_path / "two" / "pretrain_16.metrics.jsonl").read_text().splitlines()
+    of_two = [line for line in map(json.loads, lines) if "loss" in line]
+    assert of_two[-1]["update"] == one.progress.update and of_two[-1]["tokens"] == one.progress.tokens
+    assert [line["loss"] for line in of_two] == pytest.approx(losses(one), rel=1e-5)
 
 
 @pytest.mark.slow
