@@ -161,8 +161,9 @@ def verified_folder(folder: Path, rank: int, world_size: int) -> bool:
     The digest of each world_size-th file is compared, beginning with number `rank`.
     """
     expected = {}
-    for line in read_small(folder / SUMS, MOST_SUMS_BYTES).decode().splitlines():
-        digest, _, name = line.partition("  ")
+    # Split as bytes: in a text other characters end a line too, and one bit makes such a one of a newline.
+    for line in read_small(folder / SUMS, MOST_SUMS_BYTES).splitlines():
+        digest, _, name = line.decode().partition("  ")
         expected[name] = digest
     found = {path.name for path in folder.iterdir()} - {SUMS}
     is_complete = {RUN, PARTS} <= expected.keys() and found <= expected.keys()

@@ -192,6 +192,16 @@ def test_flipped_bits_are_noticed(copy):
     assert verified(path)
 
 
+def test_a_bit_flipped_in_a_newline_is_noticed(copy):
+    """One bit makes a vertical tab of it, which ends a line too where Python splits a text."""
+    folder, path = copy
+    good = (path / SUMS).read_bytes()
+    for place, byte in enumerate(good):
+        if byte == ord("\n"):
+            (path / SUMS).write_bytes(good[:place] + b"\v" + good[place + 1 :])
+            assert is_passed_over(folder, path)
+
+
 def test_truncated_files_are_noticed(copy):
     folder, path = copy
     for name in (FIRST_FILE, PARTS, RUN, SUMS):
