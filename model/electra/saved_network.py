@@ -47,6 +47,7 @@ def load_network(what: str, folder: Path, kind: Any, **changes: object) -> Any:
         # transformers would fill them with random numbers.
         raise UserError(
             f"{what}: {len(missing)} weights of an {kind.__name__} are not in there, {missing[0]}; name a folder as "
-            "train_electra.py leaves it: a fine-tuned encoder has lost the head of its pretraining"
+            "train_electra.py leaves it: a fine-tuned encoder has lost the head of its pretraining, and one of another "
+            "--objective has another head"
         )
     return network

@@ -26,12 +26,14 @@ def notices(
     steps_of_warmup = settings.warmup_steps is not None
     overridden = bool(settings.epochs and settings.max_steps)
     several_alike = settings.num_seeds > 1 and not settings.do_train
-    for name, usual in (("double_unordered", UNORDERED), ("score_divisor", REGRESSIONS)):
+    for name, its_tasks in (("double_unordered", UNORDERED), ("score_divisor", REGRESSIONS)):
         is_given = is_changed(settings, name) and not is_of_recipe(settings, name, recipe)
-        has_effect = settings.task == "all" or not usual.isdisjoint(settings.task.split(","))
+        has_effect = settings.task == "all" or not its_tasks.isdisjoint(settings.task.split(","))
         if name == "score_divisor" and any(task.kind == REGRESSION for task in tasks):
             has_effect = True
-        cases.append((name, settings.do_train and is_given and not has_effect, f"it is for {', '.join(sorted(usual))}"))
+        cases.append(
+            (name, settings.do_train and is_given and not has_effect, f"it is for {', '.join(sorted(its_tasks))}")
+        )
     is_plain = settings.head == "plain" and not is_of_recipe(settings, "head", recipe)
     of_positions = any(task.is_of_positions for task in tasks)
     cases.append(("head", is_plain and of_positions, "words and answers have a head of one matrix anyway"))
@@ -46,6 +48,11 @@ def notices(
         ),
         ("num_seeds", several_alike, "--do_train is 0, and one evaluation is like another"),
         ("submit", is_changed(settings, "submit") and not settings.do_predict, "--do_predict is 0"),
+        (
+            "submit",
+            seeds_are_alike(settings),
+            "--do_eval is 0, so no seed is known to be better: the first one is sent",
+        ),
         ("eval_interval", bool(settings.eval_interval) and not evaluated, "no evaluation while training"),
         ("evaluate_during_training", evaluated and not settings.do_eval, "--do_eval is 0"),
         ("eval_all_checkpoints", settings.eval_all_checkpoints and not settings.do_eval, "--do_eval is 0"),
@@ -57,6 +64,12 @@ def notices(
     ]
     further = [] if published_rates is None else differences(settings, ranks, tasks, published_rates)
     return recipe_lines(settings, recipe, further) + warnings_of(settings, cases) + common_warnings(settings, ranks)
+
+
+def seeds_are_alike(settings: GlueSettings) -> bool:
+    """Whether one of several seeds is to be sent, and nothing tells which is better."""
+    has_seeds = settings.num_seeds > 1 and settings.do_train
+    return has_seeds and settings.do_predict and not settings.do_eval and settings.submit != "ensemble"
 
 
 def differences(settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task], published_rates: Rates) -> list[str]:

@@ -128,9 +128,22 @@ def test_an_ensemble_of_an_earlier_command_is_not_sent(place, tmp_path, capsys):
     write_submission(tmp_path, found, "ensemble", print)
     assert not (tmp_path / "submission.zip").exists()
     # Without a development file an ensemble has no figures, and is sent.
+    capsys.readouterr()
     fine_tune(place, tmp_path / "b", **options, do_eval=0)
+    assert "--submit" not in capsys.readouterr().out
     files = names_and_contents(tmp_path / "b" / "submission.zip")
     assert files == {"CoLA.tsv": (tmp_path / "b/cola/ensemble/predictions/CoLA.tsv").read_text()}
+
+
+def test_without_an_evaluation_the_first_seed_is_sent_and_called_so(place, tmp_path, capsys):
+    fine_tune(place, tmp_path, do_predict=1, max_steps=1, num_seeds=2, do_eval=0)
+    out = capsys.readouterr().out
+    assert (
+        "warning: --submit best has no effect: --do_eval is 0, so no seed is known to be better: the first one is sent"
+        in out
+    )
+    files = names_and_contents(tmp_path / "submission.zip")
+    assert files == {"CoLA.tsv": (tmp_path / "cola/seed_42/predictions/CoLA.tsv").read_text()}
 
 
 def test_one_seed_is_its_own_ensemble_and_own_tasks_are_not_sent(place, tmp_path, capsys):
