@@ -95,14 +95,22 @@ def test_make_targets_of_the_readme_exist():
             assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
 
 
+def flags_of_make(*target):
+    """What `make` would run of a trainer, on an empty machine, without Python and the script."""
+    lines = subprocess.run(["make", "-n", *target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (words,) = [shlex.split(line) for line in lines.splitlines() if "trainer/train_" in line]
+    return words[2:]
+
+
 def test_the_command_of_make_pretrain():
-    """What `make -n` would run, on an empty machine."""
-    lines = subprocess.run(
-        ["make", "-n", "pretrain"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    (words,) = [shlex.split(line) for line in lines if "train_pretrain.py" in line]
-    settings = pretrain_settings.parse_args(words[2:])
+    settings = pretrain_settings.parse_args(flags_of_make("pretrain"))
     assert settings.optimizer == "muon" and settings.sample_prompts and settings.data_path is None
+
+
+def test_the_command_of_make_electra():
+    """With what docs/experiments.md found that such small networks need: larger random weights, and Muon."""
+    settings = electra_settings.parse_args(flags_of_make("electra"))
+    assert settings.optimizer == "muon" and settings.init_std == 0.1 and settings.data_path is None
 
 
 def test_the_commands_of_make_chat():
@@ -130,10 +138,8 @@ def test_make_chat_can_fine_tune_anew():
 
 def test_the_command_of_make_pretrain_with_a_budget():
     """The plan has everything to choose but the prompts of the samples."""
-    command = ["make", "-n", "pretrain", "BUDGET=10m", "ARGS=--seed 7"]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    (words,) = [shlex.split(line) for line in lines if "train_pretrain.py" in line]
-    assert pretrain_settings.given_settings(words[2:]) == {"budget", "sample_prompts", "seed"}
+    flags = flags_of_make("pretrain", "BUDGET=10m", "ARGS=--seed 7")
+    assert pretrain_settings.given_settings(flags) == {"budget", "sample_prompts", "seed"}
 
 
 ENTRY_SCRIPTS = (
