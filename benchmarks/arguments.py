@@ -4,10 +4,12 @@ What only torch knows, the number of threads and the device, is None here and fi
 """
 
 import argparse
+import shlex
 from typing import Any
 
 from common.flags import HelpWithDefaults, Parser, not_negative, positive, seed
 from common.paths import ROOT
+from trainer.budget.settings import amount
 
 # Shapes of the model by name: what differs from MiniMindConfig's defaults
 STEP_SIZES: dict[str, dict[str, Any]] = {
@@ -77,11 +79,50 @@ def budget_parser() -> Parser:
     p = new_parser("budget.py", "A plan of --budget against configurations that a person would try around it.")
     p.add_argument("--budget", default="3m", help="of each run")
     p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
-    p.add_argument("--val_path", nargs="+", required=True, help="as of the trainer")
+    p.add_argument("--val_path", required=True, help="as of the trainer")
     p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
     p.add_argument("--seconds", type=positive(float), default=90, help="of the turns that tell how fast each is")
     p.add_argument("--seed", type=seed, default=42, help="of all runs")
     p.add_argument("--work", default=str(ROOT / "out" / "budget"), help="folder of the runs")
+    return p
+
+
+def _add_flags_of_runs(p: Parser) -> None:
+    """Those of benchmarks that train models with as many floating-point operations."""
+    p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
+    p.add_argument("--val_path", required=True, help="as of the trainer")
+    p.add_argument(
+        "--flags", type=shlex.split, default=[], metavar='"--FLAG VALUE ..."', help="of the trainer, for all runs"
+    )
+
+
+def isoflop_parser() -> Parser:
+    """The flags of isoflop.py."""
+    p = new_parser("isoflop.py", "The best size for as many floating-point operations, and the law of the loss.")
+    _add_flags_of_runs(p)
+    p.add_argument("--flops", type=amount, nargs="+", default=[1e13, 4e13, 1.6e14], help="of a run")
+    p.add_argument("--widths", type=positive(int), nargs="+", default=[64, 96, 128, 192, 256], help="of the models")
+    p.add_argument("--seeds", type=seed, nargs="+", default=[42], help="each size is trained with each of them")
+    p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row")
+    p.add_argument("--work", default=str(ROOT / "out" / "isoflop"), help="folder of the runs")
+    return p
+
+
+def sweep_parser() -> Parser:
+    """The flags of sweep.py."""
+    p = new_parser("sweep.py", "Which flags learn more from as many floating-point operations.")
+    _add_flags_of_runs(p)
+    p.add_argument("--flops", type=amount, default=1e13, help="of a run")
+    p.add_argument("--hidden_size", type=positive(int), default=128, help="width of the model")
+    p.add_argument("--seeds", type=seed, nargs="+", default=[42, 43, 44], help="each line is trained with each of them")
+    p.add_argument(
+        "--variants",
+        nargs="+",
+        required=True,
+        metavar='NAME="--FLAG VALUE ..."',
+        help="what each differs in from the plan",
+    )
+    p.add_argument("--work", default=str(ROOT / "out" / "sweep"), help="folder of the runs")
     return p
 
 

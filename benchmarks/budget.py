@@ -29,10 +29,10 @@ import json
 import shlex
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.arguments import budget_parser
+from benchmarks.trained import TRAINER, Outcome, flag_words, trained
 from benchmarks.update_sides import Shape, Side, measure
 from common.settings import parse
 from trainer.budget import laws
@@ -40,25 +40,12 @@ from trainer.machine.processes import available_threads, divide
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import DESCRIPTION, PROG, PretrainSettings
 
-TRAINER = ROOT / "trainer" / PROG
 PLAN = "plan"
 
 
 def settings_of(flags: list[str]) -> PretrainSettings:
     """What flags mean to the trainer."""
     return parse(PretrainSettings, PROG, DESCRIPTION, flags)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of a finished run. flags: those that the plan has not."""
-
-    name: str
-    flags: Mapping[str, object]
-    bits_per_byte: float
-    val_loss: float
-    updates: int
-    tokens: int
 
 
 def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
@@ -108,7 +95,7 @@ def planned(args: argparse.Namespace) -> list[str]:
     kept = folder / "plan.txt"
     if not kept.exists():
         command = [sys.executable, str(TRAINER), "--dry_run", "1", "--budget", args.budget, "--seed", str(args.seed)]
-        command += ["--data_path", *args.data_path, "--val_path", *args.val_path, "--out_dir", str(folder)]
+        command += ["--data_path", *args.data_path, "--val_path", args.val_path, "--out_dir", str(folder)]
         folder.mkdir(parents=True, exist_ok=True)
         told = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
         kept.write_text(told, encoding="utf-8")
@@ -160,34 +147,6 @@ def update_seconds(args: argparse.Namespace, shapes: Mapping[str, Shape]) -> dic
     return measured
 
 
-def run(args: argparse.Namespace, name: str, plan_flags: list[str], changes: Mapping[str, object]) -> Outcome:
-    """Train a configuration, unless an earlier start of this benchmark has done it. changes: flags that the plan has not."""
-    folder = folder_of(args, name)
-    done = folder / "done"
-    if not done.exists():
-        command = [sys.executable, str(TRAINER), *plan_flags, *flag_words(changes), "--out_dir", str(folder)]
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "log.txt", "w", encoding="utf-8") as log:
-            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-        done.touch()
-    return outcome(folder, name, changes)
-
-
-def flag_words(changes: Mapping[str, object]) -> list[str]:
-    """{name: value} of flags as a command line has them."""
-    return [word for flag, value in changes.items() for word in (f"--{flag}", str(value))]
-
-
-def outcome(folder: Path, name: str, changes: Mapping[str, object]) -> Outcome:
-    """What the metrics of a run say of its end."""
-    (metrics,) = folder.glob("pretrain_*.metrics.jsonl")
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    last = [line for line in lines if "val_loss" in line][-1]
-    updates = max(line["update"] for line in lines if "update" in line)
-    tokens = max(line["tokens"] for line in lines if "tokens" in line)
-    return Outcome(name, changes, last["bits_per_byte"], last["val_loss"], updates, tokens)
-
-
 def main() -> None:
     args = budget_parser().parse_args()
     plan_flags = planned(args)
@@ -196,21 +155,20 @@ def main() -> None:
     changes_of: dict[str, Mapping[str, object]] = {PLAN: {}, **hand_made(plan)}
     shapes = {name: shape_of(settings_of([*plan_flags, *flag_words(one)])) for name, one in changes_of.items()}
     seconds = update_seconds(args, shapes)
-    outcomes = []
+    ends: dict[str, Outcome] = {}
     for name, changes in changes_of.items():
         if args.only and name not in (PLAN, *args.only):
             continue
         updates = round(plan.max_updates * seconds[PLAN] / seconds[name])
-        outcomes.append(run(args, name, plan_flags, {**changes, "max_updates": updates}))
-        print(f"{name}: {outcomes[-1].bits_per_byte:.4f} bits per byte", flush=True)
-    of_plan = outcomes[0]
+        changes_of[name] = {**changes, "max_updates": updates}
+        ends[name] = trained(folder_of(args, name), [*plan_flags, *flag_words(changes_of[name])])
+        print(f"{name}: {ends[name].bits_per_byte:.4f} bits per byte", flush=True)
     print("\n| run | flags | updates | tokens | loss | bits per byte | of the plan's |\n|---|---|---|---|---|---|---|")
-    for one in sorted(outcomes, key=lambda outcome: outcome.bits_per_byte):
-        flags = " ".join(f"--{flag} {value}" for flag, value in one.flags.items())
-        ratio = one.bits_per_byte / of_plan.bits_per_byte
+    for name, end in sorted(ends.items(), key=lambda item: item[1].bits_per_byte):
+        ratio = end.bits_per_byte / ends[PLAN].bits_per_byte
         print(
-            f"| {one.name} | {flags} | {one.updates:,} | {one.tokens:,} | {one.val_loss:.3f} | {one.bits_per_byte:.4f} "
-            f"| {ratio:.4f} |"
+            f"| {name} | {' '.join(flag_words(changes_of[name]))} | {end.updates:,} | {end.tokens:,} | {end.val_loss:.3f} "
+            f"| {end.bits_per_byte:.4f} | {ratio:.4f} |"
         )
 
 

@@ -25,12 +25,12 @@ if __name__ == "__main__":
 import argparse
 import itertools
 import json
-import subprocess
 from collections.abc import Sequence
 from statistics import mean
 
 from benchmarks.arguments import optimizers_parser
 from benchmarks.bench import sources
+from benchmarks.trained import flag_words, trained
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 # Documents of each source, the first ones; training begins after them.
@@ -64,21 +64,13 @@ def write_corpora(work: Path, sizes: Sequence[int]) -> None:
 def val_loss(work: Path, args: argparse.Namespace, size: int, optimizer: str, rate: float, seed: int) -> float:
     """Validation loss after training on {size}.jsonl once."""
     out = work / f"{optimizer}_{rate:g}_{size}_{args.hidden_size}_seed{seed}"
-    metrics = out / f"pretrain_{args.hidden_size}.metrics.jsonl"
-    if not (out / "done").exists():
-        settings = {
-            "data_path": work / f"{size}.jsonl", "val_path": work / "valid.jsonl", "eval_interval": 0, "out_dir": out,
-            "optimizer": optimizer, "learning_rate": rate, "lr_schedule": "linear", "warmup_iters": 20, "seed": seed,
-            "hidden_size": args.hidden_size, "init_scheme": "zero_out", "batch_size": 8, "accumulation_steps": 1,
-            "num_workers": 0, "save_interval": 10**6, "report": 0,
-        }  # fmt: skip
-        command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py")]
-        for name, value in settings.items():
-            command += [f"--{name}", str(value)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        (out / "done").touch()
-    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
-    loss: float = [line["val_loss"] for line in lines if "val_loss" in line][-1]
+    settings = {
+        "data_path": work / f"{size}.jsonl", "val_path": work / "valid.jsonl", "eval_interval": 0,
+        "optimizer": optimizer, "learning_rate": rate, "lr_schedule": "linear", "warmup_iters": 20, "seed": seed,
+        "hidden_size": args.hidden_size, "init_scheme": "zero_out", "batch_size": 8, "accumulation_steps": 1,
+        "num_workers": 0, "report": 0,
+    }  # fmt: skip
+    loss = trained(out, flag_words(settings)).val_loss
     print(f"{optimizer:6} learning rate {rate:g}, {size:,} tokens, seed {seed}: validation loss {loss:.4f}", flush=True)
     return loss
 

@@ -48,6 +48,7 @@ PARSERS = {
     "benchmarks/generate.py": benchmark_arguments.generate_parser,
     "benchmarks/gpu.py": benchmark_arguments.gpu_parser,
     "benchmarks/guards.py": benchmark_arguments.guards_parser,
+    "benchmarks/isoflop.py": benchmark_arguments.isoflop_parser,
     "benchmarks/optimizers.py": benchmark_arguments.optimizers_parser,
     "benchmarks/plain_loop.py": benchmark_arguments.plain_loop_parser,
     "benchmarks/processes.py": benchmark_arguments.processes_parser,
@@ -55,6 +56,7 @@ PARSERS = {
     "benchmarks/scaling.py": benchmark_arguments.scaling_parser,
     "benchmarks/readers.py": benchmark_arguments.readers_parser,
     "benchmarks/step.py": benchmark_arguments.step_parser,
+    "benchmarks/sweep.py": benchmark_arguments.sweep_parser,
     "benchmarks/worth.py": benchmark_arguments.worth_parser,
 }
 

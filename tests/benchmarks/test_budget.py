@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.budget import flag_words, flags_of, hand_made, outcome, settings_of, shape_of
+from benchmarks.budget import flags_of, hand_made, settings_of, shape_of
+from benchmarks.trained import flag_words, outcome
 from model.config import MiniMindConfig
 from tests.helpers import train, write_corpus
 from trainer.train_pretrain import main
@@ -47,8 +48,9 @@ def test_the_end_of_a_run_is_read_from_its_metrics(tmp_path):
     """The last evaluation, not the first one. Reference: the run, and its metrics without the last evaluation."""
     text = write_corpus(tmp_path / "text.jsonl", n_documents=60)
     finished = train(data_path=text, out_dir=tmp_path, val_fraction=0.1, max_updates=4, eval_interval=2)
-    read = outcome(tmp_path, "some", {})
+    read = outcome(tmp_path)
     assert (read.updates, read.tokens) == (4, finished.progress.tokens)
+    assert read.parameters == sum(weight.numel() for weight in finished.job.model.parameters())
     (metrics,) = tmp_path.glob("pretrain_*.metrics.jsonl")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     losses = [line["val_loss"] for line in lines if "val_loss" in line]

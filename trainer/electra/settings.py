@@ -34,8 +34,8 @@ USUAL_WARM_UP = 100
 # That end with a straight line, which a clock can make longer or shorter.
 MOVABLE_SCHEDULES = ("original_linear", "separate_linear")
 USUAL_SAVE_INTERVAL = 1000
-# With the 0.02 that is right for a language model the discriminator learns nothing: few tokens are replaced, so its gradient
-# is mostly noise, which Muon scales up (docs/experiments.md).
+# With the 0.02 that is right for a language model the discriminator of a measured run learned nothing: few tokens are replaced, so
+# its gradient is mostly noise, which Muon scales up (docs/experiments.md, "ELECTRA with little text").
 MUON_RATE = 0.006
 PROG = "train_electra.py"
 DESCRIPTION = "Pretrain an ELECTRA (generator and discriminator)."

@@ -1,0 +1,60 @@
+"""Runs of the trainer that a benchmark compares: each is trained once, and its metrics tell how it ended."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.paths import ROOT
+from trainer.pretrain.settings import PROG
+
+TRAINER = ROOT / "trainer" / PROG
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run. parameters: of its model. bits_per_byte, val_loss (nats per token): of its last evaluation.
+    updates, tokens: that it trained."""
+
+    parameters: int
+    bits_per_byte: float
+    val_loss: float
+    updates: int
+    tokens: int
+
+
+def trained(folder: Path, flags: Sequence[str]) -> Outcome:
+    """What a run of train_pretrain.py in this folder leads to.
+
+    A run that an earlier start of a benchmark has finished is not trained again, and one that was stopped goes on.
+    Errors: SystemExit that names the log of a run that ended with an error.
+    """
+    done = folder / "done"
+    if not done.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "log.txt"
+        command = [sys.executable, str(TRAINER), *flags, "--out_dir", str(folder), "--from_resume", "1"]
+        with open(path, "a", encoding="utf-8") as log:
+            code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        if code:
+            raise SystemExit(f"{PROG} ended with exit code {code}; its log: {path}")
+        done.touch()
+    return outcome(folder)
+
+
+def outcome(folder: Path) -> Outcome:
+    """What the metrics of a run say of its end."""
+    (metrics,) = folder.glob("pretrain_*.metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    parameters = lines[0]["model"]["parameters"]
+    last = [line for line in lines if "val_loss" in line][-1]
+    updates = max(line["update"] for line in lines if "update" in line)
+    tokens = max(line["tokens"] for line in lines if "tokens" in line)
+    return Outcome(parameters, last["bits_per_byte"], last["val_loss"], updates, tokens)
+
+
+def flag_words(changes: Mapping[str, object]) -> list[str]:
+    """{name: value} of flags as a command line has them."""
+    return [word for flag, value in changes.items() for word in (f"--{flag}", str(value))]
