@@ -22,8 +22,9 @@ from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, fla
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue.layer_rates import depths, layer_groups, rates
+from trainer.glue.loss import forward
 from trainer.glue.measures import scores
-from trainer.glue.model import forward, init_model
+from trainer.glue.model import init_model
 from trainer.glue.results import summary
 
 

@@ -25,14 +25,8 @@ from trainer.engine import Engine
 from trainer.glue.files import Data
 from trainer.glue.head import saved_weights
 from trainer.glue.layer_rates import depths, layer_groups, rates
-from trainer.glue.model import (
-    Layers,
-    glue_loss,
-    init_model,
-    metrics,
-    save_model,
-    weights_digest,
-)
+from trainer.glue.loss import glue_loss, metrics
+from trainer.glue.model import Layers, init_model, save_model, weights_digest
 from trainer.glue.padding import is_known
 from trainer.glue.scores import Evaluation
 from trainer.glue.settings import GlueSettings
@@ -303,7 +297,9 @@ class GlueJob(Job[Ints, Batch, Totals]):
         choice = settings.use_compile if can_compile else "0"
         said: list[str] = []
         shape = (settings.batch_size, full.width)
-        compile_blocks(Layers(self.model), choice, self.device, said.append, shape, saved, self.dtype)
+        # Each family that is known has this field.
+        width = self.model.config.hidden_size if can_compile else 0
+        compile_blocks(Layers(self.model), choice, self.device, said.append, shape, saved, self.dtype, width)
         if compiled_shape(self.model):
             self.assembler = full
         return said

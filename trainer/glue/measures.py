@@ -16,7 +16,7 @@ from dataset.glue.glue_dataset import GlueAssembler
 from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, TAGS, Task
 from dataset.store.interface import Ints
 from trainer.glue.entities import entity_scores
-from trainer.glue.model import loss_sum
+from trainer.glue.loss import loss_sum
 from trainer.glue.squad import answer_scores, found_answers
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -14,8 +14,8 @@ from dataset.glue.glue_tasks import Task
 from trainer.engine import Engine
 from trainer.glue.ensemble import OUTPUTS, Outputs, write_outputs
 from trainer.glue.head import saved_weights
+from trainer.glue.loss import forward, score_divisor
 from trainer.glue.measures import mean_loss, measured
-from trainer.glue.model import forward, score_divisor
 from trainer.glue.padding import real_outputs
 from trainer.glue.predictions import PREDICTIONS, suffix_of, write_predictions
 from trainer.glue.results import line_of

@@ -22,6 +22,8 @@ COMPILE_SECONDS = 40
 
 # Of matrix products, in FLOP/s: a thread with AVX512-BF16, a GPU.
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
+# The products of narrower networks are too small for that rate on a CPU: at width 128 a thread reaches 0.2e12.
+WIDE_ON_CPU = 320
 # Others never compile by themselves.
 COMPILED_DEVICES = tuple(PRODUCT_RATE)
 
@@ -44,13 +46,14 @@ def compile_blocks(
     shape: tuple[int, int] | None = None,
     flops: float = 0.0,
     dtype: torch.dtype = torch.bfloat16,
+    width: int = WIDE_ON_CPU,
 ) -> None:
     """Make training fast: compile it (names of parameters stay as they are) and, on the CPU, keep freed memory at hand.
 
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
     shape: (rows, positions) of a full micro-batch, None: of the first one that comes; other shapes stay eager.
     flops: of this rank in the whole run, also where a resume has only a part of it left: it decides as the first start did.
-    dtype: of the matrix products.
+    dtype: of the matrix products. width: of the network's layers.
     """
     if device.type == "cpu":
         keep_freed_memory()
@@ -58,10 +61,7 @@ def compile_blocks(
         # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
         # close scores decide the routing.
         torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
-    n_threads = torch.get_num_threads() if device.type == "cpu" else 1
-    # A device without a known rate never compiles by itself.
-    rate = PRODUCT_RATE.get(device.type, float("inf")) * n_threads
-    if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * rate):
+    if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * product_rate(device, width)):
         return
     if device.type == "cuda":
         # Before the compiler is tried, which then works as it will for the run.
@@ -73,6 +73,15 @@ def compile_blocks(
     notice = model.compile_training(shape, dtype)
     if notice:
         say(notice)
+
+
+def product_rate(device: torch.device, width: int) -> float:
+    """Of the matrix products of a network whose layers have this width, all threads together, in FLOP/s."""
+    # A device without a known rate never compiles by itself.
+    rate = PRODUCT_RATE.get(device.type, float("inf"))
+    if device.type == "cpu":
+        rate *= torch.get_num_threads() * min(1.0, width / WIDE_ON_CPU)
+    return rate
 
 
 def choose_kernels_by_rule() -> None:

@@ -564,9 +564,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         on_gpu = self.device.type == "cuda"
         rows = self._most_rows(self.plan(0)) if on_gpu else self.ranks.rows_of(self.settings.batch_size)
         shape = (rows, outlook.rows.T)
-        compile_blocks(
-            self.model, self.settings.use_compile, self.device, said.append, shape, outlook.flops, self.dtype
-        )
+        choice = self.settings.use_compile
+        width = self.config.hidden_size
+        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width)
         if on_gpu and self.model.compiled_backend is not None:
             # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
             # attention may add up in any order in its backward pass there, so that a resume would end with other bits.

@@ -26,7 +26,8 @@ from tests.updates import Recorder, relative_difference
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue.job import GlueJob
-from trainer.glue.model import glue_loss, init_model
+from trainer.glue.loss import glue_loss
+from trainer.glue.model import init_model
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.parallel import Shards
 

@@ -18,7 +18,8 @@ from dataset.glue.tables import Rows
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from tests.trainer.glue.test_padding import BERT, FAMILIES, flags
-from trainer.glue.model import forward, init_model, save_model
+from trainer.glue.loss import forward
+from trainer.glue.model import init_model, save_model
 
 # As in checkpoints of ESM and XLM: no SEP here, no CLS of its own there
 ESM = ("<cls>", "<pad>", "<eos>", "<unk>", "L", "A", "G", "V", "S", "E", "R", "T", "<mask>")

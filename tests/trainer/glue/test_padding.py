@@ -21,8 +21,10 @@ from dataset.glue.glue_tasks import QUESTIONS, TAGS, TASKS, Task
 from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compile_layers
 from trainer.glue import model as glue_model
+from trainer.glue.config import CONFIG_CLASSES
 from trainer.glue.layer_rates import depths
-from trainer.glue.model import CONFIG_CLASSES, Layers, forward, init_model, loss_sum
+from trainer.glue.loss import forward, loss_sum
+from trainer.glue.model import Layers, init_model
 from trainer.glue.padding import (
     computes_in,
     inputs_of,

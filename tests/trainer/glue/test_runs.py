@@ -28,7 +28,8 @@ from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, fla
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue.job import GlueJob
-from trainer.glue.model import Layers, forward, glue_loss, init_model
+from trainer.glue.loss import forward, glue_loss
+from trainer.glue.model import Layers, init_model
 from trainer.machine.compiling import compiler_missing
 
 

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tests.trainer.glue.test_padding import FAMILIES
-from trainer.glue.model import dropouts_of
+from trainer.glue.config import dropouts_of
 
 
 def config_of(family):
