@@ -60,15 +60,13 @@ def test_a_line_has_each_doubted_word_with_its_probability():
         "doubted   cat 0.91 (was dog); sat 0.60 (as it was)",
         "missed    off 0.20 (was on)",
     ]
-    assert (
-        lines[-1] == "of 2 replaced words 1 are doubted, of 2 others 1; a word is doubted from a probability of 0.50 on"
-    )
+    assert lines[-1] == "1 of 2 replaced words doubted, 1 of 2 others; a word is doubted from a probability of 0.50 on"
     in_colour = told([passage], 100, True).splitlines()
     assert in_colour[3] == "now       The \x1b[1;4;31mcat\x1b[0m \x1b[1;4;31msat\x1b[0m \x1b[33moff\x1b[0m"
     plain = Passage([Word("", "The", 0.1), Word(" ", "cat", 0.91)], ".", 0.5)
     lines = told([plain], 100, False).splitlines()
     assert lines[2:4] == ["text      The >>cat<<", "doubted   cat 0.91"]
-    assert lines[-1] == "1 of 2 words are doubted; a word is doubted from a probability of 0.50 on"
+    assert lines[-1] == "1 of 2 words doubted; a word is doubted from a probability of 0.50 on"
 
 
 def test_json_has_every_word(folder, capsys):

@@ -17,6 +17,7 @@ from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.held_out import hold_out
+from dataset.reading.file_kinds import expanded
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import check_library, notice_of, open_sources
 from dataset.store.sharded import Store
@@ -428,7 +429,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
         shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
-        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype)
+        width = self.model.encoder_config.hidden_size
+        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width)
         return said
 
 
@@ -506,7 +508,7 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     recomputed = settings.use_compile == "1" and settings.gradient_checkpointing
     evaluates = bool(settings.val_path or settings.val_fraction)
     # A folder says by itself whether its vocabulary is lower-cased; so does that of --model_path.
-    own_case = Path(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
+    own_case = expanded(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
     cases = [
         ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
         (

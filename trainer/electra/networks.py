@@ -11,6 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError
 from common.notices import announce
+from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.sample import Source, draw_sample
 from dataset.tokenizing.vocabulary import check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiece, wordpiece
@@ -74,7 +75,7 @@ def open_vocabulary(
     """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
     that of its start."""
     if settings.vocab_path:
-        return load_wordpiece(settings.vocab_path, settings.lower_case)
+        return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
     if settings.from_resume and (folder / OWN / "vocab.txt").exists():
         return load_wordpiece(folder / OWN)
     # Its embeddings are of this vocabulary and no other.
@@ -95,7 +96,7 @@ def open_vocabulary(
 def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
     """The tokenizer beside --model_path's encoder. Errors: UserError where there is none."""
     check_networks(settings)
-    place = Path(settings.model_path or "", PRETRAINERS[settings.objective].ENCODER)
+    place = folder_of(settings) / PRETRAINERS[settings.objective].ENCODER
     try:
         return load_wordpiece(place)
     except ValueError as error:
@@ -201,11 +202,17 @@ def set_dropout(config: Any, dropout: float) -> None:
     config.attention_probs_dropout_prob = dropout
 
 
+def folder_of(settings: ElectraSettings) -> Path:
+    """Of --model_path. The shell writes a ~ out, but not one in a --config file."""
+    assert settings.model_path
+    return expanded(settings.model_path)
+
+
 def check_networks(settings: ElectraSettings) -> None:
     """Errors: UserError where a network is missing in --model_path."""
     names = PRETRAINERS[settings.objective].NETWORKS
     for name in names:
-        if not Path(settings.model_path or "", name, "config.json").is_file():
+        if not (folder_of(settings) / name / "config.json").is_file():
             raise UserError(
                 f"--model_path {settings.model_path}: no {name}/config.json there; train_electra.py --objective "
                 f"{settings.objective} leaves a folder with {' and '.join(names)}"
@@ -222,7 +229,7 @@ def load_networks(
     # Of transformers: it would be drawn over our own lines.
     disable_progress_bar()
     try:
-        model = load(Path(settings.model_path or ""))
+        model = load(folder_of(settings))
     except UserError as error:
         # It begins with the folder of the network.
         raise UserError(f"--model_path {error}") from error

@@ -92,13 +92,13 @@ def summary(passages: Sequence[Passage]) -> str:
     if not any(passage.is_corrupted for passage in passages):
         n_words = sum(len(passage.words) for passage in passages)
         n_doubted = sum(len(passage.doubted) for passage in passages)
-        return f"{n_doubted:,} of {counted(n_words, 'word')} are doubted; {said}"
+        return f"{n_doubted:,} of {counted(n_words, 'word')} doubted; {said}"
     return f"{outcome(total(passages))}; {said}"
 
 
 def outcome(counts: Counts) -> str:
     """What was found of the replaced words, as part of a line."""
     return (
-        f"of {counted(counts.replaced, 'replaced word')} {counts.found:,} are doubted, of {counts.others:,} others "
-        f"{counts.wrongly_doubted:,}"
+        f"{counts.found:,} of {counted(counts.replaced, 'replaced word')} doubted, {counts.wrongly_doubted:,} of "
+        f"{counted(counts.others, 'other')}"
     )

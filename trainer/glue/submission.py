@@ -33,8 +33,12 @@ def files_of(out: Path, task: str, of_task: Mapping[str, Any], choice: str) -> l
     return [path for path in paths if path.is_file()]
 
 
-def write_submission(out: Path, found: Mapping[str, Any], choice: str, say: Say) -> None:
-    """{out}/submission.zip, of the benchmark's tasks whose results are `found`; a line says which files are not in there."""
+def write_submission(out: Path, found: Mapping[str, Any], choice: str, is_evaluated: bool, say: Say) -> None:
+    """{out}/submission.zip, of the benchmark's tasks whose results are `found`; a line says which files are not in there.
+    is_evaluated: False where no seed is known to be better than another, so that the first one's files are chosen."""
+    if not is_evaluated and choice == "median":
+        # Without figures the "best" seed is the first one.
+        choice = "best"
     wanted = [name for task in TASKS.values() for name, _ in task.test]
     paths = []
     for task, of_task in found.items():
@@ -50,6 +54,8 @@ def write_submission(out: Path, found: Mapping[str, Any], choice: str, say: Say)
             with path.open("rb") as source, archive.open(zipfile.ZipInfo(path.name, DATE), "w") as member:
                 shutil.copyfileobj(source, member)
     missing = sorted(set(wanted) - {path.stem for path in paths}, key=wanted.index)
-    which = {"ensemble": "ensembles of all seeds"}.get(choice, f"the {choice} seed of each task")
+    which = f"the {choice if is_evaluated else 'first'} seed of each task"
+    if choice == "ensemble":
+        which = "ensembles of all seeds"
     lacks = f"; the leaderboard also wants {', '.join(missing)}" if missing else ""
     say(f"submission: {target}, {counted(len(paths), 'file')} of {which}{lacks}")

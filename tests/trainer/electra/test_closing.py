@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 import torch
@@ -48,12 +49,8 @@ def test_a_run_ends_with_passages_that_it_has_not_trained(data, tmp_path, capsys
     run = train(**flags, out_dir=tmp_path, val_fraction=0.3, max_steps=2, report=1)
     records = RunRecordsOf(tmp_path)
     (record,) = records.found
-    assert (
-        record["passages_of"].startswith(
-            "Held-out text, in which the generator has written 15% of the tokens anew: of "
-        )
-        and record["update"] == 2
-    )
+    said = r"Held-out text, in which the generator has written 15% of the tokens anew: \d+ of \d+ replaced words? doubted, .*"
+    assert re.fullmatch(said, record["passages_of"]) and record["update"] == 2
     passages = records.run.passages
     assert len(passages) == PASSAGES
     held_out = {texts[int(number)] for number in run.job.held_out.val_documents}

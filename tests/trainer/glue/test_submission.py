@@ -109,8 +109,16 @@ def test_the_zip_holds_the_predictions_that_are_chosen(place, tmp_path, capsys, 
     assert tables.splitlines()[0] in said
     # Byte for byte the same from the same predictions
     before = (tmp_path / "submission.zip").read_bytes()
-    write_submission(tmp_path, results_of(tmp_path), submit, print)
+    write_submission(tmp_path, results_of(tmp_path), submit, True, print)
     assert (tmp_path / "submission.zip").read_bytes() == before
+
+
+@pytest.mark.parametrize("submit", ["best", "median"])
+def test_without_evaluations_the_first_seed_is_sent(place, tmp_path, capsys, submit):
+    fine_tune(place, tmp_path, do_predict=1, do_eval=0, num_seeds=3, max_steps=1, submit=submit)
+    assert "of the first seed of each task" in capsys.readouterr().out
+    first = tmp_path / "cola" / "seed_42" / "predictions" / "CoLA.tsv"
+    assert names_and_contents(tmp_path / "submission.zip")["CoLA.tsv"] == first.read_text()
 
 
 def test_an_ensemble_of_an_earlier_command_is_not_sent(place, tmp_path, capsys):
@@ -125,7 +133,7 @@ def test_an_ensemble_of_an_earlier_command_is_not_sent(place, tmp_path, capsys):
     # Nor where it lies there all the same.
     (tmp_path / "cola" / "ensemble" / "predictions").mkdir(parents=True)
     (tmp_path / "cola" / "ensemble" / "predictions" / "CoLA.tsv").write_text("index\tprediction\n")
-    write_submission(tmp_path, found, "ensemble", print)
+    write_submission(tmp_path, found, "ensemble", True, print)
     assert not (tmp_path / "submission.zip").exists()
     # Without a development file an ensemble has no figures, and is sent.
     capsys.readouterr()
