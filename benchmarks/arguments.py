@@ -218,6 +218,25 @@ def optimizers_parser() -> Parser:
     return p
 
 
+def time_to_loss_parser() -> Parser:
+    """The flags of time_to_loss.py."""
+    p = new_parser(
+        "time_to_loss.py", "How long --budget takes to the loss that another trainer has after so many minutes."
+    )
+    p.add_argument("--rival", choices=("plain", "hf"), required=True, help="the other trainer")
+    p.add_argument("--minutes", type=positive(float), required=True, help="that it trains")
+    p.add_argument("--budget", required=True, help="of this trainer's run")
+    p.add_argument(
+        "--rates", type=positive(float), nargs="+", help="of the other trainer (default: plain its own, hf three)"
+    )
+    p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
+    p.add_argument("--val_path", required=True, help="as of the trainer")
+    p.add_argument("--seconds", type=positive(float), default=240, help="of the turns that tell how fast the rival is")
+    p.add_argument("--seed", type=seed, default=42, help="of all runs")
+    p.add_argument("--work", default=str(ROOT / "out" / "time_to_loss"), help="folder of the runs")
+    return p
+
+
 def plain_loop_parser() -> Parser:
     """The flags of plain_loop.py."""
     p = new_parser("plain_loop.py", "The plain MiniMind loop, the reference of speed and learning.")

@@ -57,6 +57,7 @@ PARSERS = {
     "benchmarks/readers.py": benchmark_arguments.readers_parser,
     "benchmarks/step.py": benchmark_arguments.step_parser,
     "benchmarks/sweep.py": benchmark_arguments.sweep_parser,
+    "benchmarks/time_to_loss.py": benchmark_arguments.time_to_loss_parser,
     "benchmarks/worth.py": benchmark_arguments.worth_parser,
 }
 
