@@ -78,8 +78,7 @@ def budget_parser() -> Parser:
     """The flags of budget.py."""
     p = new_parser("budget.py", "A plan of --budget against configurations that a person would try around it.")
     p.add_argument("--budget", default="3m", help="of each run")
-    p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
-    p.add_argument("--val_path", required=True, help="as of the trainer")
+    _add_text(p)
     p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
     p.add_argument("--seconds", type=positive(float), default=90, help="of the turns that tell how fast each is")
     p.add_argument("--seed", type=seed, default=42, help="of all runs")
@@ -87,10 +86,15 @@ def budget_parser() -> Parser:
     return p
 
 
-def _add_flags_of_runs(p: Parser) -> None:
-    """Those of benchmarks that train models with as many floating-point operations."""
+def _add_text(p: Parser) -> None:
+    """The text of runs of the trainer."""
     p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
     p.add_argument("--val_path", required=True, help="as of the trainer")
+
+
+def _add_flags_of_runs(p: Parser) -> None:
+    """Those of benchmarks that train models with as many floating-point operations."""
+    _add_text(p)
     p.add_argument(
         "--flags", type=shlex.split, default=[], metavar='"--FLAG VALUE ..."', help="of the trainer, for all runs"
     )
@@ -229,8 +233,7 @@ def time_to_loss_parser() -> Parser:
     p.add_argument(
         "--rates", type=positive(float), nargs="+", help="of the other trainer (default: plain its own, hf three)"
     )
-    p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
-    p.add_argument("--val_path", required=True, help="as of the trainer")
+    _add_text(p)
     p.add_argument("--seconds", type=positive(float), default=240, help="of the turns that tell how fast the rival is")
     p.add_argument("--seed", type=seed, default=42, help="of all runs")
     p.add_argument("--work", default=str(ROOT / "out" / "time_to_loss"), help="folder of the runs")

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.arguments import isoflop_parser
-from benchmarks.trained import flag_words, trained
+from benchmarks.trained import flag_words, text_words, trained
 from trainer.budget.laws import LossLaw
 
 # The floors and powers that are tried.
@@ -146,8 +146,7 @@ def run(args: argparse.Namespace, flops: float, width: int, seed: int) -> Run:
     """Train a model, unless an earlier start has done it."""
     folder = folder_of(args, flops, width, seed)
     flags = {"budget_flops": f"{flops:g}", "hidden_size": width, "max_seq_len": args.max_seq_len, "seed": seed}
-    paths = ["--data_path", *args.data_path, "--val_path", args.val_path, "--cache_dir", str(Path(args.work) / "cache")]
-    end = trained(folder, [*flag_words({**flags, "report": 0}), *paths, *args.flags])
+    end = trained(folder, [*flag_words({**flags, "report": 0}), *text_words(args), *args.flags])
     print(f"{flops:g} FLOP, width {width}, seed {seed}: loss {end.val_loss:.4f}", flush=True)
     return Run(flops, width, seed, end.parameters, end.tokens, end.val_loss, end.bits_per_byte)
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 
 from benchmarks.arguments import sweep_parser
-from benchmarks.trained import Outcome, flag_words, trained
+from benchmarks.trained import Outcome, flag_words, text_words, trained
 
 AS_PLANNED = "as planned"
 
@@ -48,8 +48,7 @@ def run(args: argparse.Namespace, name: str, flags: Sequence[str], seed: int) ->
     """Train a variant with one seed, unless an earlier start has done it."""
     folder = Path(args.work) / f"{args.flops:g}_{args.hidden_size}_{name}_seed{seed}".replace(" ", "_")
     own = {"budget_flops": f"{args.flops:g}", "hidden_size": args.hidden_size, "seed": seed, "report": 0}
-    paths = ["--data_path", *args.data_path, "--val_path", args.val_path, "--cache_dir", str(Path(args.work) / "cache")]
-    end = trained(folder, [*flag_words(own), *paths, *args.flags, *flags])
+    end = trained(folder, [*flag_words(own), *text_words(args), *args.flags, *flags])
     print(f"{name}, seed {seed}: {end.bits_per_byte:.4f} bits per byte", flush=True)
     return end
 

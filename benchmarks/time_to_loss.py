@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.arguments import time_to_loss_parser
-from benchmarks.trained import Outcome, flag_words, trained
+from benchmarks.trained import Outcome, flag_words, text_words, trained
 from trainer.budget.settings import seconds_of
 
 BENCH = ROOT / "benchmarks" / "bench.py"
@@ -90,10 +90,8 @@ def rival_flags(rival: Rival, rate: float, updates: int) -> dict[str, object]:
 
 def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcome:
     """Train, unless an earlier start has done it."""
-    work = Path(args.work)
-    own = {"val_path": args.val_path, "cache_dir": work / "cache", "eval_interval": 0, "seed": args.seed, "report": 0}
-    words = ["--data_path", *args.data_path, *flag_words({**own, **flags})]
-    end = trained(work / name, words)
+    own = {"eval_interval": 0, "seed": args.seed, "report": 0}
+    end = trained(Path(args.work) / name, [*text_words(args), *flag_words({**own, **flags})])
     print(f"{name}: {end.bits_per_byte:.4f} bits per byte", flush=True)
     return end
 

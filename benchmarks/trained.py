@@ -1,5 +1,6 @@
 """Runs of the trainer that a benchmark compares: each is trained once, and its metrics tell how it ended."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -53,6 +54,12 @@ def outcome(folder: Path) -> Outcome:
     updates = max(line["update"] for line in lines if "update" in line)
     tokens = max(line["tokens"] for line in lines if "tokens" in line)
     return Outcome(parameters, last["bits_per_byte"], last["val_loss"], updates, tokens)
+
+
+def text_words(args: argparse.Namespace) -> list[str]:
+    """The text of a benchmark's command line, as the trainer takes it. Its tokens are kept in --work, for all runs."""
+    cache = Path(args.work) / "cache"
+    return ["--data_path", *args.data_path, "--val_path", args.val_path, "--cache_dir", str(cache)]
 
 
 def flag_words(changes: Mapping[str, object]) -> list[str]:

@@ -61,7 +61,7 @@ def compile_blocks(
         # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
         # close scores decide the routing.
         torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
-    if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * product_rate(device, width)):
+    if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * assumed_product_rate(device, width)):
         return
     if device.type == "cuda":
         # Before the compiler is tried, which then works as it will for the run.
@@ -75,7 +75,7 @@ def compile_blocks(
         say(notice)
 
 
-def product_rate(device: torch.device, width: int) -> float:
+def assumed_product_rate(device: torch.device, width: int) -> float:
     """Of the matrix products of a network whose layers have this width, all threads together, in FLOP/s."""
     # A device without a known rate never compiles by itself.
     rate = PRODUCT_RATE.get(device.type, float("inf"))
