@@ -81,7 +81,7 @@ def of_width(width: int) -> dict[str, object]:
 
 def rates(plan: PretrainSettings, factor: float) -> dict[str, object]:
     """The flags of the plan's learning rates, times `factor`."""
-    return {"learning_rate": factor * plan.learning_rate, "muon_lr": factor * plan.muon_lr}
+    return {name: factor * getattr(plan, name) for name in ("learning_rate", "muon_lr", "embed_lr")}
 
 
 def folder_of(args: argparse.Namespace, name: str) -> Path:

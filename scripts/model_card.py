@@ -32,7 +32,7 @@ SIZES = (
 # The flags that shape what is learned, in this order; the sizes stand in the table of the architecture.
 SHAPING = (
     "data_path", "mixture", "val_path", "val_fraction", "max_seq_len", "pack", "long_documents", "epochs", "batch_size",
-    "accumulation_steps", "optimizer", "learning_rate", "muon_lr", "lr_schedule", "warmup_iters", "weight_decay",
+    "accumulation_steps", "optimizer", "learning_rate", "muon_lr", "embed_lr", "lr_schedule", "warmup_iters", "weight_decay",
     "grad_clip", "dtype", "init_scheme", "from_weight", "seed",
 )  # fmt: skip
 # Flags that tell of the machine, its places and its accounts, not of the training
@@ -236,7 +236,7 @@ def rows_of_settings(settings: Mapping[str, Any]) -> tuple[list[Row], list[Row]]
     """(flags that shape what is learned, the others that may be published); of a path its last part alone."""
     left_out = set(UNPUBLISHED)
     if settings.get("optimizer") != "muon":
-        left_out.add("muon_lr")
+        left_out |= {"muon_lr", "embed_lr"}
     shaping: list[Row] = []
     others: list[Row] = []
     for name in (*SHAPING, *sorted(settings.keys() - set(SHAPING))):

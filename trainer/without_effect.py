@@ -29,7 +29,8 @@ def is_changed(settings: Settings, name: str) -> bool:
 def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     """The lines on the settings that all trainers share."""
     # Fine-tuning has no Muon.
-    muon_lr = hasattr(settings, "muon_lr") and is_changed(settings, "muon_lr") and settings.optimizer != "muon"
+    without_muon = hasattr(settings, "muon_lr") and settings.optimizer != "muon"
+    optimizer = f"--optimizer is {settings.optimizer}" if without_muon else ""
     on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
     has_no_project = settings.tracker in ("none", "tensorboard")
     of_one = settings.shard != NONE and ranks.world_size == 1
@@ -37,7 +38,8 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     cases = [
         ("deterministic", on_cpu, "on a CPU every run gives the same bits anyway"),
         ("shard", of_one, "there is one process"),
-        ("muon_lr", muon_lr, f"--optimizer is {settings.optimizer if muon_lr else None}"),
+        ("muon_lr", without_muon and is_changed(settings, "muon_lr"), optimizer),
+        ("embed_lr", without_muon and is_changed(settings, "embed_lr"), optimizer),
         ("device", on_one_of_several, "each rank takes the device of its local rank"),
         ("wandb_project", has_no_project and is_changed(settings, "wandb_project"), f"--tracker is {settings.tracker}"),
     ]

@@ -207,7 +207,7 @@ def test_a_finished_run_writes_missing_weights_again(data, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"muon_lr": 0.1}, {"warmup_iters": 1000}, {"eval_interval": 7}, {"wandb_project": "mine"}],
+    [{"muon_lr": 0.1}, {"embed_lr": 0.1}, {"warmup_iters": 1000}, {"eval_interval": 7}, {"wandb_project": "mine"}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_settings_without_effect_are_named(data, tmp_path, capsys, changes):

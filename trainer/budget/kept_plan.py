@@ -24,6 +24,7 @@ PLANNED = (
     "optimizer",
     "learning_rate",
     "muon_lr",
+    "embed_lr",
     "weight_decay",
     "lr_schedule",
     "decay_share",

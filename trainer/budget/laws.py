@@ -107,10 +107,11 @@ def batch_tokens(tokens: float) -> float:
     return 0.58 * tokens**0.571
 
 
-# Of Muon's updates, and of AdamW's for the embeddings and norms beside them: the best of a sweep with 1.6 M parameters and
-# updates of 2,000 tokens (docs/experiments.md, "Learning per token"). Other widths and batches take the same ones.
+# Of Muon's updates, and of AdamW's for the norms and the embeddings beside them: the best of sweeps with 1.2 and 1.6 M parameters
+# and updates of 2,000 tokens (docs/experiments.md, "Learning per token"). Other widths and batches take the same ones.
 MUON_RATE = 0.01
 SIDE_RATE = 8e-3
+EMBED_RATE = 32e-3
 MUON_WEIGHT_DECAY = 0.01
 # Of the run, over which the rate falls to zero at its end: as good as a fall over the whole run, and a clock can move it.
 DECAY_SHARE = 0.65

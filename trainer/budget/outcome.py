@@ -59,6 +59,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         chosen["use_compile"] = "1" if costs.compiled else "0"
     if costs.optimizer == "muon":
         chosen["muon_lr"] = laws.MUON_RATE
+        chosen["embed_lr"] = laws.EMBED_RATE
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
     return {name: value for name, value in chosen.items() if name not in given}
@@ -74,7 +75,11 @@ def told(
     """
     rates = f"{chosen.learning_rate:g} (AdamW)"
     if chosen.optimizer == "muon":
-        rates = f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {chosen.learning_rate:g} (AdamW, the rest)"
+        of_embeddings = chosen.embed_lr or chosen.learning_rate
+        rates = (
+            f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {of_embeddings:g} (AdamW, embeddings), "
+            f"{chosen.learning_rate:g} (AdamW, the rest)"
+        )
     left = plan.other_seconds + plan.seconds
     table = plan_table(
         plan,

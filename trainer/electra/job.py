@@ -65,6 +65,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     may_change = (
         "learning_rate",
         "muon_lr",
+        "embed_lr",
         "lr_schedule",
         "batch_size",
         "accumulation_steps",

@@ -25,6 +25,8 @@ class Options(NamedTuple):
     learning_rate: float
     weight_decay: float
     muon_lr: float
+    # 0: learning_rate.
+    embed_lr: float
     # Those that train the same model.
     ranks: Ranks
     # How they have divided it; None: each has the whole.
@@ -54,6 +56,7 @@ def build_optimizer(
     weight_decay: float = 0.01,
     kind: str = "adamw",
     muon_lr: float = 0.02,
+    embed_lr: float = 0.0,
     ranks: Ranks = ONE_RANK,
     shards: Shards | None = None,
     **adam_options: Any,
@@ -63,7 +66,8 @@ def build_optimizer(
     ranks: those that all call it at this moment, and may share its work. shards: how they have divided the model.
     """
     groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
-    return BUILDERS[kind](model, groups, Options(lr, weight_decay, muon_lr, ranks, shards, adam_options))
+    options = Options(lr, weight_decay, muon_lr, embed_lr, ranks, shards, adam_options)
+    return BUILDERS[kind](model, groups, options)
 
 
 class OptimizerFlags(Protocol):
@@ -73,6 +77,7 @@ class OptimizerFlags(Protocol):
     weight_decay: float
     optimizer: str
     muon_lr: float
+    embed_lr: float
 
 
 def optimizer_of(
@@ -85,6 +90,7 @@ def optimizer_of(
         settings.weight_decay,
         settings.optimizer,
         settings.muon_lr,
+        settings.embed_lr,
         ranks,
         shards,
         **adam_options,
@@ -109,6 +115,10 @@ def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.
     # The engine multiplies it with the schedule's rate, which has --learning_rate in it already.
     scale = options.muon_lr / options.learning_rate
     own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
+    if options.embed_lr:
+        for group in groups:
+            if any(p.dim() >= 2 for p in group["params"]):
+                group["lr_scale"] = options.embed_lr / options.learning_rate
     orthogonalise: Orthogonalise
     if options.shards is None:
         orthogonalise = make_orthogonalise(matrices, options.ranks)

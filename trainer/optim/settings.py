@@ -38,3 +38,8 @@ class OptimizerSettings(Settings):
         "adamw", choices=OPTIMIZERS, help="muon: for the blocks' matrices, AdamW elsewhere", first=True
     )
     muon_lr: float = setting(0.02, check=positive(float), help="Muon's learning rate, on the same schedule")
+    embed_lr: float = setting(
+        0.0,
+        check=not_negative(float),
+        help="with muon: AdamW's rate for the matrices that Muon leaves to it: embeddings, head, routers; 0: --learning_rate",
+    )

@@ -93,6 +93,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         "max_updates",
         "learning_rate",
         "muon_lr",
+        "embed_lr",
         "lr_schedule",
         "decay_share",
         "warmup_iters",

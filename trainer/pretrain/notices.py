@@ -82,6 +82,8 @@ def unsuitable_rate(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
     suitable = {"learning_rate": laws.adamw_rate(run.parameters, run.tokens)}
     if settings.optimizer == "muon":
         suitable = {"learning_rate": laws.SIDE_RATE, "muon_lr": laws.MUON_RATE}
+        if settings.embed_lr:
+            suitable["embed_lr"] = laws.EMBED_RATE
     lines = []
     for name, good in suitable.items():
         rate = getattr(settings, name)

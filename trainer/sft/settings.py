@@ -91,7 +91,7 @@ class SftSettings(SftTraining, ConversationSettings, SftModel, SftOutput, Pretra
     description: ClassVar[str] = DESCRIPTION
 
     # The rates of a plan are those of fresh weights.
-    fixed_in_plans: ClassVar[frozenset[str]] = frozenset({"learning_rate", "muon_lr", "weight_decay"})
+    fixed_in_plans: ClassVar[frozenset[str]] = frozenset({"learning_rate", "muon_lr", "embed_lr", "weight_decay"})
     # What pretraining asks of a text is decided for conversations, and is no flag.
     text_field: ClassVar[str] = CONVERSATION  # type: ignore[misc]  # a setting there, the same for all objects here
     long_documents: ClassVar[str] = "truncate"  # type: ignore[misc]

@@ -47,6 +47,26 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
     }  # fmt: skip
 
 
+def test_the_matrices_outside_the_blocks_have_a_rate_of_their_own():
+    """--embed_lr moves embeddings, head and routers alone; without it they have --learning_rate, in the same groups."""
+    model = tiny_model(use_moe=True)
+    usual, own = (build_optimizer(model, 1e-3, 0.01, "muon", muon_lr=0.02, embed_lr=rate) for rate in (0.0, 4e-3))
+    names = {id(p): name for name, p in model.named_parameters()}
+    scales = {}
+    for optimizer in (usual, own):
+        scales[optimizer] = {}
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                scales[optimizer][names[id(p)]] = group.get("lr_scale", 1.0)
+    changed = {name for name, scale in scales[own].items() if scale != scales[usual][name]}
+    assert changed == {
+        name for name in scales[own] if "embed" in name or "lm_head" in name or "mlp.gate.weight" in name
+    }
+    assert {scales[own][name] for name in changed} == {4.0} and {scales[usual][name] for name in changed} == {1.0}
+    layout, other = ([[id(p) for p in group["params"]] for group in one.param_groups] for one in (usual, own))
+    assert layout == other
+
+
 @pytest.mark.parametrize(("warmup", "factor"), [(0.25, 0.25), (1.0, 1.0), (7.0, 1.0)])
 def test_warmup_multiplies_the_schedule(warmup, factor):
     assert learning_rate(0.3, warmup, 5e-4) == pytest.approx(factor * get_lr(300, 1000, 5e-4), rel=1e-12)

@@ -60,6 +60,7 @@ def test_nothing_is_said_of_updates_that_are_near_the_best():
         (["--learning_rate", "5e-4"], []),
         (["--optimizer", "muon", "--learning_rate", "8e-3"], []),
         (["--optimizer", "muon", "--learning_rate", "8e-3", "--muon_lr", "0.5"], ["--muon_lr"]),
+        (["--optimizer", "muon", "--learning_rate", "8e-3", "--embed_lr", "1e-3"], ["--embed_lr"]),
         (["--optimizer", "muon", "--learning_rate", "1e-4", "--muon_lr", "1e-4"], ["--learning_rate", "--muon_lr"]),
     ],
 )
