@@ -9,7 +9,7 @@ from typing import Any
 
 from common.flags import HelpWithDefaults, Parser, not_negative, positive, seed
 from common.paths import ROOT
-from trainer.budget.settings import amount
+from trainer.budget.settings import amount, duration
 
 # Shapes of the model by name: what differs from MiniMindConfig's defaults
 STEP_SIZES: dict[str, dict[str, Any]] = {
@@ -77,8 +77,8 @@ def bench_parser() -> Parser:
 def budget_parser() -> Parser:
     """The flags of budget.py."""
     p = new_parser("budget.py", "A plan of --budget against configurations that a person would try around it.")
-    p.add_argument("--budget", default="3m", help="of each run")
-    _add_text(p)
+    p.add_argument("--budget", type=duration, default="3m", help="of each run")
+    _add_paths(p)
     p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
     p.add_argument("--seconds", type=positive(float), default=90, help="of the turns that tell how fast each is")
     p.add_argument("--seed", type=seed, default=42, help="of all runs")
@@ -86,7 +86,7 @@ def budget_parser() -> Parser:
     return p
 
 
-def _add_text(p: Parser) -> None:
+def _add_paths(p: Parser) -> None:
     """The text of runs of the trainer."""
     p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
     p.add_argument("--val_path", required=True, help="as of the trainer")
@@ -94,7 +94,7 @@ def _add_text(p: Parser) -> None:
 
 def _add_flags_of_runs(p: Parser) -> None:
     """Those of benchmarks that train models with as many floating-point operations."""
-    _add_text(p)
+    _add_paths(p)
     p.add_argument(
         "--flags", type=shlex.split, default=[], metavar='"--FLAG VALUE ..."', help="of the trainer, for all runs"
     )
@@ -225,16 +225,18 @@ def optimizers_parser() -> Parser:
 def time_to_loss_parser() -> Parser:
     """The flags of time_to_loss.py."""
     p = new_parser(
-        "time_to_loss.py", "How long --budget takes to the loss that another trainer has after so many minutes."
+        "time_to_loss.py", "Whether a run of --budget reaches the loss that another trainer has after so many minutes."
     )
     p.add_argument("--rival", choices=("plain", "hf"), required=True, help="the other trainer")
     p.add_argument("--minutes", type=positive(float), required=True, help="that it trains")
-    p.add_argument("--budget", required=True, help="of this trainer's run")
+    p.add_argument("--budget", type=duration, required=True, help="of this trainer's run")
     p.add_argument(
         "--rates", type=positive(float), nargs="+", help="of the other trainer (default: plain its own, hf three)"
     )
-    _add_text(p)
-    p.add_argument("--seconds", type=positive(float), default=240, help="of the turns that tell how fast the rival is")
+    _add_paths(p)
+    p.add_argument(
+        "--seconds", type=positive(float), default=240, help="in which the rival is started and its speed measured"
+    )
     p.add_argument("--seed", type=seed, default=42, help="of all runs")
     p.add_argument("--work", default=str(ROOT / "out" / "time_to_loss"), help="folder of the runs")
     return p

@@ -202,6 +202,8 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
     torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         sides = start_sides(size, threads, args, documents, stack)
+        if not sides:
+            raise SystemExit(f"{size}: none of the sides {', '.join(args.sides)} could start")
         round_seconds = 0.0
         while len(rates) < 3 or time.monotonic() + round_seconds < deadline:
             begin = time.monotonic()

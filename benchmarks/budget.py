@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from benchmarks.arguments import budget_parser
-from benchmarks.trained import TRAINER, Outcome, flag_words, trained
+from benchmarks.trained import TRAINER, Outcome, flag_words, keep_flags, text_words, trained
 from benchmarks.update_sides import Shape, Side, measure
 from common.settings import parse
 from trainer.budget import laws
@@ -86,17 +86,18 @@ def rates(plan: PretrainSettings, factor: float) -> dict[str, object]:
 
 def folder_of(args: argparse.Namespace, name: str) -> Path:
     """Where the plan and the run of a configuration are kept."""
-    return Path(args.work) / f"{args.budget} {name}".replace(" ", "_")
+    return Path(args.work) / f"{args.budget}_seed{args.seed}_{name}".replace(" ", "_")
 
 
 def planned(args: argparse.Namespace) -> list[str]:
-    """The flags of the plan, unless an earlier start has asked for it."""
+    """The flags of the plan. Where an earlier start has asked for it, that one holds. Errors: SystemExit where it asked with
+    other flags."""
     folder = folder_of(args, PLAN)
     kept = folder / "plan.txt"
+    asked = ["--budget", args.budget, "--seed", str(args.seed), *text_words(args)]
+    keep_flags(folder / "plan_flags.json", asked, kept.exists())
     if not kept.exists():
-        command = [sys.executable, str(TRAINER), "--dry_run", "1", "--budget", args.budget, "--seed", str(args.seed)]
-        command += ["--data_path", *args.data_path, "--val_path", args.val_path, "--out_dir", str(folder)]
-        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(TRAINER), "--dry_run", "1", *asked, "--out_dir", str(folder)]
         told = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
         kept.write_text(told, encoding="utf-8")
     return flags_of(kept.read_text(encoding="utf-8"))
@@ -127,7 +128,7 @@ def shape_of(settings: PretrainSettings) -> Shape:
 
 def update_seconds(args: argparse.Namespace, shapes: Mapping[str, Shape]) -> dict[str, float]:
     """{name: seconds of an update} of configurations, unless an earlier start has measured them."""
-    kept = Path(args.work) / f"{args.budget}_update_seconds.json"
+    kept = folder_of(args, PLAN) / "update_seconds.json"
     if not kept.exists():
         # Rates and the like change nothing of the time.
         distinct = []

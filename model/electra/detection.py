@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
+from common.wording import counted
 from model.electra.sizes import MASK_STYLES, SAMPLING
 
 # Fields of our own in a discriminator's config.json. The probability from which on a word is doubted, where it was
@@ -148,6 +149,11 @@ class Passage:
         replaced = found + len(self.missed)
         return Counts(replaced, found, len(self.words) - replaced, len(self.doubted) - found)
 
+    @property
+    def outcome(self) -> str:
+        """See the function of this name."""
+        return outcome([self])
+
     def as_record(self) -> dict[str, Any]:
         """As JSON can hold it."""
         words = []
@@ -171,6 +177,19 @@ def total(passages: Sequence[Passage]) -> Counts:
     for passage in passages:
         counts += passage.counts
     return counts
+
+
+def outcome(passages: Sequence[Passage]) -> str:
+    """How many words are doubted, as part of a line; where words were replaced on purpose, how many of these."""
+    if not any(passage.is_corrupted for passage in passages):
+        n_words = sum(len(passage.words) for passage in passages)
+        n_doubted = sum(len(passage.doubted) for passage in passages)
+        return f"{n_doubted:,} of {counted(n_words, 'word')} doubted"
+    counts = total(passages)
+    return (
+        f"{counts.found:,} of {counted(counts.replaced, 'replaced word')} doubted, {counts.wrongly_doubted:,} of "
+        f"{counted(counts.others, 'other')}"
+    )
 
 
 def passage_of_record(record: object) -> Passage | None:

@@ -251,6 +251,14 @@ def test_a_side_without_memory_ends_in_a_line(monkeypatch):
         sides.train_side(args, {})
 
 
+def test_a_measurement_of_nothing_is_refused(monkeypatch):
+    """Otherwise it would measure matrix products alone until its time is over."""
+    monkeypatch.setattr(bench, "start_sides", lambda *_: [])
+    args = SimpleNamespace(seconds=240.0, sides=["hf", "hf-compiled"])
+    with pytest.raises(SystemExit, match="26m: none of the sides hf, hf-compiled could start"):
+        bench.measure("26m", torch.get_num_threads(), args, None, [])
+
+
 def test_sides_belong_to_sizes():
     found = {size: [name for name in SIDES if bench.has_side(size, name)] for size in ("26m", "electra")}
     assert found == {"26m": ["plain", "hf", "hf-compiled", "ours"], "electra": ["plain", "plain-bf16", "ours"]}

@@ -1,10 +1,13 @@
 """benchmarks/budget.py: its configurations are those that it names. References: the plan, the trainer's own flags and metrics."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.budget import flags_of, hand_made, settings_of, shape_of
+from benchmarks import budget
+from benchmarks.arguments import budget_parser
+from benchmarks.budget import flags_of, folder_of, hand_made, planned, settings_of, shape_of
 from benchmarks.trained import flag_words, outcome
 from model.config import MiniMindConfig
 from tests.helpers import train, write_corpus
@@ -66,3 +69,36 @@ def test_the_flags_are_those_of_the_plan_that_the_trainer_tells(capsys, tmp_path
     settings = settings_of(flags_of(capsys.readouterr().out))
     assert (settings.data_path, settings.hidden_size) == ([str(text)], 64)
     assert settings.max_updates is not None and settings.budget_tokens is None
+
+
+def test_a_plan_is_kept_for_its_seed_and_its_text(monkeypatch, tmp_path):
+    """The trainer is asked once for the same question."""
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        return SimpleNamespace(stdout="the same by flags:\n  python trainer/train_pretrain.py --hidden_size 64\n")
+
+    monkeypatch.setattr(budget.subprocess, "run", run)
+
+    def plan_of(*words):
+        return planned(budget_parser().parse_args(["--val_path", "v", "--work", str(tmp_path), *words]))
+
+    assert plan_of("--data_path", "a") == plan_of("--data_path", "a") == ["--hidden_size", "64"]
+    assert len(asked) == 1 and asked[0][asked[0].index("--cache_dir") + 1] == str(tmp_path / "cache")
+    plan_of("--data_path", "a", "--seed", "43")
+    assert len(asked) == 2
+    with pytest.raises(SystemExit, match="3m_seed42_plan was made with another --data_path: name another --work"):
+        plan_of("--data_path", "b")
+
+
+@pytest.mark.parametrize("name", ["plan", "half the batch"])
+def test_runs_of_two_seeds_have_two_folders(tmp_path, name):
+    first, second = (SimpleNamespace(work=tmp_path, budget="3m", seed=seed) for seed in (1, 2))
+    assert folder_of(first, name) != folder_of(second, name)
+
+
+def test_a_budget_that_is_none_is_refused_at_once(capsys):
+    with pytest.raises(SystemExit):
+        budget_parser().parse_args(["--budget", "6x", "--data_path", "a", "--val_path", "v"])
+    assert "is no time such as 90s, 10m or 1h30m" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import sweep, trained
+from benchmarks import sweep
 from benchmarks.arguments import sweep_parser
 from benchmarks.sweep import AS_PLANNED, row, variants_of, verdict
 from benchmarks.trained import Outcome
@@ -61,17 +61,3 @@ def test_a_run_gets_the_flags_of_all_and_its_own(monkeypatch, tmp_path):
     assert flags[-4:] == ["--cpu_processes", "1", "--batch_size", "2"]
     assert flags[flags.index("--data_path") + 1 :][:2] == ["a", "b"]
     assert flags[flags.index("--seed") + 1] == "7"
-
-
-def test_a_run_that_fails_is_told_with_its_log(tmp_path):
-    with pytest.raises(SystemExit, match=r"exit code 2; its log: .*log\.txt"):
-        trained.trained(tmp_path / "run", ["--no_such_flag", "1"])
-    assert "no_such_flag" in (tmp_path / "run" / "log.txt").read_text()
-    assert not (tmp_path / "run" / "done").exists()
-
-
-def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(trained, "subprocess", None)
-    monkeypatch.setattr(trained, "outcome", lambda folder: folder.name)
-    (tmp_path / "done").touch()
-    assert trained.trained(tmp_path, ["--epochs", "1"]) == tmp_path.name

@@ -1,95 +1,175 @@
-"""benchmarks/time_to_loss.py. References: minutes and rates counted by hand, and the trainer's own reading of the flags."""
+"""benchmarks/time_to_loss.py. References: minutes and rates counted by hand, the other trainers' own settings, and the command
+lines of bench.py and of the trainer."""
 
 import json
+import subprocess
+import sys
+from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import Trainer
 
 from benchmarks import time_to_loss
-from benchmarks.arguments import time_to_loss_parser
-from benchmarks.time_to_loss import RIVALS, fastest, rival_flags, updates_in
+from benchmarks.arguments import bench_parser
+from benchmarks.plain_loop import plain_steps, step_context
+from benchmarks.sides import LR, train_hf
+from benchmarks.time_to_loss import RIVALS, ROWS, Speed, T, fastest, rival_flags, updates_in
 from benchmarks.trained import Outcome, flag_words
+from dataset.lm_dataset import PretrainDataset
+from dataset.tokenizing.encoder import load_tokenizer
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from tests.helpers import ROOT, write_corpus
+from trainer.optim.schedules import SCHEDULES
 from trainer.pretrain.settings import parse_args
 
-PLAIN = RIVALS["plain"]
-HF = RIVALS["hf"]
+
+def turns(updates, seconds):
+    """What bench.py keeps of a side."""
+    return {"slices": [{"updates": updates, "seconds": seconds}]}
 
 
 def test_updates_follow_from_minutes_and_speed():
-    """250 updates of 8 x 511 positions at 991 a second take 1,031 s."""
-    assert updates_in(1031.3 / 60, 991, PLAIN) == 250
-    assert updates_in(1, 8 * 512, HF) == 60
+    assert updates_in(1031.3 / 60, Speed(250 / 1031, "cpu")) == 250
+    assert updates_in(1, Speed(1.0, "cpu")) == 60
+
+
+def test_minutes_shorter_than_an_update_are_refused():
+    with pytest.raises(SystemExit, match=r"--minutes 0.05: the other trainer takes 4.0 s for an update"):
+        updates_in(0.05, Speed(0.25, "cpu"))
 
 
 def test_the_fastest_form_counts():
-    sides = {"hf": {"positions_per_second": 10.0}, "hf-compiled": {"positions_per_second": 30.0}}
-    assert fastest({"sides": sides}, HF) == 30
-    assert fastest({"sides": {"hf": sides["hf"]}}, HF) == 10
-    with pytest.raises(SystemExit, match="could not start hf or hf-compiled"):
-        fastest({"sides": {"ours": sides["hf"]}}, HF)
+    assert fastest({"device": "cuda", "sides": {"hf": turns(2, 4.0), "hf-compiled": turns(3, 2.0)}}) == Speed(
+        1.5, "cuda"
+    )
+    assert fastest({"device": "cpu", "sides": {"hf": turns(2, 4.0)}}) == Speed(0.5, "cpu")
 
 
-@pytest.mark.parametrize("rival", RIVALS.values(), ids=list(RIVALS))
-def test_the_flags_are_those_of_the_other_trainer(rival):
-    settings = parse_args(flag_words(rival_flags(rival, 1e-3, 20)))
-    assert settings.optimizer == "adamw" and settings.max_updates == 20 and settings.learning_rate == 1e-3
-    assert settings.batch_size * settings.accumulation_steps == 8 and settings.max_seq_len == 512
-    is_plain = rival is PLAIN
-    assert settings.pack != is_plain and settings.dtype == ("float32" if is_plain else "bfloat16")
-    assert settings.lr_schedule == ("minimind" if is_plain else "linear")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
+    """Reference: the rates and the optimiser of three of its updates, and the context that bench.py measures them in."""
+    settings = parse_args(flag_words(rival_flags(RIVALS["plain"], device, LR, 3)))
+    made = []
+
+    class Kept(torch.optim.AdamW):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Kept)
+    text = write_corpus(tmp_path / "text.jsonl", n_documents=4)
+    tokenizer = load_tokenizer(ROOT / "model")
+    model = MiniMindForCausalLM(MiniMindConfig(hidden_size=32, num_hidden_layers=1, vocab_size=len(tokenizer)))
+    rates = []
+    for _ in plain_steps(model, PretrainDataset(text, tokenizer, 16), 2, 3, LR):
+        rates.append(made[0].param_groups[0]["lr"])
+    (optimizer,) = made
+    schedule = SCHEDULES[settings.lr_schedule]
+    assert rates == pytest.approx([settings.learning_rate * schedule(update / 3) for update in range(3)])
+    assert settings.optimizer == "adamw" and settings.weight_decay == optimizer.defaults["weight_decay"]
+    assert not settings.pack and settings.warmup_iters == 0 and settings.max_updates == 3
+    context = step_context(torch.device(device))
+    dtype = context.fast_dtype if isinstance(context, torch.autocast) else torch.float32
+    assert dtype is getattr(torch, settings.dtype)
+
+
+def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
+    """Reference: the TrainingArguments of bench.py's side."""
+    settings = parse_args(flag_words(rival_flags(RIVALS["hf"], "cpu", LR, 20)))
+    seen = []
+
+    def train(trainer):
+        seen.append((trainer.args, trainer.train_dataset))
+
+    monkeypatch.setattr(Trainer, "train", train)
+    text = write_corpus(tmp_path / "text.jsonl", n_documents=60)
+    config = MiniMindConfig(hidden_size=32, num_hidden_layers=1)
+    train_hf(
+        Namespace(max_seq_len=T, rows=ROWS, documents=text),
+        config,
+        torch.device("cpu"),
+        SimpleNamespace(begin=lambda model: None),
+    )
+    ((theirs, rows),) = seen
+    assert settings.batch_size * settings.accumulation_steps == theirs.per_device_train_batch_size
+    assert theirs.gradient_accumulation_steps == 1
+    assert settings.max_seq_len == len(rows[0]["input_ids"]) and settings.pack
+    assert settings.lr_schedule == theirs.lr_scheduler_type.value == "linear" and settings.learning_rate == LR
+    assert settings.warmup_iters == theirs.warmup_steps == 0
+    assert settings.weight_decay == theirs.weight_decay and settings.grad_clip == theirs.max_grad_norm
+    assert settings.optimizer == "adamw" and theirs.optim == "adamw_torch_fused"
+    assert theirs.bf16 == (settings.dtype == "bfloat16")
+
+
+RUNS = ["hf_60_updates_rate_0.0005_seed7", "hf_60_updates_rate_0.001_seed7", "budget_90s_seed7"]
 
 
 @pytest.fixture
-def runs(monkeypatch, tmp_path):
-    """[(folder's name, flags)] of what was trained; the speed is known, and a name tells the figures."""
-    seen = []
-    bits = {"hf_60_updates_rate_0.0005": 2.2, "hf_60_updates_rate_0.001": 2.1, "budget_90s": 2.1}
+def start(monkeypatch, tmp_path):
+    """A function that calls the program and returns the settings of its three runs, whose bits per byte it is given.
 
-    def instead(folder, flags):
-        seen.append((folder.name, flags))
-        return Outcome(1_000_000, bits[folder.name], 3.0, 60, 240_000)
+    The other trainer makes an update a second in one form, and cannot start in the other.
+    """
 
-    monkeypatch.setattr(time_to_loss, "trained", instead)
-    record = {"sides": {"hf": {"positions_per_second": 8 * 512.0}}}
-    (tmp_path / "hf_speed.json").write_text(json.dumps([record]))
-    return seen
+    def call(*bits):
+        seen = {}
+
+        def instead(folder, flags):
+            seen[folder.name] = parse_args(list(flags))
+            return Outcome(1_000_000, bits[RUNS.index(folder.name)], 3.0, 60, 240_000)
+
+        monkeypatch.setattr(time_to_loss, "trained", instead)
+        flags = ["--rival", "hf", "--minutes", "1", "--budget", "90s", "--rates", "5e-4", "1e-3", "--seed", "7"]
+        flags += ["--data_path", "a", "b", "--val_path", "v", "--work", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", ["time_to_loss.py", *flags])
+        time_to_loss.main()
+        return seen
+
+    def measure(words, check):
+        asked = bench_parser().parse_args(words[2:])
+        assert asked.sides == "hf,hf-compiled" and (asked.rows, asked.max_seq_len) == (ROWS, T)
+        record = {"device": "cpu", "sides": {"hf": turns(3, 3.0)}}
+        with open(asked.out, "w", encoding="utf-8") as file:
+            json.dump([record], file)
+        # A second start finds it.
+        monkeypatch.setattr(time_to_loss, "subprocess", None)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(time_to_loss, "subprocess", SimpleNamespace(run=measure))
+    return call
 
 
-def started(monkeypatch, tmp_path, *words):
-    flags = ["--rival", "hf", "--minutes", "1", "--budget", "90s", "--rates", "5e-4", "1e-3", *words]
-    flags += ["--data_path", "a", "b", "--val_path", "v", "--work", str(tmp_path)]
-    args = time_to_loss_parser().parse_args(flags)
-    monkeypatch.setattr(time_to_loss, "time_to_loss_parser", lambda: Given(args))
-    time_to_loss.main()
-
-
-class Given:
-    """A parser whose command line is known."""
-
-    def __init__(self, args):
-        self.args = args
-
-    def parse_args(self):
-        return self.args
-
-
-def test_the_best_rate_counts_and_the_budget_starts_afresh(monkeypatch, tmp_path, runs, capsys):
-    started(monkeypatch, tmp_path)
+def test_the_best_rate_counts(start, tmp_path, capsys):
+    """A budget between the losses of both rates does not reach the better one."""
+    start(2.2, 2.1, 2.15)
     said = capsys.readouterr().out
-    assert "hf: 4,096 positions/s, 60 updates in 1 minutes" in said
+    assert said.endswith("--budget 90s does not reach the loss that hf has after 1 minutes.\n")
+    start(2.2, 2.1, 2.1)
+    said = capsys.readouterr().out
+    assert f"hf-compiled could not start and is left out; to measure again remove {tmp_path}/hf_bench.json" in said
+    assert "hf: 1.00 updates/s, 60 in 1 minutes" in said
     assert "| --budget 90s | 1.5 | 1.00 M | 60 | 0.24 M | 3.000 | 2.1000 |" in said
-    assert said.endswith("--budget 90s reaches the loss that hf has after 1 minutes: 0.7 times as fast.\n")
-    assert [name for name, _ in runs] == ["hf_60_updates_rate_0.0005", "hf_60_updates_rate_0.001", "budget_90s"]
-    for _, flags in runs:
-        assert flags[:3] == ["--data_path", "a", "b"] and flags[flags.index("--val_path") + 1] == "v"
-    assert "--budget" in runs[-1][1] and "--max_updates" not in runs[-1][1]
+    assert said.endswith("reaches the loss that hf has after 1 minutes: 0.7 times as fast, or faster.\n")
 
 
-def test_a_loss_that_is_not_reached_is_told(monkeypatch, tmp_path, runs, capsys):
-    """At the second rate alone the other trainer is at 2.1; a better one is not reached."""
-    monkeypatch.setattr(time_to_loss, "run", lambda args, name, flags: Outcome(1, len(name), 3.0, 1, 1))
-    started(monkeypatch, tmp_path)
-    # The name of the run of --budget is the shortest.
-    assert "90s reaches" in capsys.readouterr().out
-    monkeypatch.setattr(time_to_loss, "run", lambda args, name, flags: Outcome(1, -len(name), 3.0, 1, 1))
-    started(monkeypatch, tmp_path)
-    assert "does not reach" in capsys.readouterr().out
+def test_the_runs_have_the_same_text_and_seed_and_the_budget_starts_afresh(start):
+    runs = start(2.2, 2.1, 2.1)
+    assert list(runs) == RUNS
+    for settings in runs.values():
+        assert (settings.data_path, settings.val_path, settings.seed) == (["a", "b"], "v", 7)
+    *rivals, ours = runs.values()
+    assert [settings.learning_rate for settings in rivals] == [5e-4, 1e-3]
+    assert {settings.max_updates for settings in rivals} == {60}
+    assert ours.budget == "90s" and not ours.max_updates and ours.from_weight == "none"
+
+
+def test_a_rival_that_cannot_start_ends_with_a_line(start, monkeypatch, tmp_path):
+    """Nothing is kept, so the next command tries it again."""
+    monkeypatch.setattr(subprocess, "run", lambda words, check: SimpleNamespace(returncode=1))
+    monkeypatch.setattr(time_to_loss, "subprocess", subprocess)
+    with pytest.raises(SystemExit, match="exit code 1 and has not measured hf"):
+        start()
+    assert list(tmp_path.iterdir()) == []

@@ -69,6 +69,16 @@ def test_a_line_has_each_doubted_word_with_its_probability():
     assert lines[-1] == "1 of 2 words doubted; a word is doubted from a probability of 0.50 on"
 
 
+def test_a_page_counts_words_as_the_terminal_does(tmp_path):
+    """Also one word alone. Reference: the lines of the terminal."""
+    plain = Passage([Word("", "cat", 0.91)], ".", 0.5)
+    replaced = Passage([Word("", "cat", 0.91, "dog"), Word(" ", "sat", 0.2)], ".", 0.5, True)
+    for passage, said in ((plain, "1 of 1 word doubted"), (replaced, "1 of 1 replaced word doubted, 0 of 1 other")):
+        assert told([passage], 100, False).splitlines()[-1].startswith(f"{said}; ")
+        write_page(str(tmp_path / "page.html"), "model", [passage])
+        assert f'<p class="soft">{said}</p>' in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_json_has_every_word(folder, capsys):
     assert main([TEXT, "--model", str(folder), "--json", "--threshold", "0.4", "--corrupt", "0.2"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -21,6 +21,7 @@ from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, command_line, run_ranks, trainers_that_fit
 from tests.model.electra.test_model_electra import batch, random_examples, tiny
 from trainer import train_electra
+from trainer.electra import job
 from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.engine import Engine
 from trainer.machine.command_line import run_cli
@@ -274,6 +275,13 @@ def test_an_update_that_is_not_finite_is_skipped(data, tmp_path, capsys):
         run = train(**data, out_dir=tmp_path, max_steps=5)
     assert run.progress.skipped == 1 and "update 3 is not applied" in capsys.readouterr().out
     assert all(p.isfinite().all() for p in run.engine.parameters)
+
+
+def test_the_rule_for_compiling_is_told_the_width(data, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(job, "compile_blocks", lambda *_, width: seen.append(width))
+    train(**data, out_dir=tmp_path, max_steps=1)
+    assert seen == [SMALL["hidden_size"]]
 
 
 def test_notices(data, tmp_path, capsys):

@@ -21,6 +21,7 @@ from tests.helpers import new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
+from trainer.glue import job
 from trainer.glue.layer_rates import depths, layer_groups, rates
 from trainer.glue.loss import forward
 from trainer.glue.measures import scores
@@ -226,6 +227,13 @@ def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
     assert torch.equal(first.position_embeddings.weight, second.position_embeddings.weight)
     assert first.position_embeddings.weight[0, :4].tolist() == pytest.approx([0, 0.2 * 2**0.5, 0, 0.2 * 2**0.5])
     assert not torch.allclose(first.word_embeddings.weight, second.word_embeddings.weight)
+
+
+def test_the_rule_for_compiling_is_told_the_width(place, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(job, "compile_blocks", lambda *_, width: seen.append(width))
+    fine_tune(place, tmp_path, max_steps=1)
+    assert seen == [16]
 
 
 def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):

@@ -18,6 +18,7 @@ from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine
+from trainer.pretrain import job
 from trainer.pretrain import settings as pretrain_settings
 from trainer.pretrain.first_model import find_weight
 from trainer.pretrain.job import PretrainJob
@@ -434,6 +435,13 @@ def test_launch_from_elsewhere_by_torchrun(data, tmp_path, where):
     with open(tmp_path / "a" / "pretrain_16.metrics.jsonl", encoding="utf-8") as file:
         (ours,) = [record["val_loss"] for record in map(json.loads, file) if "val_loss" in record]
     assert ours == pytest.approx(one.progress.best_val_loss, rel=1e-5)
+
+
+def test_the_rule_for_compiling_is_told_the_width(data, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(job, "compile_blocks", lambda *_, width: seen.append(width))
+    train(data_path=data, out_dir=tmp_path, max_updates=1)
+    assert seen == [16]
 
 
 @pytest.mark.slow

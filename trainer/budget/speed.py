@@ -26,8 +26,9 @@ from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import matrix_shapes
 
-# Of the rate of large products, what a compiled micro-batch of width 128 reaches on a CPU, and what each doubling of the
-# width adds.
+# Of the rate of large products that was measured, what a compiled micro-batch of width 128 reaches on a CPU, and what each
+# doubling of the width adds. `assumed_product_rate` in trainer/machine/compiling.py is another figure: of the products alone,
+# and without a measurement.
 CPU_SHARE = 0.49
 CPU_SHARE_OF_DOUBLING = 0.13
 # Large cards wait for small products. No measurement exists yet.

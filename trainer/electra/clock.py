@@ -20,7 +20,8 @@ from trainer.pace import Course, Pace
 from trainer.updates import rows_of_update
 
 # Of the rate of large matrix products: twice what small networks reach on a CPU. A guess that is too low would let the rate fall
-# too soon, one that is too high costs nothing.
+# too soon, one that is too high costs nothing. So it is one number for all widths, unlike `share_of_product_rate` in
+# trainer/budget/speed.py, by which plans are compared.
 SHARE_OF_PRODUCT_RATE = 0.3
 # Behind the last update, for the passages that a run shows: to find them, and to read them with both networks.
 SHOWING_S = 3.0

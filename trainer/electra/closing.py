@@ -20,9 +20,9 @@ from dataset.reading.remote import DataFile, cache_in
 from dataset.store.encode_worker import measure
 from dataset.store.token_store import files_of
 from dataset.tokenizing.encoder import DocumentEncoder
-from model.electra.detection import Passage, total
+from model.electra.detection import Passage, outcome
 from trainer.electra.detector import Detector, open_detector
-from trainer.electra.passages import outcome, told
+from trainer.electra.passages import told
 from trainer.electra.settings import ElectraSettings
 from trainer.job import Closing
 
@@ -77,7 +77,7 @@ def closing_of(
     title = f"{what}, in which the generator has written {settings.mask_share:.0%} of the tokens anew"
     record = {
         "passages": [passage.as_record() for passage in passages],
-        "passages_of": f"{title}: {outcome(total(passages))}",
+        "passages_of": f"{title}: {outcome(passages)}",
     }
     said = told(passages, width_of_terminal(), has_colours(sys.stdout))
     return Closing(record, TerminalText(f"\n{title}. {said}\n"))

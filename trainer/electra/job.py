@@ -431,7 +431,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
         shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
         width = self.model.encoder_config.hidden_size
-        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width)
+        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width)
         return said
 
 

@@ -10,6 +10,7 @@ from transformers import ElectraConfig, PreTrainedTokenizerBase
 
 from common.errors import UserError
 from common.packages import loader_reason
+from dataset.reading.file_kinds import expanded
 from model.electra.model_electra import UNTIED
 from model.electra.sizes import POSITION_INITS
 from trainer.electra.settings import ElectraSettings
@@ -127,7 +128,7 @@ def config_of_file(
 ) -> ElectraConfig:
     """The config in a JSON file. What it does not say of vocabulary and positions is as the run needs it."""
     what = f"{flag} {path}"
-    fields = checked(what, fields_of_file(what, Path(path)))
+    fields = checked(what, fields_of_file(what, expanded(path)))
     fields.setdefault("vocab_size", len(tokenizer))
     fields.setdefault("max_position_embeddings", max(512, settings.max_seq_len))
     # Only the row of the table that stays 0 depends on it.

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from common.terminal import ShownWord, Style, TerminalText, filled, marked
-from common.wording import counted
-from model.electra.detection import Counts, Passage, Word, total
+from model.electra.detection import Passage, Word, outcome
 
 # Bold, underlined and red; yellow; green.
 DOUBTED = Style("1;4;31", ">>", "<<")
@@ -89,16 +88,4 @@ def summary(passages: Sequence[Passage]) -> str:
     highest = max(passage.threshold for passage in passages)
     bound = f"{lowest:.2f}" if lowest == highest else f"{lowest:.2f} to {highest:.2f}"
     said = f"a word is doubted from a probability of {bound} on"
-    if not any(passage.is_corrupted for passage in passages):
-        n_words = sum(len(passage.words) for passage in passages)
-        n_doubted = sum(len(passage.doubted) for passage in passages)
-        return f"{n_doubted:,} of {counted(n_words, 'word')} doubted; {said}"
-    return f"{outcome(total(passages))}; {said}"
-
-
-def outcome(counts: Counts) -> str:
-    """What was found of the replaced words, as part of a line."""
-    return (
-        f"{counts.found:,} of {counted(counts.replaced, 'replaced word')} doubted, {counts.wrongly_doubted:,} of "
-        f"{counted(counts.others, 'other')}"
-    )
+    return f"{outcome(passages)}; {said}"

@@ -151,7 +151,7 @@ def show_results(command: Command, out: Path) -> None:
     """Print and write the tables of all tasks that are in a folder, and what goes to the leaderboard."""
     found = show_table(out, command.say)
     if command.settings.do_predict:
-        write_submission(out, found, command.settings.submit, command.settings.do_eval, command.say)
+        write_submission(out, found, command.settings.submit, command.say)
 
 
 # -------------------------------------------------------------------------------------------------- a run

@@ -3,29 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import (
-    MODEL_FOR_QUESTION_ANSWERING_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-    PretrainedConfig,
-)
+from transformers import PretrainedConfig
 
 from common.errors import UserError, user_errors
 from common.packages import refuse_foreign_attention
-from dataset.glue.glue_tasks import CLASSIFICATION, QUESTIONS, REGRESSION, TAGS, Task
+from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, Task
 from dataset.tokenizing.vocabulary import check_size
 from model.electra.saved_network import load_config
 from trainer.glue.padding import entries_of
 from trainer.glue.settings import GlueSettings
 
-# The kinds of config that it has such a model for.
-CONFIG_CLASSES: dict[str, Any] = {
-    CLASSIFICATION: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    REGRESSION: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    TAGS: MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-    QUESTIONS: MODEL_FOR_QUESTION_ANSWERING_MAPPING,
-}
 # What Hugging Face calls the outputs that are no classes.
 OUTPUT_NAMES = {REGRESSION: ("LABEL_0",), QUESTIONS: ("LABEL_0", "LABEL_1")}
 
@@ -69,14 +56,6 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
     return config
 
 
-def check_kind(config: Any, task: Task, what: str) -> None:
-    """Errors: UserError for an encoder to which transformers has no head for the task."""
-    if type(config) not in CONFIG_CLASSES[task.kind]:
-        raise UserError(
-            f"{what}: transformers has no head for {task.kind} to {config.model_type}; name another encoder"
-        )
-
-
 def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: int) -> None:
     """Errors: UserError where a config has too few positions or entries. Positions that are counted from one token to
     another have no table: such a config has no limit, or one below 1."""
@@ -101,16 +80,3 @@ def dropouts_of(config: PretrainedConfig) -> list[str]:
         if "dropout" in name and type(value) in (int, float):
             found.append(name)
     return found
-
-
-def check_positions(model: Any, settings: GlueSettings) -> None:
-    """Errors: UserError where --max_seq_len is beyond the table of positions, as far as it can be used: RoBERTa counts
-    from behind the number of its padding."""
-    for name, table in model.named_modules():
-        if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
-            usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-            if usable < settings.max_seq_len:
-                raise UserError(
-                    f"--model_path {settings.model_path}: {usable} of its {table.num_embeddings} positions can be used, "
-                    f"not {settings.max_seq_len}: a lower --max_seq_len is wanted"
-                )

@@ -298,8 +298,8 @@ class GlueJob(Job[Ints, Batch, Totals]):
         said: list[str] = []
         shape = (settings.batch_size, full.width)
         # Each family that is known has this field.
-        width = self.model.config.hidden_size if can_compile else 0
-        compile_blocks(Layers(self.model), choice, self.device, said.append, shape, saved, self.dtype, width)
+        width = self.model.config.hidden_size if can_compile else None
+        compile_blocks(Layers(self.model), choice, self.device, said.append, shape, saved, self.dtype, width=width)
         if compiled_shape(self.model):
             self.assembler = full
         return said

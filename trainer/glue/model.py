@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import (
+    MODEL_FOR_QUESTION_ANSWERING_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -20,7 +23,7 @@ from dataset.glue.glue_tasks import CLASSIFICATION, QUESTIONS, REGRESSION, TAGS,
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from model.electra.compiled_encoder import compile_layers
 from model.electra.model_electra import init_position_embeddings
-from trainer.glue.config import check_kind, check_positions, read_config
+from trainer.glue.config import read_config
 from trainer.glue.head import PREFIX as HEAD_PREFIX
 from trainer.glue.head import set_plain_head, to_save
 from trainer.glue.padding import (
@@ -34,12 +37,22 @@ from trainer.glue.padding import (
 from trainer.glue.settings import GlueSettings
 from trainer.machine.settings import NONE
 
-# What transformers calls a model with a head for each kind of task.
-MODEL_CLASSES: dict[str, Any] = {
-    CLASSIFICATION: AutoModelForSequenceClassification,
-    REGRESSION: AutoModelForSequenceClassification,
-    TAGS: AutoModelForTokenClassification,
-    QUESTIONS: AutoModelForQuestionAnswering,
+
+class Classes(NamedTuple):
+    """What transformers has for a kind of task."""
+
+    # Makes a model with a head for it.
+    model: Any
+    # The kinds of config for which there is such a model.
+    configs: Any
+
+
+OF_SENTENCES = Classes(AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING)
+CLASSES = {
+    CLASSIFICATION: OF_SENTENCES,
+    REGRESSION: OF_SENTENCES,
+    TAGS: Classes(AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING),
+    QUESTIONS: Classes(AutoModelForQuestionAnswering, MODEL_FOR_QUESTION_ANSWERING_MAPPING),
 }
 
 
@@ -67,6 +80,27 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     return model, new
 
 
+def check_kind(config: PretrainedConfig, task: Task, what: str) -> None:
+    """Errors: UserError for an encoder to which transformers has no head for the task."""
+    if type(config) not in CLASSES[task.kind].configs:
+        raise UserError(
+            f"{what}: transformers has no head for {task.kind} to {config.model_type}; name another encoder"
+        )
+
+
+def check_positions(model: Any, settings: GlueSettings) -> None:
+    """Errors: UserError where --max_seq_len is beyond the table of positions, as far as it can be used: RoBERTa counts
+    from behind the number of its padding."""
+    for name, table in model.named_modules():
+        if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
+            usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+            if usable < settings.max_seq_len:
+                raise UserError(
+                    f"--model_path {settings.model_path}: {usable} of its {table.num_embeddings} positions can be used, "
+                    f"not {settings.max_seq_len}: a lower --max_seq_len is wanted"
+                )
+
+
 def with_plain_head(settings: GlueSettings, task: Task, model: Any, new: set[str]) -> set[str]:
     """Give a model the plain head. Returns the names of its weights that are new then. Errors: UserError."""
     what = f"--model_path {settings.model_path}"
@@ -83,7 +117,7 @@ def with_plain_head(settings: GlueSettings, task: Task, model: Any, new: set[str
 def new_model(settings: GlueSettings, task: Task, config: PretrainedConfig) -> Any:
     """A model of a config, with random weights. Errors: UserError."""
     try:
-        return MODEL_CLASSES[task.kind].from_config(config, trust_remote_code=False)
+        return CLASSES[task.kind].model.from_config(config, trust_remote_code=False)
     except Exception as error:
         # Each family raises its own kinds, such as ImportError where it wants a package.
         reason = loader_reason(error)
@@ -93,7 +127,7 @@ def new_model(settings: GlueSettings, task: Task, config: PretrainedConfig) -> A
 def load_pretrained(settings: GlueSettings, task: Task, config: PretrainedConfig, folder: Path) -> tuple[Any, set[str]]:
     """(the model of a folder, names of its weights that are not in there or do not fit). Errors: UserError."""
     try:
-        model, faults = MODEL_CLASSES[task.kind].from_pretrained(
+        model, faults = CLASSES[task.kind].model.from_pretrained(
             folder,
             ignore_mismatched_sizes=True,
             trust_remote_code=False,

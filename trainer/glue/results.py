@@ -69,7 +69,9 @@ def in_order(results: Mapping[str, Figures]) -> list[str]:
 
 
 def chosen_seed(results: Mapping[str, Figures], choice: str) -> str:
-    """The best seed or the median one; of an even number the worse of the two in the middle."""
+    """The best seed, the median one (of an even number the worse of the two in the middle), or the first one."""
+    if choice == "first":
+        return min(results, key=int)
     order = in_order(results)
     return order[-1] if choice == "best" else order[(len(order) - 1) // 2]
 

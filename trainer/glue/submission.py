@@ -4,7 +4,7 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.files import atomic_file, remove
 from common.wording import counted
@@ -19,31 +19,43 @@ ZIP_NAME = "submission.zip"
 DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def files_of(out: Path, task: str, of_task: Mapping[str, Any], choice: str) -> list[Path]:
+class Chosen(NamedTuple):
+    """Predictions of a task, and in a word whose they are."""
+
+    paths: list[Path]
+    whose: str
+
+
+def chosen_files(out: Path, task: str, of_task: Mapping[str, Any], choice: str) -> Chosen:
     """The predictions of a task that are chosen."""
     seeds = of_seeds(of_task)
-    source = f"seed_{chosen_seed(seeds, choice)}"
-    if choice == "ensemble" and len(seeds) > 1:
-        # What lies there without figures among the results was made by other seeds or of other files.
-        if "ensemble" not in of_task:
-            return []
-        source = FOLDER
+    is_ensemble = choice == "ensemble" and len(seeds) > 1
+    # What lies there without figures among the results was made by other seeds or of other files.
+    if is_ensemble and "ensemble" not in of_task:
+        return Chosen([], choice)
+    whose = choice
+    if choice != "ensemble" and not of_task["metrics"]:
+        # It was not evaluated, so no seed is known to be better than another.
+        whose = "first"
+    source = FOLDER if is_ensemble else f"seed_{chosen_seed(seeds, whose)}"
     names = [name for name, _ in TASKS[task].test]
     paths = [out / task / source / PREDICTIONS / f"{name}.tsv" for name in names]
-    return [path for path in paths if path.is_file()]
+    return Chosen([path for path in paths if path.is_file()], whose)
 
 
-def write_submission(out: Path, found: Mapping[str, Any], choice: str, is_evaluated: bool, say: Say) -> None:
-    """{out}/submission.zip, of the benchmark's tasks whose results are `found`; a line says which files are not in there.
-    is_evaluated: False where no seed is known to be better than another, so that the first one's files are chosen."""
-    if not is_evaluated and choice == "median":
-        # Without figures the "best" seed is the first one.
-        choice = "best"
+def write_submission(out: Path, found: Mapping[str, Any], choice: str, say: Say) -> None:
+    """{out}/submission.zip, of the benchmark's tasks whose results are `found`; a line says which files are not in there."""
     wanted = [name for task in TASKS.values() for name, _ in task.test]
-    paths = []
+    paths: list[Path] = []
+    # {"best", "median", "first" or "ensemble": the tasks of which that is sent}
+    tasks_of: dict[str, list[str]] = {}
     for task, of_task in found.items():
-        if task in TASKS:
-            paths += files_of(out, task, of_task, choice)
+        if task not in TASKS:
+            continue
+        chosen = chosen_files(out, task, of_task, choice)
+        if chosen.paths:
+            paths += chosen.paths
+            tasks_of.setdefault(chosen.whose, []).append(task)
     target = out / ZIP_NAME
     if not paths:
         # One that an earlier command has left is not what these results are.
@@ -54,8 +66,15 @@ def write_submission(out: Path, found: Mapping[str, Any], choice: str, is_evalua
             with path.open("rb") as source, archive.open(zipfile.ZipInfo(path.name, DATE), "w") as member:
                 shutil.copyfileobj(source, member)
     missing = sorted(set(wanted) - {path.stem for path in paths}, key=wanted.index)
-    which = f"the {choice if is_evaluated else 'first'} seed of each task"
-    if choice == "ensemble":
-        which = "ensembles of all seeds"
     lacks = f"; the leaderboard also wants {', '.join(missing)}" if missing else ""
-    say(f"submission: {target}, {counted(len(paths), 'file')} of {which}{lacks}")
+    say(f"submission: {target}, {counted(len(paths), 'file')} of {whose_files(tasks_of)}{lacks}")
+
+
+def whose_files(tasks_of: Mapping[str, list[str]]) -> str:
+    """Which seeds made the files, as part of a line. tasks_of: {"best", "median", "first" or "ensemble": tasks}."""
+    if "ensemble" in tasks_of:
+        return "ensembles of all seeds"
+    if len(tasks_of) == 1:
+        (whose,) = tasks_of
+        return f"the {whose} seed of each task"
+    return " and ".join(f"the {whose} seed of {', '.join(tasks)}" for whose, tasks in tasks_of.items())

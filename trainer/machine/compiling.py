@@ -22,7 +22,9 @@ COMPILE_SECONDS = 40
 
 # Of matrix products, in FLOP/s: a thread with AVX512-BF16, a GPU.
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
-# The products of narrower networks are too small for that rate on a CPU: at width 128 a thread reaches 0.2e12.
+# The products of narrower networks are too small for that rate on a CPU: at width 128 a thread reaches 0.2e12. This is a rule
+# that measures nothing, so that a resume decides as the start did, and of the products alone. `share_of_product_rate` in
+# trainer/budget/speed.py is what a whole micro-batch reaches of the rate that was measured on the machine.
 WIDE_ON_CPU = 320
 # Others never compile by themselves.
 COMPILED_DEVICES = tuple(PRODUCT_RATE)
@@ -46,14 +48,14 @@ def compile_blocks(
     shape: tuple[int, int] | None = None,
     flops: float = 0.0,
     dtype: torch.dtype = torch.bfloat16,
-    width: int = WIDE_ON_CPU,
+    width: int | None = None,
 ) -> None:
     """Make training fast: compile it (names of parameters stay as they are) and, on the CPU, keep freed memory at hand.
 
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
     shape: (rows, positions) of a full micro-batch, None: of the first one that comes; other shapes stay eager.
     flops: of this rank in the whole run, also where a resume has only a part of it left: it decides as the first start did.
-    dtype: of the matrix products. width: of the network's layers.
+    dtype: of the matrix products. width: of the network's layers, which "auto" must know.
     """
     if device.type == "cpu":
         keep_freed_memory()
@@ -61,8 +63,12 @@ def compile_blocks(
         # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
         # close scores decide the routing.
         torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
-    if choice == "0" or (choice == "auto" and flops < COMPILE_SECONDS * assumed_product_rate(device, width)):
+    if choice == "0":
         return
+    if choice == "auto":
+        assert width is not None
+        if flops < COMPILE_SECONDS * assumed_product_rate(device, width):
+            return
     if device.type == "cuda":
         # Before the compiler is tried, which then works as it will for the run.
         choose_kernels_by_rule()

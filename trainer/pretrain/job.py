@@ -567,7 +567,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         shape = (rows, outlook.rows.T)
         choice = self.settings.use_compile
         width = self.config.hidden_size
-        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width)
+        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width)
         if on_gpu and self.model.compiled_backend is not None:
             # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
             # attention may add up in any order in its backward pass there, so that a resume would end with other bits.

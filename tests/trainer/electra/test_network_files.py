@@ -1,6 +1,7 @@
 """--generator_config and --discriminator_config. Reference: the fields of the files."""
 
 import json
+import shutil
 
 import pytest
 from transformers import ElectraConfig
@@ -72,6 +73,21 @@ def test_the_file_of_a_saved_model_is_taken(data, tmp_path):
     again = {**data, "out_dir": tmp_path, "max_steps": 2, "from_resume": 1}
     with pytest.raises(UserError, match="another architecture"):
         train(**again, **files(tmp_path, generator=fields, discriminator={**fields, "hidden_act": "gelu"}))
+
+
+def test_a_tilde_is_written_out(data, tmp_path, monkeypatch):
+    """As the shell does, which does not see a --config file. Reference: the folder that HOME names."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    flags = files(tmp_path)
+    shutil.copy(data["vocab_path"], tmp_path / "vocab.txt")
+    for name in ("generator_config", "discriminator_config"):
+        flags[name] = f"~/{name}.json"
+    begun = {**data, "vocab_path": "~/vocab.txt", **flags, "out_dir": tmp_path / "first", "max_steps": 1}
+    assert train(**begun).job.model.generator.config.hidden_size == GENERATOR["hidden_size"]
+    goes_on = {**data, "vocab_path": None, **WITHOUT_SIZES, "model_path": "~/first/electra_small", "max_steps": 1}
+    assert (
+        train(**goes_on, out_dir=tmp_path / "second").job.model.generator.config.hidden_size == GENERATOR["hidden_size"]
+    )
 
 
 def test_untied_networks_of_files_may_have_embeddings_of_any_width(data, tmp_path):

@@ -1,11 +1,16 @@
-"""--dropout. Reference: the same network in eval mode, which drops nothing."""
+"""What a config must fit, and --dropout. References: the limits in the config; the same network in eval mode, which drops
+nothing."""
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from common.errors import UserError
+from dataset.glue.glue_tasks import TASKS
+from tests.dataset.glue.test_glue_dataset import WORDS
+from tests.trainer.glue.glue_helpers import flags, make_place
 from tests.trainer.glue.test_padding import FAMILIES
-from trainer.glue.config import dropouts_of
+from trainer.glue.config import check_config, dropouts_of, read_config
 
 
 def config_of(family):
@@ -38,3 +43,37 @@ def test_all_dropout_of_a_network_is_what_is_asked_for(family):
 def test_switches_and_fields_that_another_one_decides_are_left():
     assert dropouts_of(config_of("esm")) == ["hidden_dropout_prob", "attention_probs_dropout_prob"]
     assert "classifier_dropout" not in dropouts_of(config_of("bert"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+def test_a_config_with_too_few_positions_or_entries_is_refused(place):
+    """One more than there are."""
+    config = config_of("bert")
+    most = flags(place, max_seq_len=config.max_position_embeddings)
+    check_config(config, most, config.vocab_size)
+    with pytest.raises(
+        UserError, match=f"vocab_size is {config.vocab_size}, not {config.vocab_size + 1}: its tokenizer"
+    ):
+        check_config(config, most, config.vocab_size + 1)
+    longer = flags(place, max_seq_len=most.max_seq_len + 1)
+    with pytest.raises(UserError, match=r"max_position_embeddings is (\d+), not \d+: a lower --max_seq_len is wanted"):
+        check_config(config, longer, config.vocab_size)
+    # It counts from one token to another, and has no table.
+    config.max_position_embeddings = -1
+    check_config(config, longer, config.vocab_size)
+
+
+def test_a_config_has_the_classes_of_its_task(place, tmp_path):
+    """Those of a classifier that is evaluated as it is must be in the same order."""
+    task = TASKS["rte"]
+    config = read_config(flags(place), task, place / "tiny", len(WORDS))
+    assert list(config.id2label.values()) == list(task.labels) and config.problem_type == "single_label_classification"
+    config.id2label = dict(enumerate(reversed(task.labels)))
+    config.save_pretrained(tmp_path)
+    assert read_config(flags(place), task, tmp_path, len(WORDS)).id2label == dict(enumerate(task.labels))
+    with pytest.raises(UserError, match="its classes are .*, in another order than"):
+        read_config(flags(place, do_train=False), task, tmp_path, len(WORDS))

@@ -21,10 +21,9 @@ from dataset.glue.glue_tasks import QUESTIONS, TAGS, TASKS, Task
 from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compile_layers
 from trainer.glue import model as glue_model
-from trainer.glue.config import CONFIG_CLASSES
 from trainer.glue.layer_rates import depths
 from trainer.glue.loss import forward, loss_sum
-from trainer.glue.model import Layers, init_model
+from trainer.glue.model import CLASSES, Layers, init_model
 from trainer.glue.padding import (
     computes_in,
     inputs_of,
@@ -200,7 +199,7 @@ def test_padding_changes_no_logit(family, tmp_path):
 NER = Task("ner", ("words",), "tags", ("B-A", "I-A", "O"), ("accuracy",), kind=TAGS)
 SQUAD = Task("squad", ("question", "context"), "answers", (), ("f1",), kind=QUESTIONS)
 WITH_HEADS = {
-    task: [name for name in FAMILIES if CONFIG_MAPPING[name] in CONFIG_CLASSES[task.kind]] for task in (NER, SQUAD)
+    task: [name for name in FAMILIES if CONFIG_MAPPING[name] in CLASSES[task.kind].configs] for task in (NER, SQUAD)
 }
 CASES = [(family, task) for task, families in WITH_HEADS.items() for family in families]
 # Its head for questions wants three separators, as RoBERTa's own format has them.

@@ -109,16 +109,37 @@ def test_the_zip_holds_the_predictions_that_are_chosen(place, tmp_path, capsys, 
     assert tables.splitlines()[0] in said
     # Byte for byte the same from the same predictions
     before = (tmp_path / "submission.zip").read_bytes()
-    write_submission(tmp_path, results_of(tmp_path), submit, True, print)
+    write_submission(tmp_path, results_of(tmp_path), submit, print)
     assert (tmp_path / "submission.zip").read_bytes() == before
 
 
 @pytest.mark.parametrize("submit", ["best", "median"])
-def test_without_evaluations_the_first_seed_is_sent(place, tmp_path, capsys, submit):
+def test_without_evaluations_the_first_seed_is_sent_and_called_so(place, tmp_path, capsys, submit):
     fine_tune(place, tmp_path, do_predict=1, do_eval=0, num_seeds=3, max_steps=1, submit=submit)
-    assert "of the first seed of each task" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    no_effect = "has no effect: --do_eval is 0, so no seed is known to be better: the first one is sent"
+    assert f"warning: --submit {submit} {no_effect}" in said and "of the first seed of each task" in said
     first = tmp_path / "cola" / "seed_42" / "predictions" / "CoLA.tsv"
-    assert names_and_contents(tmp_path / "submission.zip")["CoLA.tsv"] == first.read_text()
+    assert names_and_contents(tmp_path / "submission.zip") == {"CoLA.tsv": first.read_text()}
+
+
+@pytest.mark.parametrize(("submit", "seed"), [("best", 3), ("median", 1)])
+def test_each_task_is_sent_by_its_own_figures(tmp_path, submit, seed):
+    """Of two commands in one folder: the first one has evaluated CoLA, the second one has not evaluated MRPC."""
+    evaluated = seeds_with(s1={"matthews": 0.6}, s2={"matthews": 0.5}, s3={"matthews": 0.7})
+    found = {
+        "cola": {"metrics": {"matthews": {"mean": 0.6, "median": 0.6, "deviation": 0.1}}, "seeds": evaluated},
+        "mrpc": {"metrics": {}, "seeds": seeds_with(s9={}, s10={}, s11={})},
+    }
+    for task, name in (("cola", "CoLA"), ("mrpc", "MRPC")):
+        for number in found[task]["seeds"]:
+            file = tmp_path / task / f"seed_{number}" / "predictions" / f"{name}.tsv"
+            file.parent.mkdir(parents=True)
+            file.write_text(number)
+    said = []
+    write_submission(tmp_path, found, submit, said.append)
+    assert names_and_contents(tmp_path / "submission.zip") == {"CoLA.tsv": str(seed), "MRPC.tsv": "9"}
+    assert f"2 files of the {submit} seed of cola and the first seed of mrpc; the leaderboard also wants" in said[0]
 
 
 def test_an_ensemble_of_an_earlier_command_is_not_sent(place, tmp_path, capsys):
@@ -133,7 +154,7 @@ def test_an_ensemble_of_an_earlier_command_is_not_sent(place, tmp_path, capsys):
     # Nor where it lies there all the same.
     (tmp_path / "cola" / "ensemble" / "predictions").mkdir(parents=True)
     (tmp_path / "cola" / "ensemble" / "predictions" / "CoLA.tsv").write_text("index\tprediction\n")
-    write_submission(tmp_path, found, "ensemble", True, print)
+    write_submission(tmp_path, found, "ensemble", print)
     assert not (tmp_path / "submission.zip").exists()
     # Without a development file an ensemble has no figures, and is sent.
     capsys.readouterr()
@@ -141,17 +162,6 @@ def test_an_ensemble_of_an_earlier_command_is_not_sent(place, tmp_path, capsys):
     assert "--submit" not in capsys.readouterr().out
     files = names_and_contents(tmp_path / "b" / "submission.zip")
     assert files == {"CoLA.tsv": (tmp_path / "b/cola/ensemble/predictions/CoLA.tsv").read_text()}
-
-
-def test_without_an_evaluation_the_first_seed_is_sent_and_called_so(place, tmp_path, capsys):
-    fine_tune(place, tmp_path, do_predict=1, max_steps=1, num_seeds=2, do_eval=0)
-    out = capsys.readouterr().out
-    assert (
-        "warning: --submit best has no effect: --do_eval is 0, so no seed is known to be better: the first one is sent"
-        in out
-    )
-    files = names_and_contents(tmp_path / "submission.zip")
-    assert files == {"CoLA.tsv": (tmp_path / "cola/seed_42/predictions/CoLA.tsv").read_text()}
 
 
 def test_one_seed_is_its_own_ensemble_and_own_tasks_are_not_sent(place, tmp_path, capsys):

@@ -174,7 +174,7 @@ def test_compile_without_a_compiler_says_so(monkeypatch):
     said = []
     compile_blocks(None, "1", CPU, said.append)
     assert len(said) == 1 and said[0].startswith("no compiler: training without torch.compile")
-    compile_blocks(None, "auto", CPU, said.append, flops=1e9)
+    compile_blocks(None, "auto", CPU, said.append, flops=1e9, width=64)
     compile_blocks(None, "0", CPU, said.append)
     assert len(said) == 1
 
