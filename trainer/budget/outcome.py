@@ -36,7 +36,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         "init_scheme": "zero_out",
         "optimizer": costs.optimizer,
         "learning_rate": laws.SIDE_RATE,
-        "weight_decay": laws.MUON_WEIGHT_DECAY,
+        "weight_decay": laws.WEIGHT_DECAY,
         "lr_schedule": "wsd",
         "decay_share": laws.DECAY_SHARE,
         "warmup_iters": min(laws.WARMUP_UPDATES, plan.updates // 10) * steps,
@@ -60,6 +60,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
     if costs.optimizer == "muon":
         chosen["muon_lr"] = laws.MUON_RATE
         chosen["embed_lr"] = laws.EMBED_RATE
+        chosen["weight_decay"] = float(f"{laws.muon_weight_decay(plan.passes, plan.updates):.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
     return {name: value for name, value in chosen.items() if name not in given}

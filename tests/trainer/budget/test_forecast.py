@@ -8,7 +8,7 @@ from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
 from trainer.budget import forecast
 from trainer.budget.forecast import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, Alarm, Forecast
-from trainer.budget.laws import MEASURED_PASSES, Part, expected_loss
+from trainer.budget.laws import MEASURED_PASSES, Part, expected_loss, row_scale
 from trainer.pretrain import job
 from trainer.reporting.log_lines import bar_line
 
@@ -88,7 +88,9 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
         if tokens < 200:
             assert "expected_loss" not in record
             continue
-        at_the_end = expected_loss(parameter_count(run.job.config), tokens, unique, 0.1, muon=False)
+        # The rows are short ones.
+        scale = 0.1 * row_scale(first.T)
+        at_the_end = expected_loss(parameter_count(run.job.config), tokens, unique, scale, muon=False)
         wanted = at_the_end * (1 + PREMIUM_OF_FULL_RATE * record["lr"] / 1e-3)
         assert record["expected_loss"] == pytest.approx(wanted)
         assert f"expected:{wanted:.4g} " in printed

@@ -223,6 +223,34 @@ def test_the_expected_loss_falls_with_size_and_tokens():
     assert laws.expected_loss(3e6, 1e7, 1e9, scale=0.5) == laws.expected_loss(3e6, 1e7, 1e9) / 2
 
 
+def test_repeated_text_has_more_weight_decay():
+    """References: the sweeps of docs/experiments.md, of which 0.1 to 0.3 is near the best with 644 and 0.1 with 1,292 updates."""
+    assert laws.muon_weight_decay(0.05, 644) == laws.muon_weight_decay(1.0, 644) == laws.WEIGHT_DECAY
+    assert 0.1 <= laws.muon_weight_decay(2.7, 644) <= 0.3
+    assert laws.muon_weight_decay(4.8, 1292) == pytest.approx(0.1, rel=0.1)
+    assert laws.WEIGHT_DECAY < laws.muon_weight_decay(1.5, 1292) < laws.muon_weight_decay(2.0, 1292)
+    assert laws.muon_weight_decay(6.0, 20) == laws.MOST_WEIGHT_DECAY
+    assert laws.muon_weight_decay(6.0, 1_000_000) == laws.WEIGHT_DECAY
+
+
+def test_the_law_meets_the_runs_of_one_pass():
+    """References: (width, parameters, tokens, loss) of `benchmarks/isoflop.py`, of two runs of two hours, and in rows of 256."""
+    for parameters, tokens, loss in (
+        (0.52e6, 2.91e6, 5.134),
+        (1.21e6, 1.26e6, 5.274),
+        (0.84e6, 7.25e6, 4.726),
+        (3.75e6, 1.63e6, 4.981),
+        (1.21e6, 20.14e6, 4.287),
+        (5.86e6, 4.25e6, 4.482),
+        (5.86e6, 40.5e6, 3.540),
+        (8.75e6, 57.9e6, 3.324),
+    ):
+        assert laws.WIKI.loss(parameters, tokens) == pytest.approx(loss, rel=laws.LOSS_ERROR)
+    of_short_rows = laws.expected_loss(1.21e6, 1.31e6, 1e9, laws.row_scale(256))
+    assert of_short_rows == pytest.approx(5.171, rel=laws.LOSS_ERROR)
+    assert laws.row_scale(512) == 1
+
+
 def test_the_rate_of_adamw_is_near_the_best_that_was_measured():
     """References: the best of four rates at 7.3 M parameters and 4 M tokens (docs/experiments.md), and the formula of large runs."""
     assert 5e-4 / 2 <= laws.adamw_rate(7.3e6, 4e6) <= 5e-4 * 2
