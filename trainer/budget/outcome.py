@@ -59,7 +59,9 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         chosen["use_compile"] = "1" if costs.compiled else "0"
     if costs.optimizer == "muon":
         chosen["muon_lr"] = laws.MUON_RATE
-        chosen["embed_lr"] = laws.EMBED_RATE
+        # Who names a rate means it for all that AdamW trains.
+        if "learning_rate" not in given:
+            chosen["embed_lr"] = laws.EMBED_RATE
         chosen["weight_decay"] = float(f"{laws.muon_weight_decay(plan.passes, plan.updates):.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")

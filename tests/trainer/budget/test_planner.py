@@ -12,6 +12,7 @@ from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget.kept_plan import PLANNED
+from trainer.budget.laws import muon_weight_decay
 from trainer.budget.planner import with_row_length
 from trainer.budget.speed import Machine
 from trainer.machine.ranks import Ranks
@@ -94,6 +95,18 @@ def test_what_the_user_says_is_kept(text, tmp_path):
     run = planned(tmp_path / "b", text, accumulation_steps=3)
     assert run.settings.accumulation_steps == 3
     assert run.progress.tokens == pytest.approx(3000, rel=0.15)
+
+
+def test_the_rates_are_those_of_the_laws(text, tmp_path):
+    """And a rate that the user names holds for the embeddings too."""
+    usual = planned(tmp_path / "a", text)
+    settings = usual.settings
+    assert (settings.muon_lr, settings.learning_rate, settings.embed_lr) == (0.01, 8e-3, 32e-3)
+    passes = usual.progress.tokens / usual.job.corpus.plan(0).n_pairs
+    decay = muon_weight_decay(passes, settings.max_updates)
+    assert settings.weight_decay == pytest.approx(decay, rel=0.05)
+    named = planned(tmp_path / "b", text, learning_rate=1e-3).settings
+    assert (named.muon_lr, named.learning_rate, named.embed_lr) == (0.01, 1e-3, 0.0)
 
 
 @pytest.mark.parametrize(
