@@ -24,10 +24,12 @@ SMOOTHED = 5
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run may expect. unique: as of laws.effective_tokens. text_scale: see trainer/budget/text.py."""
+    """What a run may expect. unique: as of laws.effective_tokens. T: positions of a row. text_scale: see
+    trainer/budget/text.py."""
 
     parameters: float
     unique: float | Sequence[laws.Part]
+    T: int
     text_scale: float
     muon: bool = True
 
@@ -36,7 +38,8 @@ class Forecast:
         passes = tokens / laws.different_tokens(self.unique)
         if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
-        at_the_end = laws.expected_loss(self.parameters, tokens, self.unique, self.text_scale, self.muon)
+        scale = self.text_scale * laws.row_scale(self.T)
+        at_the_end = laws.expected_loss(self.parameters, tokens, self.unique, scale, self.muon)
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate_factor, 1.0))
 
 

@@ -180,6 +180,7 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
         return None
     tokens = updates * demands.tokens_of_update(cut.rows)
     parameters = parameter_count(config)
+    scale = demands.text_scale * laws.row_scale(demands.T)
     return Plan(
         config=config,
         parameters=parameters,
@@ -191,7 +192,7 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
         other_seconds=costs.other_seconds(config, cut.rows),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
-        loss=laws.expected_loss(parameters, tokens, demands.parts or demands.unique, demands.text_scale, demands.muon),
+        loss=laws.expected_loss(parameters, tokens, demands.parts or demands.unique, scale, demands.muon),
     )
 
 

@@ -246,7 +246,7 @@ class Planner:
             batch_size=settings.batch_size if "batch_size" in self.given else None,
             accumulation_steps=settings.accumulation_steps if "accumulation_steps" in self.given else None,
             memory=None if free is None else MEMORY_SHARE * free,
-            text_scale=self.data.text_scale * laws.row_scale(self.data.T),
+            text_scale=self.data.text_scale,
             muon=self.costs.optimizer == "muon",
         )
 

@@ -105,20 +105,19 @@ def adamw_alone(model: nn.Module, groups: Groups, options: Options) -> torch.opt
 def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.optim.Optimizer:
     """--optimizer muon: Muon for the matrices inside the blocks, AdamW for the rest.
 
-    A group's `lr_scale` is what the schedule's rate is multiplied with: Muon's own rate follows the same schedule.
+    A group's `lr_scale` is what the engine multiplies the schedule's rate with, which has --learning_rate in it already: all
+    rates follow the same schedule.
     """
     matrices = hidden_matrices(model)
     # By identity: two parameters may hold equal numbers, and `==` compares numbers.
     hidden = {id(p) for p in matrices}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in hidden]
-    # The engine multiplies it with the schedule's rate, which has --learning_rate in it already.
+        # What is left of the matrices; vectors are a group of their own.
+        if options.embed_lr and any(p.dim() >= 2 for p in group["params"]):
+            group["lr_scale"] = options.embed_lr / options.learning_rate
     scale = options.muon_lr / options.learning_rate
     own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
-    if options.embed_lr:
-        for group in groups:
-            if any(p.dim() >= 2 for p in group["params"]):
-                group["lr_scale"] = options.embed_lr / options.learning_rate
     orthogonalise: Orthogonalise
     if options.shards is None:
         orthogonalise = make_orthogonalise(matrices, options.ranks)

@@ -29,7 +29,6 @@ from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from trainer.budget.forecast import Alarm, Forecast
-from trainer.budget.laws import row_scale
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import EVALUATION_SHARE, FILES_S, sample_seconds
 from trainer.budget.text import parts_of, text_scale
@@ -501,7 +500,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return Forecast(
             parameters=parameter_count(self.config),
             unique=parts_of(self.corpus) or first.row_targets(0, first.n_rows),
-            text_scale=text_scale(self.corpus.store, self.tokenizer, self.bytes_per_token) * row_scale(first.T),
+            T=first.T,
+            text_scale=text_scale(self.corpus.store, self.tokenizer, self.bytes_per_token),
             muon=self.settings.optimizer == "muon",
         )
 

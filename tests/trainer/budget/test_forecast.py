@@ -25,22 +25,24 @@ def lines(losses, expected=None):
 
 
 def test_the_curve_ends_at_the_expected_loss():
-    forecast = Forecast(2e6, 1e7, 1.0)
+    forecast = Forecast(2e6, 1e7, 512, 1.0)
     assert forecast.loss(5e6, 0.0) == expected_loss(2e6, 5e6, 1e7)
     assert forecast.loss(5e6, 1.0) > forecast.loss(5e6, 0.5) > forecast.loss(5e6, 0.0)
     assert forecast.loss(FEWEST_TOKENS / 2, 1.0) is None
 
 
 def test_nothing_is_expected_of_text_that_is_read_more_often_than_was_measured():
-    forecast = Forecast(2e6, 1e6, 1.0)
+    forecast = Forecast(2e6, 1e6, 512, 1.0)
     assert forecast.loss(MEASURED_PASSES * 1e6, 0.0) == expected_loss(2e6, MEASURED_PASSES * 1e6, 1e6)
     assert forecast.loss((MEASURED_PASSES + 1) * 1e6, 0.0) is None
-    of_two = Forecast(2e6, [Part(0.5, 4e5), Part(0.5, 6e5)], 1.0)
+    of_two = Forecast(2e6, [Part(0.5, 4e5), Part(0.5, 6e5)], 512, 1.0)
     assert of_two.loss(6e6, 0.0) is not None and of_two.loss(7e6, 0.0) is None
 
 
 def test_adamw_is_expected_to_take_more_tokens():
-    assert Forecast(2e6, 1e7, 1.0, muon=False).loss(5e6, 0.0) == pytest.approx(Forecast(2e6, 1e7, 1.0).loss(2.5e6, 0.0))
+    assert Forecast(2e6, 1e7, 512, 1.0, muon=False).loss(5e6, 0.0) == pytest.approx(
+        Forecast(2e6, 1e7, 512, 1.0).loss(2.5e6, 0.0)
+    )
 
 
 def test_a_run_that_goes_well_is_left_alone():
