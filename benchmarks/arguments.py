@@ -233,6 +233,11 @@ def time_to_loss_parser() -> Parser:
     p.add_argument(
         "--rates", type=positive(float), nargs="+", help="of the other trainer (default: plain its own, hf three)"
     )
+    p.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="of the matrix products of its updates, as they are made here (default: as it makes them itself)",
+    )
     _add_paths(p)
     p.add_argument(
         "--seconds", type=positive(float), default=240, help="in which the rival is started and its speed measured"

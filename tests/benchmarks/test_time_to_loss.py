@@ -15,7 +15,7 @@ from benchmarks import time_to_loss
 from benchmarks.arguments import bench_parser
 from benchmarks.plain_loop import plain_steps, step_context
 from benchmarks.sides import LR, train_hf
-from benchmarks.time_to_loss import RIVALS, ROWS, Speed, T, fastest, rival_flags, updates_in
+from benchmarks.time_to_loss import RIVALS, ROWS, Speed, T, fastest, precision, rival_flags, updates_in
 from benchmarks.trained import Outcome, flag_words
 from dataset.lm_dataset import PretrainDataset
 from dataset.tokenizing.encoder import load_tokenizer
@@ -51,7 +51,8 @@ def test_the_fastest_form_counts():
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
     """Reference: the rates and the optimiser of three of its updates, and the context that bench.py measures them in."""
-    settings = parse_args(flag_words(rival_flags(RIVALS["plain"], device, LR, 3)))
+    rival = RIVALS["plain"]
+    settings = parse_args(flag_words(rival_flags(rival, precision(rival, device), LR, 3)))
     made = []
 
     class Kept(torch.optim.AdamW):
@@ -78,7 +79,8 @@ def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
 
 def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
     """Reference: the TrainingArguments of bench.py's side."""
-    settings = parse_args(flag_words(rival_flags(RIVALS["hf"], "cpu", LR, 20)))
+    rival = RIVALS["hf"]
+    settings = parse_args(flag_words(rival_flags(rival, precision(rival, "cpu"), LR, 20)))
     seen = []
 
     def train(trainer):
@@ -104,7 +106,7 @@ def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
     assert theirs.bf16 == (settings.dtype == "bfloat16")
 
 
-RUNS = ["hf_60_updates_rate_0.0005_seed7", "hf_60_updates_rate_0.001_seed7", "budget_90s_seed7"]
+RUNS = ["hf_60_updates_bfloat16_rate_0.0005_seed7", "hf_60_updates_bfloat16_rate_0.001_seed7", "budget_90s_seed7"]
 
 
 @pytest.fixture
@@ -114,16 +116,16 @@ def start(monkeypatch, tmp_path):
     The other trainer makes an update a second in one form, and cannot start in the other.
     """
 
-    def call(*bits):
+    def call(*bits, more=()):
         seen = {}
 
         def instead(folder, flags):
             seen[folder.name] = parse_args(list(flags))
-            return Outcome(1_000_000, bits[RUNS.index(folder.name)], 3.0, 60, 240_000)
+            return Outcome(1_000_000, bits[len(seen) - 1], 3.0, 60, 240_000)
 
         monkeypatch.setattr(time_to_loss, "trained", instead)
         flags = ["--rival", "hf", "--minutes", "1", "--budget", "90s", "--rates", "5e-4", "1e-3", "--seed", "7"]
-        flags += ["--data_path", "a", "b", "--val_path", "v", "--work", str(tmp_path)]
+        flags += ["--data_path", "a", "b", "--val_path", "v", "--work", str(tmp_path), *more]
         monkeypatch.setattr(sys, "argv", ["time_to_loss.py", *flags])
         time_to_loss.main()
         return seen
@@ -163,7 +165,15 @@ def test_the_runs_have_the_same_text_and_seed_and_the_budget_starts_afresh(start
     *rivals, ours = runs.values()
     assert [settings.learning_rate for settings in rivals] == [5e-4, 1e-3]
     assert {settings.max_updates for settings in rivals} == {60}
+    assert {settings.dtype for settings in rivals} == {"bfloat16"}
     assert ours.budget == "90s" and not ours.max_updates and ours.from_weight == "none"
+
+
+def test_another_precision_holds_for_the_other_trainer_alone_and_has_runs_of_its_own(start):
+    *rivals, ours = start(2.2, 2.1, 2.1, more=["--dtype", "float32"]).items()
+    for name, settings in rivals:
+        assert "_float32_" in name and settings.dtype == "float32"
+    assert ours[1].dtype == "bfloat16"
 
 
 def test_a_rival_that_cannot_start_ends_with_a_line(start, monkeypatch, tmp_path):
