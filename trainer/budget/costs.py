@@ -11,10 +11,10 @@ from trainer.budget.data import Data
 from trainer.budget.plan import Plan
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import (
-    EVALUATION_SHARE,
-    FILES_S,
     Machine,
+    closing_seconds,
     estimated_seconds,
+    evaluation_share,
     measured_seconds,
     sample_seconds,
 )
@@ -92,7 +92,7 @@ class RunCosts:
 
     def other_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of what is no training: compiling, evaluations, files."""
-        seconds = FILES_S
+        seconds = closing_seconds(self.settings.report)
         if self.compiled:
             # To measure a size, it was compiled.
             seconds += WARM_COMPILE_S if config.hidden_size in self.corrections else COMPILE_S
@@ -104,7 +104,7 @@ class RunCosts:
         """Of one evaluation, in a run whose updates have so many rows."""
         of_position = self.update_seconds(config, rows) / (rows * self.data.T)
         samples = sample_seconds(config.num_hidden_layers, self.prompts)
-        return EVALUATION_SHARE * of_position * self.data.evaluated + samples
+        return evaluation_share(self.compiled) * of_position * self.data.evaluated + samples
 
     def evaluations(self, seconds: float, of_run: float) -> int:
         """How many come before the last one, if each takes so many seconds of so many."""

@@ -11,7 +11,7 @@ import torch
 
 from common.processes import seconds_since_start
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import EVALUATION_SHARE, FILES_S
+from trainer.budget.speed import REPORT_S, closing_seconds, evaluation_share
 from trainer.electra.settings import ElectraSettings
 from trainer.electra.validation import Validation
 from trainer.machine.compiling import PRODUCT_RATE
@@ -25,8 +25,6 @@ from trainer.updates import rows_of_update
 SHARE_OF_PRODUCT_RATE = 0.3
 # Behind the last update, for the passages that a run shows: to find them, and to read them with both networks.
 SHOWING_S = 3.0
-# Of the seconds for files, those that the report takes, which comes behind the passages.
-REPORT_S = FILES_S / 2
 
 
 def most_updates(settings: ElectraSettings, flops_of_update: float, device: torch.device, ranks: Ranks) -> int:
@@ -48,8 +46,8 @@ def pace_of(settings: ElectraSettings, validation: Validation | None, ranks: Ran
         seconds_of(settings.budget),
         seconds_since_start(),
         Course(min(fall_from, settings.max_steps - 1), settings.max_steps),
-        closing=FILES_S + (SHOWING_S if shows else 0),
-        evaluation=EVALUATION_SHARE * evaluated / rows_of_update(settings, ranks),
+        closing=closing_seconds(settings.report) + (SHOWING_S if shows else 0),
+        evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows_of_update(settings, ranks),
         evaluation_every=settings.eval_interval if validation is not None else 0,
     )
 

@@ -30,7 +30,7 @@ from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from trainer.budget.forecast import Alarm, Forecast
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import EVALUATION_SHARE, FILES_S, sample_seconds
+from trainer.budget.speed import closing_seconds, evaluation_share, sample_seconds
 from trainer.budget.text import parts_of, text_scale
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
@@ -385,9 +385,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             seconds_of(settings.budget),
             seconds_since_start(),
             planned,
-            closing=FILES_S,
+            closing=closing_seconds(settings.report),
             samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
-            evaluation=EVALUATION_SHARE * evaluated / rows,
+            evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows,
             evaluation_every=max(1, settings.eval_interval // steps) if settings.eval_interval else 0,
         )
 

@@ -61,12 +61,12 @@ def lines_of(folder):
 
 @pytest.mark.parametrize("schedule", ["original_linear", "separate_linear"])
 def test_a_run_ends_on_time_with_its_rate_at_0(data, tmp_path, machine, schedule, capsys):
-    """Thirty seconds, seven of them for files and passages: some 23 updates. Once the end is set the rate falls in a line to 0."""
+    """Thirty seconds, five of them for files and passages: some 25 updates. Once the end is set the rate falls in a line to 0."""
     run = train(
         **data, out_dir=tmp_path, max_steps=None, budget="30s", warmup_steps=3, lr_schedule=schedule, save_steps=20
     )
     end = run.progress.update
-    assert 21 <= end <= 24 and run.finished
+    assert 23 <= end <= 26 and run.finished
     rates = [line["lr"] for line in lines_of(tmp_path)]
     assert len(rates) == end and max(rates) <= RATE
     # The highest rate comes early, and is nearly what was asked for.
@@ -129,6 +129,18 @@ def test_without_a_discriminator_no_time_is_kept_for_passages():
     assert paces[1].closing - paces[0].closing == clock.SHOWING_S > closing.NETWORKS_S
     assert clock.seconds_to_show(None) == float("inf")
     assert 3590 < clock.seconds_to_show(paces[1]) < 3600 - clock.REPORT_S
+
+
+def test_time_is_kept_for_what_a_run_does_at_its_end():
+    """An evaluation is never compiled, so it takes a smaller part of a training step that is not compiled either."""
+    validation = SimpleNamespace(plan=SimpleNamespace(n_rows=400))
+    paces = {}
+    for name, more in {"usual": [], "no report": ["--report", "0"], "plain": ["--use_compile", "0"]}.items():
+        settings = parse_args(["--budget", "1h", "--max_seq_len", "32", "--batch_size", "4", *more])
+        settings.max_steps = 100
+        paces[name] = clock.pace_of(settings, validation, Ranks(), 10, False)
+    assert paces["usual"].closing == paces["no report"].closing + clock.REPORT_S == 4
+    assert paces["usual"].evaluation == 0.75 * 400 / 4 == pytest.approx(1.7 * paces["plain"].evaluation)
 
 
 def test_a_machine_that_gets_slower_ends_on_time_too(data, tmp_path, machine):
