@@ -129,6 +129,12 @@ def test_a_file_without_an_example_has_no_classes(tmp_path, content):
         words_of_labels(tmp_path / "a.tsv", PAIR)
 
 
+def test_nul_bytes_are_named(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(b"title\tbody\tstars\na\tb\tgood\na\tb\0c\tgood\n")
+    with pytest.raises(DataError, match="a.tsv:3: the text has NUL bytes"):
+        words_of_labels(tmp_path / "a.tsv", PAIR)
+
+
 def test_text_that_is_not_utf8_is_named(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"title,body,stars\ncaf\xe9,b,good\n")
     with pytest.raises(DataError, match="a.csv:2: the text is not UTF-8"):
