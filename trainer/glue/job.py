@@ -116,11 +116,9 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
-            vocab_size = command.encoder.vocab_size
-            self.model, self.new_weights = init_model(settings, data.task, command.model_folder, vocab_size)
+            self._open_model()
             make_folder(folder)
             on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
-        set_longest_text(command.tokenizer, self.model.config)
         # Before trained weights are loaded: the identity says what the run has begun with.
         begins_with = weights_digest(self.model)
         if trained is not None:
@@ -143,20 +141,10 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
-        groups = layer_groups(
-            self.model, depth_of, settings.weight_decay, settings.layer_decay, settings.top_layer_exponent
-        )
-        self.optimizer = build_adamw(
-            groups, settings.learning_rate, eps=settings.adam_epsilon, bias_correction=settings.adam_bias_correction
-        )
+        self.optimizer = self._build_optimizer(depth_of)
         if data.train is not None:
             self.assembler = data.train
-        epochs = settings.epochs or data.task.epochs
-        self.epochs = math.ceil(epochs)
-        self.max_updates = settings.max_steps or UNLIMITED
-        # A part of an epoch ends with the update in which its last row is.
-        if settings.do_train and not settings.max_steps and self.epochs != epochs:
-            self.max_updates = math.ceil(epochs * schedule(settings, self.ranks, data).n_updates)
+        self._set_length()
         # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
             self.save_at = range(settings.save_steps, sys.maxsize, settings.save_steps)
@@ -165,6 +153,34 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.evaluates = bool(settings.do_eval)
         self.eval_interval = settings.eval_interval or 0
         self._evaluation: Evaluation | None = None
+
+    def _open_model(self) -> None:
+        """The classifier, on the CPU."""
+        command = self.command
+        self.model, self.new_weights = init_model(
+            self.settings, self.data.task, command.model_folder, command.encoder.vocab_size
+        )
+        set_longest_text(command.tokenizer, self.model.config)
+
+    def _build_optimizer(self, depth_of: Mapping[str, int]) -> torch.optim.Optimizer:
+        """AdamW with a rate for each layer."""
+        settings = self.settings
+        groups = layer_groups(
+            self.model, depth_of, settings.weight_decay, settings.layer_decay, settings.top_layer_exponent
+        )
+        return build_adamw(
+            groups, settings.learning_rate, eps=settings.adam_epsilon, bias_correction=settings.adam_bias_correction
+        )
+
+    def _set_length(self) -> None:
+        """Epochs and updates of the run."""
+        settings = self.settings
+        epochs = settings.epochs or self.data.task.epochs
+        self.epochs = math.ceil(epochs)
+        self.max_updates = settings.max_steps or UNLIMITED
+        # A part of an epoch ends with the update in which its last row is.
+        if settings.do_train and not settings.max_steps and self.epochs != epochs:
+            self.max_updates = math.ceil(epochs * schedule(settings, self.ranks, self.data).n_updates)
 
     def settings_to_keep(self) -> GlueSettings:
         """Those of the command, for this task and seed alone."""

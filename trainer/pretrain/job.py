@@ -139,21 +139,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.prompts = read_prompts(settings.sample_prompts)
             self._open_model()
             self._claim_files()
-            # Only the main rank has them.
-            self.against: list[Evaluation] = []
-            on_main(self.ranks, self._read_evaluations)
             # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
-            self.corpus = self.open_corpus(settings, self.encoder, self.ranks)
-            if self.corpus.planned is not None:
-                # All passes over all sources are one plan.
-                self.epochs = 1
-                self.plans_to_end = bool(settings.max_updates)
-            # A rank may have to fetch the first group of documents.
-            with until_all_are_ready(self.ranks):
-                self._check_tokens()
-                self.plan(0)
-            # Padding is not trained, so any id that the model has will do.
-            self.pad_id = self.tokenizer.pad_token_id or 0
+            self._open_data()
             if settings.gradient_checkpointing:
                 recompute_layers(self.model)
             self.model.train()
@@ -218,6 +205,23 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.config: MiniMindConfig = self.model.config
         check_length(settings.max_seq_len, self.config)
         check_size(self.encoder.vocab_size, self.config.vocab_size, f"--tokenizer_path {self.tokenizer_path}")
+
+    def _open_data(self) -> None:
+        """What is trained, and the evaluations that it may hold."""
+        # Only the main rank has them.
+        self.against: list[Evaluation] = []
+        on_main(self.ranks, self._read_evaluations)
+        self.corpus = self.open_corpus(self.settings, self.encoder, self.ranks)
+        if self.corpus.planned is not None:
+            # All passes over all sources are one plan.
+            self.epochs = 1
+            self.plans_to_end = bool(self.settings.max_updates)
+        # A rank may have to fetch the first group of documents.
+        with until_all_are_ready(self.ranks):
+            self._check_tokens()
+            self.plan(0)
+        # Padding is not trained, so any id that the model has will do.
+        self.pad_id = self.tokenizer.pad_token_id or 0
 
     def _read_evaluations(self) -> None:
         """What the files of --against are looked for by. Errors: DataError."""
