@@ -14,7 +14,7 @@ from common.errors import DataError
 from common.wording import counted
 from dataset.glue.glue_tasks import REGRESSION, TASKS, Task
 from dataset.reading.csv_files import CsvRows, field_of_row
-from dataset.reading.faults import BadLine, nul_in_text
+from dataset.reading.faults import BadLine, line_at, nul_in_text
 from dataset.reading.json_lines import BOM, check_surrogates, json_type, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
 
@@ -244,18 +244,13 @@ def _lines(path: Path) -> list[str]:
     content = read_bytes(path)
     nul = content.find(b"\0")
     if nul >= 0:
-        raise DataError(f"{path}:{_line_at(content, nul)}: {nul_in_text().args[1]}")
+        raise DataError(f"{path}:{line_at(content, nul)}: {nul_in_text().args[1]}")
     try:
         # Not splitlines(): a sentence may hold a U+2028.
         lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{_line_at(content, error.start)}: not UTF-8 text; mend the line") from None
+        raise DataError(f"{path}:{line_at(content, error.start)}: not UTF-8 text; mend the line") from None
     lines = [line.removesuffix("\r") for line in lines]
     while lines and not lines[-1]:
         lines.pop()
     return lines
-
-
-def _line_at(content: bytes, place: int) -> int:
-    """The number, from 1, of the line that the byte at `place` stands in."""
-    return content.count(b"\n", 0, place) + 1

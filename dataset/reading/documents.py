@@ -18,7 +18,7 @@ from dataset.reading import limits
 from dataset.reading.arrow_files import TableReader
 from dataset.reading.csv_files import read_csv
 from dataset.reading.decompress import open_stream
-from dataset.reading.faults import BadLine, BadLines, Fault, Item, nul_in_text
+from dataset.reading.faults import BadLine, BadLines, Fault, Item, line_at, nul_in_text
 from dataset.reading.file_kinds import find_files, kind_of
 from dataset.reading.json_files import read_json
 from dataset.reading.json_lines import BOM, parse_line, text_of_line
@@ -157,7 +157,7 @@ def _text_of_file(raw: bytes, text_field: str) -> str:
     try:
         return raw.removeprefix(BOM).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
+        line = line_at(raw, error.start)
         raise BadLine("bad UTF-8", f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
 
 

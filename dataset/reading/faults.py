@@ -23,6 +23,11 @@ def nul_in_text() -> BadLine:
     return BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
 
 
+def line_at(raw: bytes, place: int) -> int:
+    """The number, from 1, of the line of a file that the byte at `place` stands in."""
+    return raw.count(b"\n", 0, place) + 1
+
+
 @dataclass(frozen=True)
 class Fault:
     """Why a line is no document."""

@@ -139,7 +139,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.prompts = read_prompts(settings.sample_prompts)
             self._open_model()
             self._claim_files()
-            # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
             self._open_data()
             if settings.gradient_checkpointing:
                 recompute_layers(self.model)
@@ -211,6 +210,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Only the main rank has them.
         self.against: list[Evaluation] = []
         on_main(self.ranks, self._read_evaluations)
+        # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
         self.corpus = self.open_corpus(self.settings, self.encoder, self.ranks)
         if self.corpus.planned is not None:
             # All passes over all sources are one plan.
