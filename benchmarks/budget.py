@@ -3,8 +3,8 @@
     python benchmarks/budget.py --budget 3m --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # half an hour
     python benchmarks/budget.py --budget 10m --only deeper wider --data_path en.jsonl --val_path valid.jsonl
 
-The trainer plans the budget, which takes half a minute. Around the plan there are a narrower and a wider model, one with twice
-the layers, one that is narrower and has twice the layers, half and twice the batch, half and one and a half times the rates.
+The trainer plans the budget, which takes half a minute. Around the plan there are a narrower and a wider model, twice and
+half the layers, half and twice the batch, half and one and a half times the rates.
 Their updates take turns, which tells how many of them fit the time in which the plan makes its own: so far nothing else should
 run on the machine. Then each is trained to its number of updates; how fast the machine is by then changes nothing. The table
 shows the bits per byte of the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the rates
@@ -54,14 +54,14 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
     narrower = of_width(laws.WIDTHS[max(place - 1, 0)])
     wider = of_width(laws.WIDTHS[min(place + 1, len(laws.WIDTHS) - 1)])
     assert plan.num_hidden_layers is not None
-    deeper = {"num_hidden_layers": 2 * plan.num_hidden_layers}
+    layers = plan.num_hidden_layers
     half_batch = {"batch_size": max(plan.batch_size // 2, 1), "accumulation_steps": plan.accumulation_steps}
     twice_the_batch = {"batch_size": plan.batch_size, "accumulation_steps": 2 * plan.accumulation_steps}
     return {
         "narrower": narrower,
         "wider": wider,
-        "deeper": deeper,
-        "narrower and deeper": {**narrower, **deeper},
+        "deeper": {"num_hidden_layers": 2 * layers},
+        "shallower": {"num_hidden_layers": max(layers // 2, 1)},
         "half the batch": half_batch,
         "twice the batch": twice_the_batch,
         "half the rates": rates(plan, 0.5),

@@ -33,9 +33,9 @@ def test_there_are_eight_and_each_is_what_its_name_says(configurations):
     rows = {name: shape.rows for name, shape in shapes.items() if shape.rows != plan.rows}
     assert rows == {"half the batch": plan.rows / 2, "twice the batch": plan.rows * 2}
     widths = {name: shape.fields["hidden_size"] for name, shape in shapes.items()}
-    assert widths["narrower"] == widths["narrower and deeper"] < 192 < widths["wider"]
-    deeper = {name for name, shape in shapes.items() if shape.fields["num_hidden_layers"] == 4}
-    assert deeper == {"deeper", "narrower and deeper"}
+    assert widths.pop("narrower") < 192 < widths.pop("wider") and set(widths.values()) == {192}
+    layers = {name: shape.fields["num_hidden_layers"] for name, shape in shapes.items()}
+    assert (layers.pop("deeper"), layers.pop("shallower")) == (4, 1) and set(layers.values()) == {2}
     # Rates cost nothing.
     assert shapes["half the rates"] == shapes["higher rates"] == plan
     assert configurations["half the rates"].muon_lr == pytest.approx(0.005)

@@ -172,14 +172,18 @@ def tokens_of(flops: float) -> float:
 WIDTHS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048)
 # Heads of 32 were no better (docs/experiments.md, "Learning per token").
 HEAD_WIDTH = 64
-# Width for each layer. In runs of minutes wide and shallow models learn more in the same time than deep ones of as many
-# parameters (docs/experiments.md, "Learning per token").
-ASPECT = 96
+# Width for each layer, of runs of few and of many tokens. The former learn more in the same time with wide and shallow models, the
+# latter with deep ones, which need so many tokens until their layers work together (docs/experiments.md, "Learning per token").
+ASPECT_OF_SHORT_RUNS = 96
+ASPECT_OF_LONG_RUNS = 32
+# Up to so many tokens a run is a short one.
+TOKENS_OF_SHORT_RUNS = 8e6
 
 
-def layers_for(width: int) -> int:
-    """The number of blocks that goes with a width."""
-    return max(2, round(width / ASPECT))
+def layers_for(width: int, tokens: float) -> int:
+    """The number of blocks that goes with a width, in a run of so many tokens."""
+    aspect = ASPECT_OF_SHORT_RUNS * TOKENS_OF_SHORT_RUNS / max(tokens, TOKENS_OF_SHORT_RUNS)
+    return max(2, round(width / max(aspect, ASPECT_OF_LONG_RUNS)))
 
 
 def heads_for(width: int) -> int:

@@ -151,9 +151,29 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
         raise NothingFits("memory")
     if not plans:
         raise NothingFits("budget")
+    plans = deep_as_their_tokens_want(plans)
     if demands.tokens is not None:
         plans = worth_their_tokens(plans, demands.tokens)
     return min(plans, key=lambda plan: plan.loss)
+
+
+def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
+    """Of each width, the plan whose number of layers is nearest to what the law gives for its tokens.
+
+    More layers leave time for fewer tokens, and fewer tokens want fewer layers: so all numbers of layers are planned.
+    """
+
+    def distance(plan: Plan) -> float:
+        wanted = laws.layers_for(plan.config.hidden_size, plan.tokens)
+        return abs(math.log(plan.config.num_hidden_layers / wanted))
+
+    best_of_width: dict[int, Plan] = {}
+    for plan in plans:
+        width = plan.config.hidden_size
+        known = best_of_width.get(width)
+        if known is None or distance(plan) < distance(known):
+            best_of_width[width] = plan
+    return list(best_of_width.values())
 
 
 def worth_their_tokens(plans: Sequence[Plan], tokens: float) -> list[Plan]:
@@ -264,28 +284,37 @@ def micro_batch_rows(rows: int, most: int) -> int:
 
 
 def sizes(fields: Mapping[str, object]) -> list[MiniMindConfig]:
-    """The models to try. fields: of their configs, what is not free; the vocabulary is among them.
+    """The models to try: widths, each with the numbers of layers that some number of tokens wants.
 
-    Errors: ValueError where no model has such fields.
+    fields: of their configs, what is not free; the vocabulary is among them. Errors: ValueError where no model has such fields.
     """
     found = []
     for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.WIDTHS:
         assert isinstance(width, int)
         heads = fields.get("num_attention_heads", laws.heads_for(width))
         assert isinstance(heads, int)
-        own: dict[str, object] = {
-            "hidden_size": width,
-            "num_hidden_layers": laws.layers_for(width),
-            "num_attention_heads": heads,
-            "num_key_value_heads": laws.kv_heads_for(heads),
-        }
-        own.update(fields)
-        try:
-            found.append(MiniMindConfig(**own))
-        except ValueError:
-            # The fields do not go with this width, as heads that do not divide it.
-            if "hidden_size" in fields:
-                raise
+        for layers in numbers_of_layers(width, fields):
+            own: dict[str, object] = {
+                "hidden_size": width,
+                "num_hidden_layers": layers,
+                "num_attention_heads": heads,
+                "num_key_value_heads": laws.kv_heads_for(heads),
+            }
+            own.update(fields)
+            try:
+                found.append(MiniMindConfig(**own))
+            except ValueError:
+                # The fields do not go with this width, as heads that do not divide it.
+                if "hidden_size" in fields:
+                    raise
     if not found:
         raise ValueError("no model of the widths that are planned has such heads: give --hidden_size too")
     return found
+
+
+def numbers_of_layers(width: int, fields: Mapping[str, object]) -> Sequence[int]:
+    """From what the shortest runs want to what the longest ones do. fields: see sizes."""
+    if "num_hidden_layers" in fields:
+        assert isinstance(fields["num_hidden_layers"], int)
+        return [fields["num_hidden_layers"]]
+    return range(laws.layers_for(width, 0), laws.layers_for(width, math.inf) + 1)
