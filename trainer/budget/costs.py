@@ -5,6 +5,7 @@ Seconds are estimated from the machine's rate of matrix products, and corrected 
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 from model.config import MiniMindConfig
 from trainer.budget.data import Data
@@ -35,6 +36,21 @@ MOST_CORRECTION = 4.0
 # Evaluations before the last one may take this part of the run, and are no more than this.
 EVALUATION_PART = 0.02
 MOST_EVALUATIONS = 10
+# Updates that a measurement times, and what part of a run's updates they may be. The middle one counts: a run meets all of
+# them, and not one outlier.
+TIMED = 5
+MEASURED_PART_OF_UPDATES = 0.05
+
+
+class Size(NamedTuple):
+    """Of a model, what decides how fast it trains."""
+
+    width: int
+    layers: int
+
+    @classmethod
+    def of(cls, config: MiniMindConfig) -> "Size":
+        return cls(config.hidden_size, config.num_hidden_layers)
 
 
 class RunCosts:
@@ -55,8 +71,8 @@ class RunCosts:
         self.compiled = on_main(machine.ranks, self._is_compiled)
         as_planned = dataclasses.replace(settings, optimizer=optimizer, use_compile="1" if self.compiled else "0")
         self.memory_plan = MemoryPlan(as_planned, machine.dtype, machine.device, machine.ranks)
-        # {width: how long an update took, relative to the estimate}, of the sizes that were measured
-        self.corrections: dict[int, float] = {}
+        # {size: how long an update took, relative to the estimate}, of those that were measured
+        self.corrections: dict[Size, float] = {}
 
     def _is_compiled(self) -> bool:
         """Whether the run will be compiled: decided here, so that the run does what was planned."""
@@ -81,24 +97,28 @@ class RunCosts:
             muon=self.optimizer == "muon",
             compiled=self.compiled,
         )
-        return estimate * self._correction(config.hidden_size)
+        return estimate * self._correction(config)
 
-    def _correction(self, width: int) -> float:
-        """Of the nearest width that was measured."""
+    def _correction(self, config: MiniMindConfig) -> float:
+        """Of the nearest size that was measured. What an update takes per operation goes by the width more than by the depth."""
         if not self.corrections:
             return 1.0
-        nearest = min(self.corrections, key=lambda measured: abs(math.log(measured / width)))
-        return self.corrections[nearest]
+        size = Size.of(config)
 
-    def other_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        """Of what is no training: compiling, evaluations, files."""
+        def distance(measured: Size) -> tuple[float, float]:
+            return abs(math.log(measured.width / size.width)), abs(math.log(measured.layers / size.layers))
+
+        return self.corrections[min(self.corrections, key=distance)]
+
+    def other_seconds(self, config: MiniMindConfig, rows: int, run_seconds: float) -> float:
+        """Of what is no training: compiling, evaluations, files. run_seconds: about what the whole run takes."""
         seconds = closing_seconds(self.settings.report)
         if self.compiled:
-            # To measure a size, it was compiled.
-            seconds += WARM_COMPILE_S if config.hidden_size in self.corrections else COMPILE_S
+            # To measure a size, a block of its width was compiled, and all blocks are alike.
+            is_known = any(size.width == config.hidden_size for size in self.corrections)
+            seconds += WARM_COMPILE_S if is_known else COMPILE_S
         evaluation = self.evaluation_seconds(config, rows)
-        of_run = math.inf if self.seconds is None else self.seconds
-        return seconds + evaluation * (1 + self.evaluations(evaluation, of_run))
+        return seconds + evaluation * (1 + self.evaluations(evaluation, run_seconds))
 
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of one evaluation, in a run whose updates have so many rows."""
@@ -126,7 +146,7 @@ class RunCosts:
 
     def is_measured(self, config: MiniMindConfig) -> bool:
         """Whether `measure` was called for this size."""
-        return config.hidden_size in self.corrections
+        return Size.of(config) in self.corrections
 
     def measure(self, plan: Plan) -> None:
         """Time some updates of a plan, and correct the estimates by that. A collective: all ranks must call it."""
@@ -139,11 +159,13 @@ class RunCosts:
             optimizer=self.optimizer,
             compiled=self.compiled,
             gradient_checkpointing=self.settings.gradient_checkpointing,
+            times=max(1, min(TIMED, int(MEASURED_PART_OF_UPDATES * plan.updates))),
         )
         measured = micro_batch * plan.cut.accumulation_steps + update
         # All ranks must plan with the same numbers.
         measured = on_main(self.machine.ranks, lambda: measured)
-        self.corrections[config.hidden_size] = 1.0
+        size = Size.of(config)
+        self.corrections[size] = 1.0
         factor = measured / self.update_seconds(config, plan.rows)
         # Another program may have disturbed the measurement. The clock of the run mends the rest.
-        self.corrections[config.hidden_size] = min(max(factor, 1 / MOST_CORRECTION), MOST_CORRECTION)
+        self.corrections[size] = min(max(factor, 1 / MOST_CORRECTION), MOST_CORRECTION)

@@ -56,8 +56,9 @@ def look_at_data(
     corpus = job_kind.open_corpus(settings, encoder, ranks)
     plan = corpus.plan(0)
     bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
-    unique = float(plan.n_pairs)
     val_fraction = settings.val_fraction
+    # What is held out already is not in the plan of the corpus.
+    trained_part = 1.0
     n_documents = len(corpus.store)
     # Of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
     n_tokens = len(corpus.store.tokens)
@@ -69,6 +70,8 @@ def look_at_data(
         _, held_out = split_by_hash(corpus.store, val_fraction)
         if not 0 < len(held_out) < n_documents:
             val_fraction = 0.0
+        trained_part = 1 - val_fraction
+    unique = trained_part * plan.n_pairs
     return Data(
         vocab_size=encoder.vocab_size,
         unique=unique,
@@ -79,7 +82,7 @@ def look_at_data(
         evaluated=evaluated_positions(corpus.validation(), val_fraction * n_tokens, plan.T),
         val_fraction=val_fraction,
         text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
-        parts=parts_of(corpus),
+        parts=tuple(part._replace(unique=trained_part * part.unique) for part in parts_of(corpus)),
         # One pass is the longest run there is, see PlannedMixture.
         most=unique if corpus.planned is not None else None,
     )

@@ -10,7 +10,7 @@ from trainer.budget import laws
 # Before the rate falls, a loss is higher than that of a run that ends there, by this part of it: by 0.02 in eight runs of three
 # minutes (docs/experiments.md, "A plan of 3 minutes"), and by about 0.1 in one of two hours.
 PREMIUM_OF_FULL_RATE = 0.06
-# The law was measured from here on; the first steps of a run are not told.
+# The first steps of a run are not told.
 FEWEST_TOKENS = 3e5
 # How far above the expected loss a run may be, and how many log lines in a row, before something is said.
 FAR_ABOVE = 1.3

@@ -47,7 +47,7 @@ TOKENS_OF_ADAMW = 2.0
 # Where the law was measured; beyond it is a guess.
 MEASURED_VOCABULARY = 6400
 MEASURED_PARAMETERS = (5e5, 9e6)
-MEASURED_TOKENS = (1.3e6, 6e7)
+MEASURED_TOKENS = (7.6e5, 6e7)
 
 # Passes over the text after which another one is worth 1/e of a first one: R* of the source.
 WORTH_OF_REPEATS = 15.4
@@ -172,18 +172,18 @@ def tokens_of(flops: float) -> float:
 WIDTHS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048)
 # Heads of 32 were no better (docs/experiments.md, "Learning per token").
 HEAD_WIDTH = 64
-# Width for each layer, of runs of few and of many tokens. The former learn more in the same time with wide and shallow models, the
-# latter with deep ones, which need so many tokens until their layers work together (docs/experiments.md, "Learning per token").
-ASPECT_OF_SHORT_RUNS = 96
-ASPECT_OF_LONG_RUNS = 32
-# Up to so many tokens a run is a short one.
-TOKENS_OF_SHORT_RUNS = 8e6
+# Width for each layer. Runs of few tokens learn more in the same time with wide and shallow models, long ones with deep ones, which
+# need so many tokens until their layers work together (docs/experiments.md, "Learning per token").
+SHALLOW_ASPECT = 96
+DEEP_ASPECT = 32
+# Up to so many tokens shallow models are the better ones. From three times as many on, models are as deep as DEEP_ASPECT says.
+TOKENS_OF_SHALLOW_MODELS = 8e6
 
 
 def layers_for(width: int, tokens: float) -> int:
     """The number of blocks that goes with a width, in a run of so many tokens."""
-    aspect = ASPECT_OF_SHORT_RUNS * TOKENS_OF_SHORT_RUNS / max(tokens, TOKENS_OF_SHORT_RUNS)
-    return max(2, round(width / max(aspect, ASPECT_OF_LONG_RUNS)))
+    aspect = SHALLOW_ASPECT * TOKENS_OF_SHALLOW_MODELS / max(tokens, TOKENS_OF_SHALLOW_MODELS)
+    return max(2, round(width / max(aspect, DEEP_ASPECT)))
 
 
 def heads_for(width: int) -> int:

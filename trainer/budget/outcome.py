@@ -10,6 +10,7 @@ from trainer.budget import laws
 from trainer.budget.command import explicit_command
 from trainer.budget.costs import RunCosts
 from trainer.budget.data import FEWEST_DOCUMENTS
+from trainer.budget.kept_plan import PLANNED
 from trainer.budget.plan import Plan
 from trainer.budget.table import beyond_measurement, plan_table, quantity
 from trainer.pretrain.settings import PretrainSettings
@@ -52,7 +53,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.data.evaluated:
         evaluation = costs.evaluation_seconds(config, plan.rows)
-        evaluations = costs.evaluations(evaluation, costs.seconds or plan.seconds)
+        evaluations = costs.evaluations(evaluation, plan.seconds)
         chosen["eval_interval"] = math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0
     if costs.seconds is not None:
         # Without a clock the run decides, which compiles where that pays.
@@ -65,6 +66,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         chosen["weight_decay"] = float(f"{laws.muon_weight_decay(plan.passes, plan.updates):.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
+    assert set(chosen) <= set(PLANNED), "a resume reads no other settings from the plan that was kept"
     return {name: value for name, value in chosen.items() if name not in given}
 
 
@@ -118,8 +120,8 @@ def notes(costs: RunCosts) -> list[str]:
     if costs.data.evaluated:
         return []
     return [
-        f"without validation: of fewer than {FEWEST_DOCUMENTS} documents none is held out; name a file of its own with "
-        "--val_path, or a share with --val_fraction"
+        f"without validation: of fewer than {FEWEST_DOCUMENTS} documents, or of copies of one, none is held out; name a file of its "
+        "own with --val_path, or a share with --val_fraction"
     ]
 
 

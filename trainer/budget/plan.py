@@ -1,8 +1,8 @@
 """The plan of a run that has a budget: which model, trained how, for how many updates.
 
 A plan is found by trying all sizes of a list. For each one it is worked out how many tokens the budget buys, with the
-batch that suits so many tokens, and what loss is then to be expected. The size with the lowest expected loss wins.
-Whatever the user has said by a flag is not tried, but kept.
+batch that suits so many tokens, and what loss is then to be expected. Of each width the one counts whose number of layers
+suits its tokens; of these, the one with the lowest expected loss wins. Whatever the user has said by a flag is not tried, but kept.
 """
 
 import dataclasses
@@ -65,6 +65,10 @@ class Demands:
         """Micro-batches that the ranks compute side by side."""
         return self.world_size // self.sharing
 
+    def allows(self, memory: float) -> bool:
+        """Whether a plan may take so many bytes."""
+        return self.memory is None or memory <= self.memory
+
     def tokens_of_update(self, rows: int) -> float:
         """What an update of so many rows trains in the mean: the last one of each pass over the text has fewer."""
         rows_of_pass = self.unique / (self.T * self.fill)
@@ -92,8 +96,8 @@ class Costs(Protocol):
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of an update of so many rows."""
 
-    def other_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        """Of what is no training: compiling, evaluations, files."""
+    def other_seconds(self, config: MiniMindConfig, rows: int, run_seconds: float) -> float:
+        """Of what is no training: compiling, evaluations, files. run_seconds: about what the whole run takes."""
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
         """Bytes at the peak, with micro-batches of so many rows."""
@@ -134,14 +138,17 @@ class Plan:
 
 
 def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -> Plan:
-    """The plan with the lowest expected loss. Errors: NothingFits, which says what is too little."""
+    """Of the plans that are as deep as their tokens want, the one with the lowest expected loss.
+
+    Errors: NothingFits, which says what is too little.
+    """
     plans = []
     is_too_large = False
     for config in sizes:
         plan = plan_for(config, demands, costs)
         if plan is None:
             continue
-        if demands.memory is not None and plan.memory > demands.memory:
+        if not demands.allows(plan.memory):
             plan = smaller_micro_batches(plan, demands, costs)
         if plan is None:
             is_too_large = True
@@ -151,10 +158,15 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
         raise NothingFits("memory")
     if not plans:
         raise NothingFits("budget")
-    plans = deep_as_their_tokens_want(plans)
+    suitable = deep_as_their_tokens_want(plans)
     if demands.tokens is not None:
-        plans = worth_their_tokens(plans, demands.tokens)
-    return min(plans, key=lambda plan: plan.loss)
+        suitable = (
+            worth_their_tokens(suitable, demands.tokens)
+            # A width that the user has said may leave only models with fewer layers, or none.
+            or deep_as_their_tokens_want(worth_their_tokens(plans, demands.tokens))
+            or [min(plans, key=lambda plan: plan.parameters)]
+        )
+    return min(suitable, key=lambda plan: plan.loss)
 
 
 def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
@@ -177,13 +189,12 @@ def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def worth_their_tokens(plans: Sequence[Plan], tokens: float) -> list[Plan]:
-    """Those of models that so many tokens train well; the smallest one where all are larger.
+    """Those of models that so many tokens train well.
 
     Nothing else limits a budget of tokens: by loss alone the largest model would win, and would train for weeks.
     """
     most = tokens / laws.TOKENS_OF_A_PARAMETER
-    small_enough = [plan for plan in plans if plan.parameters <= most]
-    return small_enough or [min(plans, key=lambda plan: plan.parameters)]
+    return [plan for plan in plans if plan.parameters <= most]
 
 
 def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | None = None) -> Plan | None:
@@ -201,6 +212,7 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
     tokens = updates * demands.tokens_of_update(cut.rows)
     parameters = parameter_count(config)
     scale = demands.text_scale * laws.row_scale(demands.T)
+    seconds = updates * costs.update_seconds(config, cut.rows)
     return Plan(
         config=config,
         parameters=parameters,
@@ -208,8 +220,8 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
         updates=updates,
         tokens=tokens,
         passes=tokens / demands.different,
-        seconds=updates * costs.update_seconds(config, cut.rows),
-        other_seconds=costs.other_seconds(config, cut.rows),
+        seconds=seconds,
+        other_seconds=costs.other_seconds(config, cut.rows, demands.seconds or seconds),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
         loss=laws.expected_loss(parameters, tokens, demands.parts or demands.unique, scale, demands.muon),
@@ -218,10 +230,11 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
 
 def smaller_micro_batches(plan: Plan, demands: Demands, costs: Costs) -> Plan | None:
     """The same updates in micro-batches that fit the memory, as large ones as do; None: not even single rows fit."""
-    assert demands.memory is not None
-    if demands.batch_size is not None or demands.accumulation_steps is not None:
-        # The user has said how an update is divided.
+    if demands.batch_size is not None:
+        # The user has said how large a micro-batch is.
         return None
+    if demands.accumulation_steps is not None:
+        return smaller_updates(plan, demands, costs)
     of_rank = plan.cut.batch_size // demands.sharing
     rows_of_rank = of_rank * plan.cut.accumulation_steps
     for rows in range(of_rank - 1, 0, -1):
@@ -229,8 +242,18 @@ def smaller_micro_batches(plan: Plan, demands: Demands, costs: Costs) -> Plan | 
             continue
         cut = Cut(rows * demands.sharing, rows_of_rank // rows, plan.cut.at_once)
         memory = costs.memory(plan.config, cut.batch_size)
-        if memory <= demands.memory:
+        if demands.allows(memory):
             return dataclasses.replace(plan, cut=cut, memory=memory)
+    return None
+
+
+def smaller_updates(plan: Plan, demands: Demands, costs: Costs) -> Plan | None:
+    """As many micro-batches an update as the user has said, as large ones as fit the memory; None: not even single rows fit."""
+    fewer_rows = [cut for cut in cuts(demands) if cut.batch_size < plan.cut.batch_size]
+    for cut in sorted(fewer_rows, key=lambda cut: cut.batch_size, reverse=True):
+        smaller = plan_for(plan.config, demands, costs, cut)
+        if smaller is not None and demands.allows(smaller.memory):
+            return smaller
     return None
 
 
@@ -265,7 +288,7 @@ def affordable_tokens(config: MiniMindConfig, rows: int, demands: Demands, costs
     if demands.flops is not None:
         return demands.flops / costs.token_flops(config)
     assert demands.seconds is not None
-    seconds = max(demands.seconds - costs.other_seconds(config, rows), 0.0)
+    seconds = max(demands.seconds - costs.other_seconds(config, rows, demands.seconds), 0.0)
     return seconds / costs.update_seconds(config, rows) * demands.tokens_of_update(rows)
 
 
@@ -313,8 +336,12 @@ def sizes(fields: Mapping[str, object]) -> list[MiniMindConfig]:
 
 
 def numbers_of_layers(width: int, fields: Mapping[str, object]) -> Sequence[int]:
-    """From what the shortest runs want to what the longest ones do. fields: see sizes."""
+    """From what the shortest runs want to what the longest ones do, in steps of a tenth or more. fields: see sizes."""
     if "num_hidden_layers" in fields:
         assert isinstance(fields["num_hidden_layers"], int)
         return [fields["num_hidden_layers"]]
-    return range(laws.layers_for(width, 0), laws.layers_for(width, math.inf) + 1)
+    found = [laws.layers_for(width, 0)]
+    most = laws.layers_for(width, math.inf)
+    while found[-1] < most:
+        found.append(min(max(found[-1] + 1, round(1.1 * found[-1])), most))
+    return found

@@ -216,6 +216,8 @@ class Planner:
         optimizer = settings.optimizer if "optimizer" in self.given else "muon"
         self.costs = RunCosts(settings, data, machine, optimizer)
         self.sizes = sizes(self._fixed_fields()) if config is None else [config]
+        # Another program may take the memory of one of several GPUs.
+        self.free_memory = self.costs.memory_plan.free_on_all_ranks()
 
     def _fixed_fields(self) -> dict[str, object]:
         """Of the model's config, what is not free."""
@@ -228,7 +230,6 @@ class Planner:
     def _demands(self, factor: float = 1.0) -> Demands:
         """What a plan must keep to, with `factor` times the budget."""
         settings = self.settings
-        free = self.costs.memory_plan.available
         tokens = None if settings.budget_tokens is None else settings.budget_tokens * factor
         flops = None if settings.budget_flops is None else settings.budget_flops * factor
         seconds = None if self.costs.seconds is None else self.costs.seconds * factor - seconds_since_start()
@@ -245,7 +246,7 @@ class Planner:
             flops=flops,
             batch_size=settings.batch_size if "batch_size" in self.given else None,
             accumulation_steps=settings.accumulation_steps if "accumulation_steps" in self.given else None,
-            memory=None if free is None else MEMORY_SHARE * free,
+            memory=None if self.free_memory is None else MEMORY_SHARE * self.free_memory,
             text_scale=self.data.text_scale,
             muon=self.costs.optimizer == "muon",
         )
@@ -289,7 +290,10 @@ class Planner:
                 plan = best_plan(self.sizes, demands, self.costs)
                 if measured is None or not are_alike(plan, measured):
                     return plan
-                return plan_for(plan.config, demands, self.costs, measured.cut) or plan
+                with_same_cut = plan_for(plan.config, demands, self.costs, measured.cut)
+                if with_same_cut is None or not demands.allows(with_same_cut.memory):
+                    return plan
+                return with_same_cut
             except NothingFits as lack:
                 raise UserError(self._why_nothing(str(lack))) from None
 

@@ -45,8 +45,6 @@ EVALUATION_SHARE = 0.75
 FILES_S = 2.0
 REPORT_S = 2.0
 SAMPLE_S_OF_LAYER = 0.25
-# Updates that a measurement times. The middle one counts: a run meets all of them, and not one outlier.
-TIMED = 5
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,9 @@ def measured_seconds(
     optimizer: str,
     compiled: bool,
     gradient_checkpointing: bool,
+    times: int,
 ) -> tuple[float, float]:
-    """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
+    """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens: the middle of `times`.
 
     The rest is the exchange of gradients and the optimiser. All ranks must call it: they wait for each other, as in the run.
     """
@@ -143,7 +142,7 @@ def measured_seconds(
     last_of_update()
     of_micro_batch = []
     of_last = []
-    for _ in range(TIMED):
+    for _ in range(times):
         of_micro_batch.append(seconds(micro_batch, machine.device))
         of_last.append(seconds(last_of_update, machine.device))
     engine.close()

@@ -33,11 +33,11 @@ class SimulatedMachine:
     def update_seconds(self, config, rows):
         return rows * self.T * self.token_flops(config) / self.rate
 
-    def other_seconds(self, config, rows):
+    def other_seconds(self, config, rows, run_seconds):
         return 10.0
 
     def memory(self, config, batch_size):
-        return 1e6 * config.hidden_size + 1e6 * batch_size
+        return 5e5 * config.hidden_size * config.num_hidden_layers + 1e6 * batch_size
 
 
 def demands(**changes):
@@ -65,15 +65,18 @@ def test_the_best_of_all_sizes_is_taken(seconds, rate):
     wanted = demands(seconds=float(seconds))
     plan = best_plan(ALL, wanted, machine)
     others = [plan_for(config, wanted, machine) for config in ALL]
-    deep_as_wanted = []
-    for width in laws.WIDTHS:
-        of_width = [other for other in others if other is not None and other.config.hidden_size == width]
-        off = [
-            abs(math.log(other.config.num_hidden_layers / laws.layers_for(width, other.tokens))) for other in of_width
-        ]
-        if off:
-            deep_as_wanted.append(of_width[off.index(min(off))])
-    assert plan.loss == min(other.loss for other in deep_as_wanted)
+    for other in others:
+        if other is not None and layers_off(other) == 0:
+            assert plan.loss <= other.loss
+    of_its_width = [
+        other for other in others if other is not None and other.config.hidden_size == plan.config.hidden_size
+    ]
+    assert abs(layers_off(plan)) == min(abs(layers_off(other)) for other in of_its_width)
+
+
+def layers_off(plan):
+    """How many layers the model has more than its tokens want."""
+    return plan.config.num_hidden_layers - laws.layers_for(plan.config.hidden_size, plan.tokens)
 
 
 def test_more_time_gives_a_larger_model_and_a_lower_loss():
@@ -95,6 +98,10 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
     # What the user fixes is kept.
     (large,) = sizes({"vocab_size": 6400, "hidden_size": 512, "num_hidden_layers": 8})
     assert best_plan([large], demands(seconds=None, tokens=1e6), machine).config is large
+    # Of one width, a model with fewer layers than its tokens want is small enough.
+    of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
+    plan = best_plan(of_one_width, demands(seconds=None, tokens=24e6, unique=24e6), machine)
+    assert plan.parameters <= 24e6 / laws.TOKENS_OF_A_PARAMETER and plan.config.num_hidden_layers > 3
 
 
 def test_a_plan_fills_its_time():
@@ -161,6 +168,11 @@ def test_an_update_that_does_not_fit_at_once_is_divided():
     assert shared.cut.batch_size == 8 and shared.rows == free.rows
     with pytest.raises(NothingFits, match="memory"):
         best_plan([only], demands(memory=1e6 * (128 + 9), batch_size=16), machine)
+    # Who has said the number of micro-batches has left open how large they are.
+    said = best_plan([only], demands(memory=1e6 * (128 + 9), accumulation_steps=1), machine)
+    assert said.cut == (8, 1, 1)
+    with pytest.raises(NothingFits, match="memory"):
+        best_plan([only], demands(memory=1e6 * 128, accumulation_steps=1), machine)
 
 
 def test_too_little_time_is_said():

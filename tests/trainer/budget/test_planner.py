@@ -315,8 +315,30 @@ def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, mo
     arguments += ["--budget", "5m", "--hidden_size", "128", "--cpu_processes", "1", "--use_compile", "1"]
     assert train_pretrain.main([*arguments, "--dry_run", "1"]) == 0
     command = repeated_command(capfd.readouterr().out)
-    chosen = {name: command[command.index(f"--{name}") + 1] for name in ("hidden_size", "batch_size")}
-    assert (int(chosen["hidden_size"]), int(chosen["batch_size"])) == measured[-1]
+    chosen = {name: int(command[command.index(f"--{name}") + 1]) for name in ("hidden_size", "batch_size")}
+    assert (chosen["hidden_size"], chosen["batch_size"]) == measured[-1]
+
+
+@pytest.mark.parametrize(("rate", "factor"), [(4e10, 0.3), (2e11, 3.0)])
+def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, rate, factor):
+    """Not another depth of its width: after the measurement the time has room for other tokens, which want other layers."""
+    from trainer.budget import costs, planner
+
+    measured = []
+
+    def another_speed(config, machine, *, rows, T, **_):
+        """`factor` times what was estimated."""
+        measured.append((config.hidden_size, config.num_hidden_layers))
+        update = costs.estimated_seconds(config, machine, rows=rows, T=T, length=T / 4, muon=False, compiled=True)
+        return factor * update, 0.0
+
+    monkeypatch.setattr(costs, "measured_seconds", another_speed)
+    monkeypatch.setattr(planner, "product_rate", lambda *args, **kwargs: rate)
+    arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128", "--hidden_size", "256"]
+    assert train_pretrain.main([*arguments, "--budget", "2h", "--cpu_processes", "1", "--dry_run", "1"]) == 0
+    command = repeated_command(capfd.readouterr().out)
+    chosen = [int(command[command.index(f"--{name}") + 1]) for name in ("hidden_size", "num_hidden_layers")]
+    assert tuple(chosen) == measured[-1] and len({layers for _, layers in measured}) > 1
 
 
 @pytest.mark.slow
