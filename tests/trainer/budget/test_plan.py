@@ -268,7 +268,7 @@ def test_repeated_text_has_more_weight_decay():
 
 
 def test_the_law_meets_the_runs_of_one_pass():
-    """References: (width, parameters, tokens, loss) of `benchmarks/isoflop.py`, of two runs of two hours, and in rows of 256."""
+    """References: (parameters, tokens, loss) of `benchmarks/isoflop.py`, of runs of 20 minutes and two hours, and in rows of 256."""
     for parameters, tokens, loss in (
         (0.52e6, 2.91e6, 5.134),
         (1.21e6, 1.26e6, 5.274),
@@ -278,6 +278,9 @@ def test_the_law_meets_the_runs_of_one_pass():
         (5.86e6, 4.25e6, 4.482),
         (5.86e6, 40.5e6, 3.540),
         (8.75e6, 57.9e6, 3.324),
+        (3.80e6, 21.6e6, 3.736),
+        (3.59e6, 21.5e6, 3.709),
+        (7.28e6, 70.5e6, 3.289),
     ):
         assert laws.WIKI.loss(parameters, tokens) == pytest.approx(loss, rel=laws.LOSS_ERROR)
     of_short_rows = laws.expected_loss(1.21e6, 1.31e6, 1e9, laws.row_scale(256))
