@@ -2,16 +2,18 @@
 
     python benchmarks/worth.py --data_dir glue_data --networks electra=out/electra_small mlm=out/mlm_small
 
-Each network, and one with random weights, is fine-tuned on each task with several seeds by trainer/train_glue.py, one process
-after the other. At first some updates of each task are timed, and a line tells how long all of it will take. What is
-finished is kept in `--work`: the same command goes on where it was stopped, and with another network it only fine-tunes that.
-A task whose files or tuning have changed is fine-tuned anew, and another network under a known name is refused.
+Each network, and one with random weights, is fine-tuned on each task by trainer/train_glue.py, one process after the other:
+first once with each of TUNINGS, then with several other seeds with the one of these that had the best figure. So each network
+has what suits it, chosen alike. At first some updates of each task are timed, and a line tells how long all of it will take.
+What is finished is kept in `--work`: the same command goes on where it was stopped, and with another network it only
+fine-tunes that. A task whose files or tunings have changed is fine-tuned anew, and another network under a known name is
+refused.
 Beside other programs OMP_NUM_THREADS=1 is quicker than two threads that wait for each other; then two commands with different
 tasks (`--task cola,rte`) may share the work, and a third one prints the whole table.
 
 The tables, in Markdown: each task's first metric, times 100, as mean ± deviation over the seeds; then each network against none,
 and against the others that were pretrained with as much work (within 1 %). "above" and "below": the means differ by more than
-the larger of the two deviations; "alike": they do not.
+the larger of the two deviations; "alike": they do not. The last table has what each network took of TUNINGS.
 """
 
 import sys
@@ -75,20 +77,23 @@ TIMED_UPDATES = 12
 
 
 class Tuning(NamedTuple):
-    """How a task is fine-tuned."""
+    """A way to fine-tune a network."""
 
     learning_rate: float
-    epochs: int
+    dropout: float
+    # What the rate is multiplied with from layer to layer, head to embeddings.
+    layer_decay: float
+
+    def __str__(self) -> str:
+        return f"{self.learning_rate:g}, {self.dropout:g}, {self.layer_decay:g}"
 
 
-# Chosen with other small networks, see "ELECTRA with little text" in docs/experiments.md; the same for every network.
-TUNINGS = {
-    "cola": Tuning(2e-4, 10),
-    "mrpc": Tuning(3e-4, 3),
-    "stsb": Tuning(5e-4, 10),
-    "sst2": Tuning(5e-4, 1),
-    "rte": Tuning(3e-4, 10),
-}
+# Random weights may want dropout, and the same rate in all layers. What is pretrained without dropout may lose by it what it has
+# learned to compare, and keeps more with lower rates below (docs/experiments.md, "ELECTRA with little text").
+TUNINGS = (Tuning(5e-4, 0.1, 1.0), Tuning(5e-4, 0.0, 1.0), Tuning(5e-4, 0.0, 0.8), Tuning(1e-3, 0.0, 0.8))
+EPOCHS = {"cola": 10, "mrpc": 3, "stsb": 10, "sst2": 1, "rte": 10}
+# The seed with which tunings are compared is that of the first run and so much: none of those that are counted.
+SEEDS_BEFORE_TRIAL = 1000
 
 
 class WorkUnknown(Exception):
@@ -227,39 +232,65 @@ def records_of(path: Path) -> list[dict[str, Any]]:
 # ----------------------------------------------------------------------------------------- the fine-tunings
 
 
-def training_flags(task: str) -> dict[str, object]:
-    """Those of a task, whatever its network."""
-    tuning = TUNINGS[task]
+class Runs(NamedTuple):
+    """Fine-tunings of a network on a task in one way, with the seeds from `seed` on."""
+
+    network: Network
+    task: str
+    tuning: Tuning
+    seed: int
+    num_seeds: int
+    # Where they are kept, in a folder that has the task's name.
+    folder: Path
+
+
+def trial(args: argparse.Namespace, network: Network, task: str, tuning: Tuning) -> Runs:
+    """The run that tells how well a tuning suits a network."""
+    folder = folder_of(args, network) / "trials" / "_".join(f"{value:g}" for value in tuning)
+    return Runs(network, task, tuning, args.seed + SEEDS_BEFORE_TRIAL, 1, folder)
+
+
+def counted(args: argparse.Namespace, network: Network, task: str, tuning: Tuning) -> Runs:
+    """The runs of which the tables tell."""
+    return Runs(network, task, tuning, args.seed, args.num_seeds, folder_of(args, network))
+
+
+def training_flags(task: str, tuning: Tuning) -> dict[str, object]:
+    """Those of a task and a tuning, whatever the network."""
     return {
         "learning_rate": tuning.learning_rate,
-        "epochs": tuning.epochs,
+        "epochs": EPOCHS[task],
         "batch_size": BATCH_SIZE,
-        "dropout": 0.1,
-        "layer_decay": 1,
+        "dropout": tuning.dropout,
+        "layer_decay": tuning.layer_decay,
     }
 
 
-def made_of(args: argparse.Namespace, task: str) -> str:
-    """Changes with the files of a task and the flags of its training. Errors: UserError."""
-    digests = {}
+def digests_of(args: argparse.Namespace, task: str) -> dict[str, str]:
+    """Those of the files of a task. Errors: UserError."""
     with user_errors():
         folder = folder_of_task(expanded(args.data_dir), task, is_alone=True)
-        for name in (TASKS[task].train, *(name for _, name in TASKS[task].dev)):
-            digests[name] = file_digest(folder / name)
-    return hashlib.sha256(json.dumps([training_flags(task), digests]).encode()).hexdigest()
+        return {
+            name: file_digest(folder / name) for name in (TASKS[task].train, *(name for _, name in TASKS[task].dev))
+        }
 
 
-def command(args: argparse.Namespace, network: Network, task: str, out: Path, *flags: object) -> list[str]:
-    """That fine-tunes a network on a task with all seeds. flags: further ones."""
+def made_of(runs: Runs, digests: Mapping[str, str]) -> str:
+    """Changes with the files of the task and the flags of its training."""
+    return hashlib.sha256(json.dumps([training_flags(runs.task, runs.tuning), digests]).encode()).hexdigest()
+
+
+def command(args: argparse.Namespace, runs: Runs, *flags: object) -> list[str]:
+    """That fine-tunes a network with all seeds. flags: further ones."""
     words: dict[str, object] = {
-        "task": task,
+        "task": runs.task,
         "data_dir": args.data_dir,
-        "model_path": network.folder,
-        "out_dir": out,
-        **training_flags(task),
-        "seed": args.seed,
-        "num_seeds": args.num_seeds,
-        "from_scratch": int(network.is_fresh),
+        "model_path": runs.network.folder,
+        "out_dir": runs.folder,
+        **training_flags(runs.task, runs.tuning),
+        "seed": runs.seed,
+        "num_seeds": runs.num_seeds,
+        "from_scratch": int(runs.network.is_fresh),
         "from_resume": 1,
         "report": 0,
     }
@@ -280,23 +311,50 @@ def run(words: Sequence[str], log: Path) -> float:
     return time.monotonic() - began
 
 
-def finished(args: argparse.Namespace, network: Network, task: str, key: str) -> dict[str, Figures] | None:
-    """{seed: its metrics} where a task has been fine-tuned with all seeds; None: it is yet to be done. key: of `made_of`."""
-    folder = folder_of(args, network)
-    note = read_json(note_on_task(args, network, task))
-    found = read_json(folder / task / "eval_results.json", "metrics", "seeds")
-    if note is None or note.get("made_of") != key or found is None or not are_results(found):
+def finished(runs: Runs, digests: Mapping[str, str]) -> dict[str, Figures] | None:
+    """{seed: its metrics} where all seeds have been fine-tuned; None: that is yet to be done. digests: of the task's files."""
+    note = read_json(note_on(runs))
+    found = read_json(runs.folder / runs.task / "eval_results.json", "metrics", "seeds")
+    if note is None or note.get("made_of") != made_of(runs, digests) or found is None or not are_results(found):
         return None
     # An earlier start may have had more of them.
-    wanted = [str(seed) for seed in range(args.seed, args.seed + args.num_seeds)]
+    wanted = [str(seed) for seed in range(runs.seed, runs.seed + runs.num_seeds)]
     if not all(seed in found["seeds"] for seed in wanted):
         return None
     return {seed: found["seeds"][seed]["results"] for seed in wanted}
 
 
-def note_on_task(args: argparse.Namespace, network: Network, task: str) -> Path:
-    """The file that tells what the fine-tunings of a network on a task were made of."""
-    return folder_of(args, network) / f"{task}.made_of.json"
+def fine_tuned(args: argparse.Namespace, runs: Runs, digests: Mapping[str, str]) -> dict[str, Figures]:
+    """{seed: its metrics}, of runs that are made now unless an earlier start has made them. Errors: UserError."""
+    if finished(runs, digests) is None:
+        run(command(args, runs), runs.folder / f"{runs.task}.log")
+        write_json(note_on(runs), {"made_of": made_of(runs, digests)})
+    results = finished(runs, digests)
+    assert results is not None
+    return results
+
+
+def best_tuning(args: argparse.Namespace, network: Network, task: str, digests: Mapping[str, str]) -> Tuning:
+    """The one of TUNINGS with the best figure, the first of several that are equal."""
+    figures = {
+        tuning: figure_of(task, fine_tuned(args, trial(args, network, task, tuning), digests)) for tuning in TUNINGS
+    }
+    return max(figures, key=lambda tuning: figures[tuning].mean)
+
+
+def number_left(args: argparse.Namespace, network: Network, task: str, digests: Mapping[str, str]) -> int:
+    """How many fine-tunings of a network on a task an earlier start has not made."""
+    trials = [trial(args, network, task, tuning) for tuning in TUNINGS]
+    missing = sum(finished(runs, digests) is None for runs in trials)
+    if missing:
+        return missing + args.num_seeds
+    chosen = counted(args, network, task, best_tuning(args, network, task, digests))
+    return 0 if finished(chosen, digests) is not None else args.num_seeds
+
+
+def note_on(runs: Runs) -> Path:
+    """The file that tells what fine-tunings were made of."""
+    return runs.folder / f"{runs.task}.made_of.json"
 
 
 def folder_of(args: argparse.Namespace, network: Network) -> Path:
@@ -332,21 +390,22 @@ class Timing(NamedTuple):
         return self.updates * self.update + self.rest
 
 
-def timing(args: argparse.Namespace, network: Network, task: str, key: str) -> Timing:
-    """Of a short run, unless an earlier start has timed it. key: of `made_of`."""
+def timing(args: argparse.Namespace, network: Network, task: str, digests: Mapping[str, str]) -> Timing:
+    """Of a short run, unless an earlier start has timed it."""
     place = Path(args.work) / "timing"
     note = place / f"{task}.json"
+    runs = Runs(network, task, TUNINGS[0], args.seed, 1, place)
+    key = made_of(runs, digests)
     earlier = read_json(note, "timing")
     if earlier is not None and earlier.get("made_of") == key:
         return Timing(**earlier["timing"])
-    flags = ("--num_seeds", 1, "--max_steps", TIMED_UPDATES, "--log_interval", TIMED_UPDATES, "--from_resume", 0)
-    words = command(args, network, task, place, *flags, "--overwrite_output_dir", 1)
-    seconds = run(words, place / f"{task}.log")
+    flags = ("--max_steps", TIMED_UPDATES, "--log_interval", TIMED_UPDATES, "--from_resume", 0)
+    seconds = run(command(args, runs, *flags, "--overwrite_output_dir", 1), place / f"{task}.log")
     (metrics,) = (place / task).glob("seed_*/*.metrics.jsonl")
     records = records_of(metrics)
     rows = next(record["data"]["rows"] for record in records if "started" in record)
     update = 1 / [record["updates_per_second"] for record in records if "updates_per_second" in record][-1]
-    updates = ceil_div(rows, BATCH_SIZE) * TUNINGS[task].epochs
+    updates = ceil_div(rows, BATCH_SIZE) * EPOCHS[task]
     found = Timing(update, max(seconds - TIMED_UPDATES * update, 0.0), updates)
     write_json(note, {"made_of": key, "timing": found._asdict()})
     return found
@@ -402,6 +461,17 @@ def comparisons(
     return lines
 
 
+def table_of_tunings(
+    networks: Sequence[Network], tasks: Sequence[str], tunings: Mapping[tuple[str, str], Tuning]
+) -> list[str]:
+    """What each network took. tunings: by (network, task)."""
+    lines = [header("network", "took", tasks), "|---|---|" + "---|" * len(tasks)]
+    for network in networks:
+        cells = [str(tunings[network.name, task]) for task in tasks]
+        lines.append(f"| {network.name} | rate, dropout, --layer_decay | {' | '.join(cells)} |")
+    return lines
+
+
 def header(first: str, second: str, tasks: Sequence[str]) -> str:
     return f"| {first} | {second} | {' | '.join(TASKS[task].folder for task in tasks)} |"
 
@@ -421,10 +491,10 @@ def main() -> None:
     args = worth_parser().parse_args()
     tasks = task_list(args.task).split(",")
     for task in tasks:
-        if task not in TUNINGS:
-            raise UserError(f"--task {task}: not one of {', '.join(TUNINGS)}")
+        if task not in EPOCHS:
+            raise UserError(f"--task {task}: not one of {', '.join(EPOCHS)}")
     networks = networks_of(args.networks)
-    keys = {task: made_of(args, task) for task in tasks}
+    digests = {task: digests_of(args, task) for task in tasks}
     for network in networks:
         claim_folder(args, network)
         if network.flops is None:
@@ -433,28 +503,30 @@ def main() -> None:
                 f"{network.why_unknown}",
                 flush=True,
             )
-    left: list[tuple[Network, str]] = []
+    left: dict[tuple[Network, str], int] = {}
     for network in networks:
-        left += [(network, task) for task in tasks if finished(args, network, task, keys[task]) is None]
-    tasks_left = {task for _, task in left}
-    timings = {task: timing(args, networks[-1], task, keys[task]) for task in tasks if task in tasks_left}
-    minutes = sum(args.num_seeds * timings[task].seconds for _, task in left) / 60
-    print(
-        f"{len(left)} fine-tunings with {args.num_seeds} seeds each are left, about {minutes:.0f} minutes", flush=True
-    )
-    for number, (network, task) in enumerate(left, 1):
-        out = folder_of(args, network)
-        seconds = run(command(args, network, task, out), out / f"{task}.log")
-        write_json(note_on_task(args, network, task), {"made_of": keys[task]})
-        print(f"{number} of {len(left)}: {network.name}, {task}, {seconds / 60:.1f} minutes", flush=True)
-    figures = {}
-    for network in networks:
-        for task in tasks:
-            results = finished(args, network, task, keys[task])
-            assert results is not None
-            figures[network.name, task] = figure_of(task, results)
-    lines = [*table(networks, tasks, figures), "", *comparisons(networks, tasks, figures)]
-    print("\n".join(["", *lines]))
+        left.update({(network, task): number_left(args, network, task, digests[task]) for task in tasks})
+    timings = {task: timing(args, networks[-1], task, digests[task]) for (_, task), number in left.items() if number}
+    seconds = sum(number * timings[task].seconds for (_, task), number in left.items() if number)
+    print(f"{sum(left.values())} fine-tunings are left, about {seconds / 60:.0f} minutes", flush=True)
+    figures: dict[tuple[str, str], Figure] = {}
+    tunings: dict[tuple[str, str], Tuning] = {}
+    for (network, task), number in left.items():
+        began = time.monotonic()
+        tuning = best_tuning(args, network, task, digests[task])
+        figure = figure_of(task, fine_tuned(args, counted(args, network, task, tuning), digests[task]))
+        tunings[network.name, task] = tuning
+        figures[network.name, task] = figure
+        if number:
+            minutes = (time.monotonic() - began) / 60
+            print(f"{network.name}, {task}: {number} fine-tunings in {minutes:.1f} minutes", flush=True)
+    tables = [
+        table(networks, tasks, figures),
+        comparisons(networks, tasks, figures),
+        table_of_tunings(networks, tasks, tunings),
+    ]
+    for lines in tables:
+        print("\n".join(["", *lines]))
 
 
 if __name__ == "__main__":

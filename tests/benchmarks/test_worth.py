@@ -61,11 +61,11 @@ def flags(place, *networks, **changes):
     return [*(word for name, value in words.items() for word in (f"--{name}", str(value))), "--networks", *named]
 
 
-TUNING = Tuning(1e-3, 1)
+SLOW, FAST = Tuning(1e-5, 0.1, 1.0), Tuning(1e-3, 0.0, 0.8)
 BOTH = (("electra", "electra_small"), ("mlm", "mlm_small"))
 
 
-def start(monkeypatch, words, tuning=TUNING):
+def start(monkeypatch, words, tunings=(FAST,)):
     """Call the benchmark with train_glue.py in this process. Returns the commands that it ran."""
     ran = []
 
@@ -75,10 +75,16 @@ def start(monkeypatch, words, tuning=TUNING):
         return 1.0
 
     monkeypatch.setattr(worth, "run", in_this_process)
-    monkeypatch.setattr(worth, "TUNINGS", {"cola": tuning, "stsb": tuning})
+    monkeypatch.setattr(worth, "TUNINGS", tunings)
+    monkeypatch.setattr(worth, "EPOCHS", {"cola": 1, "stsb": 1})
     monkeypatch.setattr(sys, "argv", ["worth.py", *words])
     worth.main()
     return ran
+
+
+def of_run(command):
+    """The folder of a run below --work."""
+    return value_of(command, "out_dir").rsplit("/work/", 1)[1]
 
 
 def value_of(command, flag):
@@ -91,14 +97,15 @@ def test_each_network_is_fine_tuned_once(place, monkeypatch, capsys):
     ran = start(monkeypatch, flags(place, *BOTH, task="cola,STS-B"))
     timed, tuned = ran[:2], ran[2:]
     assert [value_of(command, "max_steps") for command in timed] == ["12", "12"]
-    places = [
-        (value_of(c, "out_dir").rsplit("/", 1)[1], value_of(c, "task"), value_of(c, "from_scratch")) for c in tuned
-    ]
+    places = [(of_run(c), value_of(c, "task"), value_of(c, "from_scratch")) for c in tuned]
     assert places == [
-        (name, task, str(int(name == "none"))) for name in ("none", "electra", "mlm") for task in ("cola", "stsb")
+        (f"{name}{kind}", task, str(int(name == "none")))
+        for name in ("none", "electra", "mlm")
+        for task in ("cola", "stsb")
+        for kind in ("/trials/0.001_0_0.8", "")
     ]
     out = capsys.readouterr().out
-    assert "6 fine-tunings with 2 seeds each are left, about " in out
+    assert "18 fine-tunings are left, about " in out and "mlm, stsb: 3 fine-tunings in " in out
     for name in ("none", "electra", "mlm"):
         cells = []
         for task, metric in (("cola", "matthews"), ("stsb", "pearson")):
@@ -112,7 +119,30 @@ def test_each_network_is_fine_tuned_once(place, monkeypatch, capsys):
     # A third network, of which one seed is asked for. Now it comes first, and decides on the one without pretraining.
     save_network(place / "other" / "encoder", seed=1)
     ran = start(monkeypatch, flags(place, ("other", "other"), *BOTH, task="cola", num_seeds=1))
-    assert [value_of(command, "model_path") for command in ran] == [str(place / "other" / "encoder")]
+    assert [value_of(command, "model_path") for command in ran] == [str(place / "other" / "encoder")] * 2
+
+
+def test_each_network_has_the_tuning_that_suits_it(place, monkeypatch, capsys):
+    """Reference: the figures of the trials' own files. A seed of their own decides, which no table counts."""
+    start(monkeypatch, flags(place, BOTH[0], task="stsb"), (SLOW, FAST))
+    out = capsys.readouterr().out
+    assert "8 fine-tunings are left, about " in out
+    for name in ("none", "electra"):
+        figures = {}
+        for tuning, folder in ((SLOW, "1e-05_0.1_1"), (FAST, "0.001_0_0.8")):
+            (file,) = (place / "work" / name / "trials" / folder / "stsb").glob("seed_*/eval_results.json")
+            assert file.parent.name == "seed_1042"
+            told = json.loads(file.read_text())
+            figures[tuning] = told["results"]["pearson"] or 0
+            assert [told["settings"][field] for field in ("learning_rate", "dropout", "layer_decay")] == [*tuning]
+        best = max(figures, key=figures.get)
+        assert f"| {name} | rate, dropout, --layer_decay | {best} |" in out
+        for seed in (42, 43):
+            file = place / "work" / name / "stsb" / f"seed_{seed}" / "eval_results.json"
+            assert json.loads(file.read_text())["settings"]["learning_rate"] == best.learning_rate
+    # One more seed: the trials stay.
+    ran = start(monkeypatch, flags(place, BOTH[0], task="stsb", num_seeds=3), (SLOW, FAST))
+    assert [of_run(command) for command in ran] == ["none", "electra"]
 
 
 def test_other_weights_under_the_same_name_are_refused(place, monkeypatch):
@@ -133,21 +163,17 @@ def test_another_vocabulary_beside_the_same_weights_is_refused(place, monkeypatc
         start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
 
 
-def of_task(command):
-    return value_of(command, "out_dir").rsplit("/", 1)[1]
-
-
 def test_other_data_or_another_tuning_is_fine_tuned_anew(place, monkeypatch):
     """And timed anew; the same start again runs nothing."""
     start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
     write_task(place / "other", "CoLA", {"train.tsv": 12, "dev.tsv": 6})
     words = flags(place, BOTH[0], num_seeds=1, data_dir=place / "other")
-    for tuning in (TUNING, Tuning(1e-5, 1)):
-        ran = start(monkeypatch, words, tuning)
-        assert [of_task(command) for command in ran] == ["timing", "none", "electra"]
+    for tuning, trials in ((FAST, "trials/0.001_0_0.8"), (SLOW, "trials/1e-05_0.1_1")):
+        ran = start(monkeypatch, words, [tuning])
+        assert [of_run(c) for c in ran] == ["timing", f"none/{trials}", "none", f"electra/{trials}", "electra"]
         results = json.loads((place / "work" / "electra" / "cola" / "seed_42" / "eval_results.json").read_text())
         assert results["settings"]["learning_rate"] == tuning.learning_rate
-        assert start(monkeypatch, words, tuning) == []
+        assert start(monkeypatch, words, [tuning]) == []
 
 
 def test_a_folder_of_an_earlier_version_is_left_to_the_trainer(place, monkeypatch):
@@ -159,7 +185,7 @@ def test_a_folder_of_an_earlier_version_is_left_to_the_trainer(place, monkeypatc
     trained = place / "work" / "electra" / "cola" / "seed_42" / "model" / "model.safetensors"
     before = trained.stat().st_mtime_ns
     ran = start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
-    assert [of_task(command) for command in ran] == ["none", "electra"]
+    assert [of_run(command) for command in ran] == ["none", "electra"]
     assert trained.stat().st_mtime_ns == before
 
 
@@ -314,9 +340,9 @@ def test_networks_with_as_much_work_are_compared_with_each_other(tmp_path):
     assert table(networks, ["rte"], figures)[2:4] == ["| none | 0 | 60.0 ± 1.5 |", "| short | 1e+14 | 62.0 ± 1.5 |"]
 
 
-def test_every_task_has_a_tuning():
+def test_every_task_has_its_epochs():
     default = worth_parser().get_default("task").split(",")
-    assert set(default) == set(worth.TUNINGS)
+    assert set(default) == set(worth.EPOCHS)
 
 
 @pytest.mark.slow
