@@ -1,9 +1,10 @@
-"""Dropout and attention in a form that a compiler makes fast on a CPU, for Hugging Face's encoders.
+"""Dropout and attention in a form that is fast on a CPU, for Hugging Face's encoders.
 
 torch draws the random numbers of a dropout on a CPU one after the other, which takes up to a third of a training step.
 Here each element's number is a hash of its place and of one random seed per call; a compiler makes that part of the
 loop over the elements. Attention is written out as products and a softmax, because the backward pass of PyTorch's SDPA
-kernel for CPUs takes half of a step. Without a compiler, and on other devices, both are torch's own.
+kernel for CPUs takes half of a step. Without a compiler only short rows in half precision are, where that kernel is slowest,
+and dropout is torch's own. On other devices both are.
 """
 
 import contextlib
@@ -17,6 +18,12 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+# The name under which transformers knows `attention`.
+QUICK_ON_CPU = "quick_on_cpu"
+# Up to so many positions `written_out` took 0.05 to 0.6 of the time of SDPA in bfloat16 (4 to 12 heads, widths of 32 and 64); from
+# 192 on as long or longer, and in float32 as long everywhere.
+SHORT_ROWS = 128
 
 
 def dropped(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
@@ -100,6 +107,26 @@ class _Attention(torch.autograd.Function):
         return d_scores @ key, d_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ scaled, None, None, None
 
 
+def written_out(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    p: float,
+) -> torch.Tensor:
+    """`_Attention` without a compiler, by autograd; a bool mask is True where a key is seen."""
+    scores = (query @ key.transpose(-2, -1)).float() * scaling
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    return F.dropout(scores.softmax(-1).to(value.dtype), p) @ value
+
+
+def is_slow_for_sdpa(query: torch.Tensor) -> bool:
+    """Whether the backward pass of SDPA's kernel takes longer for these than `written_out`. query: [R, H, T, D]."""
+    return query.device.type == "cpu" and query.dtype is not torch.float32 and query.shape[-2] <= SHORT_ROWS
+
+
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -109,12 +136,15 @@ def attention(
     scaling: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' SDPA attention, written out in a compiled graph on a CPU: SDPA's kernel there is slow backward.
+    """transformers' SDPA attention, written out on a CPU where SDPA's kernel is slow backward.
 
     query, key, value: [R, H, T, D]; attention_mask: see `ready_mask`; gives ([R, T, H, D], None).
     """
     dropout_p = options.pop("dropout", 0.0)
     if not (torch.compiler.is_compiling() and query.device.type == "cpu"):
+        if is_slow_for_sdpa(query):
+            output = written_out(query, key, value, attention_mask, scaling, dropout_p)
+            return output.transpose(1, 2), None
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout_p, scaling=scaling, **options
         )
@@ -144,9 +174,14 @@ def ready_mask(real: torch.Tensor, in_graphs: bool) -> torch.Tensor:
     return seen.expand(R, 1, T, T)
 
 
-AttentionInterface.register("compiled_on_cpu", attention)
+AttentionInterface.register(QUICK_ON_CPU, attention)
 # For callers who hand in a mask of [R, T]: of an implementation without a mask of its own transformers drops it.
-AttentionMaskInterface.register("compiled_on_cpu", sdpa_mask)
+AttentionMaskInterface.register(QUICK_ON_CPU, sdpa_mask)
+
+
+def quicken_attention(network: Any) -> None:
+    """Let a transformers encoder use `attention` in place of SDPA."""
+    network.config._attn_implementation = QUICK_ON_CPU
 
 
 def compiled_shape(network: Any) -> tuple[int, int] | None:
@@ -174,7 +209,7 @@ def compile_layers(network: Any) -> None:
         for name, child in module.named_children():
             if type(child) is torch.nn.Dropout:
                 setattr(module, name, Dropout(child.p).train(child.training))
-    network.config._attn_implementation = "compiled_on_cpu"
+    quicken_attention(network)
     for name, module in network.named_modules():
         if re.search(r"\.layers?\.\d+$", name):
             module.compile()

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from transformers import ElectraConfig, ElectraForMaskedLM
 
-from model.electra.compiled_encoder import graphs_for
+from model.electra.compiled_encoder import graphs_for, quicken_attention
 from model.electra.model_electra import init_original, init_position_embeddings
 from model.electra.pretrainer import (
     FLOPS_OF_MULTIPLY_ADD,
@@ -38,6 +38,7 @@ class MaskedLanguageModel(Pretrainer):
         self.encoder = encoder
         self.smoothing = smoothing
         encoder.tie_weights()
+        quicken_attention(encoder)
         assert encoder.generator_lm_head.weight is encoder.electra.embeddings.word_embeddings.weight
 
     @classmethod

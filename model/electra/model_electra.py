@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from model.electra.compiled_encoder import graphs_for
+from model.electra.compiled_encoder import graphs_for, quicken_attention
 from model.electra.masking import IGNORE
 from model.electra.pretrainer import (
     FLOPS_OF_MULTIPLY_ADD,
@@ -198,6 +198,8 @@ class ElectraPretrainer(Pretrainer):
             # The modules, not their weights: a weight assigned anew would leave the generator's head with the old one.
             generator.electra.embeddings = discriminator.electra.embeddings
         generator.tie_weights()
+        for network in self.networks():
+            quicken_attention(network)
         assert generator.generator_lm_head.weight is generator.electra.embeddings.word_embeddings.weight
 
     @classmethod

@@ -21,7 +21,7 @@ from common.files import atomic_folder
 from common.packages import loader_reason
 from dataset.glue.glue_tasks import CLASSIFICATION, QUESTIONS, REGRESSION, TAGS, Task
 from dataset.tokenizing.tokenizer_files import save_tokenizer
-from model.electra.compiled_encoder import compile_layers
+from model.electra.compiled_encoder import compile_layers, quicken_attention
 from model.electra.model_electra import init_position_embeddings
 from trainer.glue.config import read_config
 from trainer.glue.head import PREFIX as HEAD_PREFIX
@@ -77,6 +77,8 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     if settings.head == "plain" and not task.is_of_positions:
         new = with_plain_head(settings, task, model, new)
     choose_way(model, what, settings.max_seq_len, settings.do_train)
+    if is_known(model):
+        quicken_attention(model)
     return model, new
 
 

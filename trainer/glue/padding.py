@@ -16,12 +16,12 @@ import torch.nn.functional as F
 
 from common.errors import UserError
 from dataset.glue.glue_dataset import Batch
-from model.electra.compiled_encoder import ready_mask, uses_graphs
+from model.electra.compiled_encoder import QUICK_ON_CPU, ready_mask, uses_graphs
 
 # Those whose attention takes a ready bool mask, and gives what it gives with their own: a test goes through them.
 KNOWN = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 # The implementations of it that do.
-ATTENTION = ("sdpa", "compiled_on_cpu")
+ATTENTION = ("sdpa", QUICK_ON_CPU)
 
 # Relative: padding of another content leaves outputs as they are to the last bits.
 SAME_SHAPE = 1e-6

@@ -4,8 +4,17 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from model.electra.compiled_encoder import _Attention, additive, attention, dropped, ready_mask
+from model.electra.compiled_encoder import (
+    SHORT_ROWS,
+    _Attention,
+    additive,
+    attention,
+    dropped,
+    is_slow_for_sdpa,
+    ready_mask,
+)
 
 
 def test_hashed_dropout_is_even_and_independent():
@@ -64,12 +73,40 @@ def test_the_ready_mask_of_compiled_layers_shows_what_the_other_one_shows():
     assert torch.equal(to_add == 0, ready) and torch.equal(to_add == -torch.inf, ~ready)
 
 
-def test_outside_of_graphs_attention_is_torchs():
-    """A graph would give it a mask to add; a batch of another shape comes with one of bools."""
+@pytest.mark.parametrize("T", [5, SHORT_ROWS, SHORT_ROWS + 1])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+@pytest.mark.parametrize("kind", ["bool", "additive", "none"])
+def test_outside_of_graphs_attention_is_torchs(T, dtype, tolerance, kind):
+    """Outputs and gradients, relative to the norm, where it is written out too. A graph gives it a mask to add; a batch of
+    another shape comes with one of bools."""
     torch.manual_seed(0)
-    query, key, value = (torch.randn(2, 2, 5, 4) for _ in range(3))
-    mask = ready_mask(torch.arange(5) < torch.tensor([5, 2])[:, None], in_graphs=False)
+    inputs = [torch.randn(2, 2, T, 4, dtype=dtype).requires_grad_() for _ in range(3)]
+    upstream = torch.randn(2, T, 2, 4, dtype=dtype)
+    real = torch.arange(T) < torch.tensor([T, 2])[:, None]
+    mask = None if kind == "none" else ready_mask(real, in_graphs=kind == "additive")
+    assert is_slow_for_sdpa(inputs[0]) == (dtype is torch.bfloat16 and T <= SHORT_ROWS)
     module = torch.nn.Module()
-    found, _ = attention(module, query, key, value, mask, scaling=0.5)
-    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.5)
-    torch.testing.assert_close(found, wanted.transpose(1, 2))
+    # As those of encoders: without a mask transformers would take it for a decoder's.
+    module.is_causal = False
+    found, _ = attention(module, *inputs, mask, scaling=0.5)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    mask = mask.double() if kind == "additive" else mask
+    wanted = F.scaled_dot_product_attention(*exact, attn_mask=mask, scale=0.5).transpose(1, 2)
+    assert found.dtype is dtype and found.shape == wanted.shape
+    for x, y in zip(
+        (found, *torch.autograd.grad(found, inputs, upstream)),
+        (wanted, *torch.autograd.grad(wanted, exact, upstream.double())),
+        strict=True,
+    ):
+        assert (x - y).norm() <= tolerance * y.norm()
+
+
+def test_dropout_of_attention_without_a_compiler():
+    """Of equal values the sum over many positions tells the share that was kept, and that the others were scaled."""
+    torch.manual_seed(0)
+    query, key = (torch.randn(2, 8, 64, 4, dtype=torch.bfloat16) for _ in range(2))
+    ones = torch.ones_like(query)
+    module = torch.nn.Module()
+    found, _ = attention(module, query, key, ones, None, scaling=0.5, dropout=0.4)
+    assert found.float().std() > 0.05
+    assert found.float().mean() == pytest.approx(1, abs=0.02)

@@ -22,6 +22,7 @@ from transformers import (
 from dataset.glue.features import Features
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import TASKS
+from model.electra.compiled_encoder import QUICK_ON_CPU
 from tests.dataset.glue.test_glue_dataset import WORDS, encoder
 from tests.operators import Operators
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
@@ -402,7 +403,7 @@ def test_a_compiled_command_goes_on_bitwise(place, tmp_path):
         other = tmp_path / "part" / path.relative_to(tmp_path / "whole")
         assert same(load_file(path), load_file(other)), path
     config = json.loads((tmp_path / "whole" / "cola" / "seed_42" / "model" / "config.json").read_text())
-    assert "compiled_on_cpu" not in json.dumps(config)
+    assert QUICK_ON_CPU not in json.dumps(config)
 
 
 # --------------------------------------------------------------------------------------- encoders of other kinds
