@@ -143,7 +143,12 @@ def worth_parser() -> Parser:
         "pretraining too",
     )
     p.add_argument("--task", default="cola,mrpc,stsb,sst2,rte", help="some of these, between commas")
-    p.add_argument("--num_seeds", type=positive(int), default=5, help="runs of each network on each task")
+    p.add_argument(
+        "--num_seeds",
+        type=positive(int),
+        default=5,
+        help="runs of each network on each task that the tables count; one more tries each of four tunings",
+    )
     p.add_argument("--seed", type=seed, default=42, help="of the first run; the others have the next ones")
     p.add_argument("--work", default=str(ROOT / "out" / "worth"), help="folder of the fine-tunings")
     return p

@@ -74,6 +74,8 @@ SHAPE = (
 SAME_WORK = 0.01
 BATCH_SIZE = 32
 TIMED_UPDATES = 12
+# Flags of the trainer, whatever an earlier start has left.
+ANEW = ("--from_resume", 0, "--overwrite_output_dir", 1)
 
 
 class Tuning(NamedTuple):
@@ -88,12 +90,14 @@ class Tuning(NamedTuple):
         return f"{self.learning_rate:g}, {self.dropout:g}, {self.layer_decay:g}"
 
 
-# Random weights may want dropout, and the same rate in all layers. What is pretrained without dropout may lose by it what it has
-# learned to compare, and keeps more with lower rates below (docs/experiments.md, "ELECTRA with little text").
+# Four ways, so that neither random weights nor pretrained ones are fine-tuned as suits the other. Random weights may want dropout,
+# and the same rate in all layers. What is pretrained without dropout may lose by it what it has learned to compare, and keeps
+# more with lower rates below. Rates below 5e-4 were no better for networks of width 128 (docs/experiments.md, "ELECTRA with
+# little text").
 TUNINGS = (Tuning(5e-4, 0.1, 1.0), Tuning(5e-4, 0.0, 1.0), Tuning(5e-4, 0.0, 0.8), Tuning(1e-3, 0.0, 0.8))
 EPOCHS = {"cola": 10, "mrpc": 3, "stsb": 10, "sst2": 1, "rte": 10}
-# The seed with which tunings are compared is that of the first run and so much: none of those that are counted.
-SEEDS_BEFORE_TRIAL = 1000
+# A trial's seed is the first counted one and this: none of those that are counted.
+TRIAL_SEED_OFFSET = 1000
 
 
 class WorkUnknown(Exception):
@@ -232,8 +236,8 @@ def records_of(path: Path) -> list[dict[str, Any]]:
 # ----------------------------------------------------------------------------------------- the fine-tunings
 
 
-class Runs(NamedTuple):
-    """Fine-tunings of a network on a task in one way, with the seeds from `seed` on."""
+class FineTuning(NamedTuple):
+    """Of a network on a task in one way, with the seeds from `seed` on."""
 
     network: Network
     task: str
@@ -244,15 +248,15 @@ class Runs(NamedTuple):
     folder: Path
 
 
-def trial(args: argparse.Namespace, network: Network, task: str, tuning: Tuning) -> Runs:
+def trial_of(args: argparse.Namespace, network: Network, task: str, tuning: Tuning) -> FineTuning:
     """The run that tells how well a tuning suits a network."""
     folder = folder_of(args, network) / "trials" / "_".join(f"{value:g}" for value in tuning)
-    return Runs(network, task, tuning, args.seed + SEEDS_BEFORE_TRIAL, 1, folder)
+    return FineTuning(network, task, tuning, args.seed + TRIAL_SEED_OFFSET, 1, folder)
 
 
-def counted(args: argparse.Namespace, network: Network, task: str, tuning: Tuning) -> Runs:
+def counted_of(args: argparse.Namespace, network: Network, task: str, tuning: Tuning) -> FineTuning:
     """The runs of which the tables tell."""
-    return Runs(network, task, tuning, args.seed, args.num_seeds, folder_of(args, network))
+    return FineTuning(network, task, tuning, args.seed, args.num_seeds, folder_of(args, network))
 
 
 def training_flags(task: str, tuning: Tuning) -> dict[str, object]:
@@ -275,22 +279,24 @@ def digests_of(args: argparse.Namespace, task: str) -> dict[str, str]:
         }
 
 
-def made_of(runs: Runs, digests: Mapping[str, str]) -> str:
+def made_of(fine_tuning: FineTuning, digests: Mapping[str, str]) -> str:
     """Changes with the files of the task and the flags of its training."""
-    return hashlib.sha256(json.dumps([training_flags(runs.task, runs.tuning), digests]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([training_flags(fine_tuning.task, fine_tuning.tuning), digests]).encode()
+    ).hexdigest()
 
 
-def command(args: argparse.Namespace, runs: Runs, *flags: object) -> list[str]:
+def command(args: argparse.Namespace, fine_tuning: FineTuning, *flags: object) -> list[str]:
     """That fine-tunes a network with all seeds. flags: further ones."""
     words: dict[str, object] = {
-        "task": runs.task,
+        "task": fine_tuning.task,
         "data_dir": args.data_dir,
-        "model_path": runs.network.folder,
-        "out_dir": runs.folder,
-        **training_flags(runs.task, runs.tuning),
-        "seed": runs.seed,
-        "num_seeds": runs.num_seeds,
-        "from_scratch": int(runs.network.is_fresh),
+        "model_path": fine_tuning.network.folder,
+        "out_dir": fine_tuning.folder,
+        **training_flags(fine_tuning.task, fine_tuning.tuning),
+        "seed": fine_tuning.seed,
+        "num_seeds": fine_tuning.num_seeds,
+        "from_scratch": int(fine_tuning.network.is_fresh),
         "from_resume": 1,
         "report": 0,
     }
@@ -300,7 +306,7 @@ def command(args: argparse.Namespace, runs: Runs, *flags: object) -> list[str]:
     return [sys.executable, str(TRAINER), *given, *map(str, flags)]
 
 
-def run(words: Sequence[str], log: Path) -> float:
+def run_command(words: Sequence[str], log: Path) -> float:
     """Run a command, its output in a file. Returns the seconds that it took. Errors: UserError where it failed."""
     began = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -311,50 +317,61 @@ def run(words: Sequence[str], log: Path) -> float:
     return time.monotonic() - began
 
 
-def finished(runs: Runs, digests: Mapping[str, str]) -> dict[str, Figures] | None:
+def finished(fine_tuning: FineTuning, digests: Mapping[str, str]) -> dict[str, Figures] | None:
     """{seed: its metrics} where all seeds have been fine-tuned; None: that is yet to be done. digests: of the task's files."""
-    note = read_json(note_on(runs))
-    found = read_json(runs.folder / runs.task / "eval_results.json", "metrics", "seeds")
-    if note is None or note.get("made_of") != made_of(runs, digests) or found is None or not are_results(found):
+    note = read_json(note_on(fine_tuning))
+    found = read_json(fine_tuning.folder / fine_tuning.task / "eval_results.json", "metrics", "seeds")
+    if note is None or note.get("made_of") != made_of(fine_tuning, digests) or found is None or not are_results(found):
         return None
     # An earlier start may have had more of them.
-    wanted = [str(seed) for seed in range(runs.seed, runs.seed + runs.num_seeds)]
+    wanted = [str(seed) for seed in range(fine_tuning.seed, fine_tuning.seed + fine_tuning.num_seeds)]
     if not all(seed in found["seeds"] for seed in wanted):
         return None
     return {seed: found["seeds"][seed]["results"] for seed in wanted}
 
 
-def fine_tuned(args: argparse.Namespace, runs: Runs, digests: Mapping[str, str]) -> dict[str, Figures]:
+def fine_tuned(args: argparse.Namespace, fine_tuning: FineTuning, digests: Mapping[str, str]) -> dict[str, Figures]:
     """{seed: its metrics}, of runs that are made now unless an earlier start has made them. Errors: UserError."""
-    if finished(runs, digests) is None:
-        run(command(args, runs), runs.folder / f"{runs.task}.log")
-        write_json(note_on(runs), {"made_of": made_of(runs, digests)})
-    results = finished(runs, digests)
+    if finished(fine_tuning, digests) is None:
+        made = made_of(fine_tuning, digests)
+        note = read_json(note_on(fine_tuning)) or {}
+        # The trainer would go on with a seed that was stopped half-way, also where its rate was another one.
+        flags = () if note.get("begun", note.get("made_of", made)) == made else ANEW
+        note_on(fine_tuning).parent.mkdir(parents=True, exist_ok=True)
+        write_json(note_on(fine_tuning), {"begun": made})
+        run_command(command(args, fine_tuning, *flags), fine_tuning.folder / f"{fine_tuning.task}.log")
+        write_json(note_on(fine_tuning), {"made_of": made})
+    results = finished(fine_tuning, digests)
     assert results is not None
     return results
 
 
-def best_tuning(args: argparse.Namespace, network: Network, task: str, digests: Mapping[str, str]) -> Tuning:
-    """The one of TUNINGS with the best figure, the first of several that are equal."""
-    figures = {
-        tuning: figure_of(task, fine_tuned(args, trial(args, network, task, tuning), digests)) for tuning in TUNINGS
-    }
-    return max(figures, key=lambda tuning: figures[tuning].mean)
+def tuning_tried(args: argparse.Namespace, network: Network, task: str, digests: Mapping[str, str]) -> Tuning:
+    """The one of TUNINGS that suits a network. The trials are made now unless an earlier start has made them."""
+    return best_of(
+        task, {tuning: fine_tuned(args, trial_of(args, network, task, tuning), digests) for tuning in TUNINGS}
+    )
+
+
+def best_of(task: str, results: Mapping[Tuning, Mapping[str, Figures]]) -> Tuning:
+    """The tuning with the best figure, the first of several that are equal. results: of the trials."""
+    means = {tuning: figure_of(task, of_trial).mean for tuning, of_trial in results.items()}
+    return max(means, key=lambda tuning: means[tuning])
 
 
 def number_left(args: argparse.Namespace, network: Network, task: str, digests: Mapping[str, str]) -> int:
     """How many fine-tunings of a network on a task an earlier start has not made."""
-    trials = [trial(args, network, task, tuning) for tuning in TUNINGS]
-    missing = sum(finished(runs, digests) is None for runs in trials)
-    if missing:
-        return missing + args.num_seeds
-    chosen = counted(args, network, task, best_tuning(args, network, task, digests))
+    trials = {tuning: finished(trial_of(args, network, task, tuning), digests) for tuning in TUNINGS}
+    made = {tuning: results for tuning, results in trials.items() if results is not None}
+    if len(made) < len(TUNINGS):
+        return len(TUNINGS) - len(made) + args.num_seeds
+    chosen = counted_of(args, network, task, best_of(task, made))
     return 0 if finished(chosen, digests) is not None else args.num_seeds
 
 
-def note_on(runs: Runs) -> Path:
-    """The file that tells what fine-tunings were made of."""
-    return runs.folder / f"{runs.task}.made_of.json"
+def note_on(fine_tuning: FineTuning) -> Path:
+    """The file that tells what fine-tunings were made of, or while they are made what they were begun with."""
+    return fine_tuning.folder / f"{fine_tuning.task}.made_of.json"
 
 
 def folder_of(args: argparse.Namespace, network: Network) -> Path:
@@ -394,13 +411,13 @@ def timing(args: argparse.Namespace, network: Network, task: str, digests: Mappi
     """Of a short run, unless an earlier start has timed it."""
     place = Path(args.work) / "timing"
     note = place / f"{task}.json"
-    runs = Runs(network, task, TUNINGS[0], args.seed, 1, place)
-    key = made_of(runs, digests)
+    fine_tuning = FineTuning(network, task, TUNINGS[0], args.seed, 1, place)
+    key = made_of(fine_tuning, digests)
     earlier = read_json(note, "timing")
     if earlier is not None and earlier.get("made_of") == key:
         return Timing(**earlier["timing"])
-    flags = ("--max_steps", TIMED_UPDATES, "--log_interval", TIMED_UPDATES, "--from_resume", 0)
-    seconds = run(command(args, runs, *flags, "--overwrite_output_dir", 1), place / f"{task}.log")
+    flags = ("--max_steps", TIMED_UPDATES, "--log_interval", TIMED_UPDATES, *ANEW)
+    seconds = run_command(command(args, fine_tuning, *flags), place / f"{task}.log")
     (metrics,) = (place / task).glob("seed_*/*.metrics.jsonl")
     records = records_of(metrics)
     rows = next(record["data"]["rows"] for record in records if "started" in record)
@@ -415,10 +432,13 @@ def timing(args: argparse.Namespace, network: Network, task: str, digests: Mappi
 
 
 class Figure(NamedTuple):
-    """Of a network on a task, over the seeds, times 100."""
+    """Of a network on a task, over the seeds, times 100. deviation: NaN where there is one seed."""
 
     mean: float
     deviation: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" + ("" if math.isnan(self.deviation) else f" ± {self.deviation:.1f}")
 
 
 def figure_of(task: str, results: Mapping[str, Figures]) -> Figure:
@@ -443,7 +463,7 @@ def table(networks: Sequence[Network], tasks: Sequence[str], figures: Mapping[tu
     lines = [header("network", "pretraining, FLOP", tasks), "|---|---:|" + "---:|" * len(tasks)]
     for network in networks:
         of_tasks = [figures[network.name, task] for task in tasks]
-        cells = [f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in of_tasks]
+        cells = [str(figure) for figure in of_tasks]
         work = "-" if network.flops is None else f"{network.flops:.3g}"
         lines.append(f"| {network.name} | {work} | {' | '.join(cells)} |")
     return lines
@@ -513,8 +533,8 @@ def main() -> None:
     tunings: dict[tuple[str, str], Tuning] = {}
     for (network, task), number in left.items():
         began = time.monotonic()
-        tuning = best_tuning(args, network, task, digests[task])
-        figure = figure_of(task, fine_tuned(args, counted(args, network, task, tuning), digests[task]))
+        tuning = tuning_tried(args, network, task, digests[task])
+        figure = figure_of(task, fine_tuned(args, counted_of(args, network, task, tuning), digests[task]))
         tunings[network.name, task] = tuning
         figures[network.name, task] = figure
         if number:

@@ -3,14 +3,14 @@
 torch draws the random numbers of a dropout on a CPU one after the other, which takes up to a third of a training step.
 Here each element's number is a hash of its place and of one random seed per call; a compiler makes that part of the
 loop over the elements. Attention is written out as products and a softmax, because the backward pass of PyTorch's SDPA
-kernel for CPUs takes half of a step. Without a compiler only short rows in half precision are, where that kernel is slowest,
-and dropout is torch's own. On other devices both are.
+kernel for CPUs takes half of a step. Without a compiler that pays only for short rows in half precision, where that kernel
+is slowest, and dropout is torch's own. On other devices attention and dropout are torch's.
 """
 
 import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,11 @@ from transformers.masking_utils import sdpa_mask
 
 # The name under which transformers knows `attention`.
 QUICK_ON_CPU = "quick_on_cpu"
-# Up to so many positions `written_out` took 0.05 to 0.6 of the time of SDPA in bfloat16 (4 to 12 heads, widths of 32 and 64); from
-# 192 on as long or longer, and in float32 as long everywhere.
+# Up to so many positions `written_out` took 0.05 to 0.6 of the time of SDPA in bfloat16, forward and backward together (4 to 12
+# heads, widths of 32 and 64); from 192 on as long or longer, and in float32 as long everywhere.
 SHORT_ROWS = 128
+# What a caller may ask of an attention that `written_out` does not do.
+BEYOND_SOFTMAX = ("position_bias", "softcap")
 
 
 def dropped(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
@@ -111,20 +113,32 @@ def written_out(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor | None,
+    mask: torch.Tensor,
     scaling: float,
     p: float,
 ) -> torch.Tensor:
-    """`_Attention` without a compiler, by autograd; a bool mask is True where a key is seen."""
+    """Softmax attention with dropout p by autograd, of encoders that are not compiled; [R, H, T, D].
+
+    query, key, value: [R, H, T, D]; mask: a bool is True where a key is seen, a float is added to the scores; it broadcasts
+    to [R, H, T, T]. As in compiled layers the scores are rounded to the inputs' precision before the softmax. They are kept
+    for the backward pass, which is why long rows would need much memory.
+    """
     scores = (query @ key.transpose(-2, -1)).float() * scaling
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
     return F.dropout(scores.softmax(-1).to(value.dtype), p) @ value
 
 
 def is_slow_for_sdpa(query: torch.Tensor) -> bool:
-    """Whether the backward pass of SDPA's kernel takes longer for these than `written_out`. query: [R, H, T, D]."""
-    return query.device.type == "cpu" and query.dtype is not torch.float32 and query.shape[-2] <= SHORT_ROWS
+    """Whether SDPA takes longer for these than `written_out`, with the backward pass. query: [R, H, T, D]."""
+    return query.device.type == "cpu" and query.dtype is torch.bfloat16 and query.shape[-2] <= SHORT_ROWS
+
+
+def is_plain(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scaling: float | None, options: Mapping[str, Any]
+) -> bool:
+    """Whether it is the attention of `written_out` and no more. Without a mask it may be a decoder's, which sees no later key."""
+    asks_for_more = any(options.get(name) is not None for name in BEYOND_SOFTMAX)
+    return mask is not None and scaling is not None and key.shape == query.shape and not asks_for_more
 
 
 def attention(
@@ -142,7 +156,8 @@ def attention(
     """
     dropout_p = options.pop("dropout", 0.0)
     if not (torch.compiler.is_compiling() and query.device.type == "cpu"):
-        if is_slow_for_sdpa(query):
+        if is_slow_for_sdpa(query) and is_plain(query, key, attention_mask, scaling, options):
+            assert attention_mask is not None
             output = written_out(query, key, value, attention_mask, scaling, dropout_p)
             return output.transpose(1, 2), None
         return sdpa_attention_forward(
@@ -180,7 +195,9 @@ AttentionMaskInterface.register(QUICK_ON_CPU, sdpa_mask)
 
 
 def quicken_attention(network: Any) -> None:
-    """Let a transformers encoder use `attention` in place of SDPA."""
+    """Let a transformers encoder use `attention`, whatever its config asks for: the masks of our trainers suit no other."""
+    # This one returns no weights of attention, and transformers saves no config that asks for them beside it.
+    network.config.output_attentions = False
     network.config._attn_implementation = QUICK_ON_CPU
 
 

@@ -74,7 +74,7 @@ def start(monkeypatch, words, tunings=(FAST,)):
         assert train_glue.main([*command[2:], "--device", "cpu", "--use_compile", "0"]) == 0
         return 1.0
 
-    monkeypatch.setattr(worth, "run", in_this_process)
+    monkeypatch.setattr(worth, "run_command", in_this_process)
     monkeypatch.setattr(worth, "TUNINGS", tunings)
     monkeypatch.setattr(worth, "EPOCHS", {"cola": 1, "stsb": 1})
     monkeypatch.setattr(sys, "argv", ["worth.py", *words])
@@ -139,10 +139,55 @@ def test_each_network_has_the_tuning_that_suits_it(place, monkeypatch, capsys):
         assert f"| {name} | rate, dropout, --layer_decay | {best} |" in out
         for seed in (42, 43):
             file = place / "work" / name / "stsb" / f"seed_{seed}" / "eval_results.json"
-            assert json.loads(file.read_text())["settings"]["learning_rate"] == best.learning_rate
-    # One more seed: the trials stay.
+            told = json.loads(file.read_text())["settings"]
+            assert [told[field] for field in ("learning_rate", "dropout", "layer_decay")] == [*best]
+    # One more seed: the trials stay, and so do the finished seeds.
     ran = start(monkeypatch, flags(place, BOTH[0], task="stsb", num_seeds=3), (SLOW, FAST))
-    assert [of_run(command) for command in ran] == ["none", "electra"]
+    assert [(of_run(command), value_of(command, "from_resume")) for command in ran] == [("none", "1"), ("electra", "1")]
+    assert "6 fine-tunings are left, about " in capsys.readouterr().out
+
+
+def test_the_best_of_several_tunings():
+    """By hand. A correlation that is not defined counts as 0, and of equal figures the first is taken."""
+
+    def trials(slow, fast):
+        return {SLOW: {"1042": {"pearson": slow}}, FAST: {"1042": {"pearson": fast}}}
+
+    assert worth.best_of("stsb", trials(0.1, 0.2)) is FAST
+    assert worth.best_of("stsb", trials(0.2, 0.1)) is SLOW
+    assert worth.best_of("stsb", trials(0.2, 0.2)) is SLOW
+    assert worth.best_of("stsb", trials(-0.1, None)) is FAST
+    assert worth.best_of("stsb", trials(None, -0.1)) is SLOW
+
+
+def test_what_was_stopped_half_way_is_not_gone_on_with_in_another_way(place, monkeypatch):
+    """The trainer would: a seed may have half of its updates by one rate and half by another."""
+    words = flags(place, BOTH[0], num_seeds=1)
+
+    def stopped(command, log):
+        if of_run(command) in ("none", "electra"):
+            raise UserError("a fine-tuning ended with 143")
+        return whole(command, log)
+
+    def counted_of(ran):
+        return [(of_run(c), value_of(c, "from_resume")) for c in ran if of_run(c) in ("none", "electra")]
+
+    start(monkeypatch, words, [FAST])
+    whole = worth.run_command
+    # One that was stopped leaves the results of the other way beside its own beginning.
+    monkeypatch.setattr(worth, "TUNINGS", [SLOW])
+    monkeypatch.setattr(worth, "run_command", stopped)
+    with pytest.raises(UserError, match="ended with 143"):
+        worth.main()
+    assert counted_of(start(monkeypatch, words, [FAST])) == [("none", "0")]
+    # In the same way it goes on.
+    monkeypatch.setattr(worth, "TUNINGS", [SLOW])
+    monkeypatch.setattr(worth, "run_command", stopped)
+    with pytest.raises(UserError, match="ended with 143"):
+        worth.main()
+    assert counted_of(start(monkeypatch, words, [SLOW])) == [("none", "1"), ("electra", "0")]
+    results = json.loads((place / "work" / "none" / "cola" / "seed_42" / "eval_results.json").read_text())
+    assert results["settings"]["learning_rate"] == SLOW.learning_rate
 
 
 def test_other_weights_under_the_same_name_are_refused(place, monkeypatch):
@@ -176,8 +221,8 @@ def test_other_data_or_another_tuning_is_fine_tuned_anew(place, monkeypatch):
         assert start(monkeypatch, words, [tuning]) == []
 
 
-def test_a_folder_of_an_earlier_version_is_left_to_the_trainer(place, monkeypatch):
-    """It has no notes of what a task was made of; train_glue.py compares, and finds all seeds done."""
+def test_a_folder_without_notes_is_left_to_the_trainer(place, monkeypatch):
+    """An earlier version wrote none of what a task was made of; train_glue.py compares, and finds all seeds done."""
     start(monkeypatch, flags(place, BOTH[0], num_seeds=1))
     for name in ("none", "electra"):
         (place / "work" / name / "network.json").write_text('{"folder": "a", "sha256": "b"}')
@@ -210,7 +255,7 @@ def test_weights_in_other_files_are_told_apart_too(tmp_path, layout):
 
 def test_a_fine_tuning_that_failed_is_told(place):
     with pytest.raises(UserError, match=f"ended with 3, see {place}/log.txt"):
-        worth.run([sys.executable, "-c", "import sys; print('why'); sys.exit(3)"], place / "log.txt")
+        worth.run_command([sys.executable, "-c", "import sys; print('why'); sys.exit(3)"], place / "log.txt")
     assert (place / "log.txt").read_text() == "why\n"
 
 

@@ -5,16 +5,29 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import ElectraConfig, ElectraForPreTraining
 
+from model.electra import compiled_encoder
 from model.electra.compiled_encoder import (
+    QUICK_ON_CPU,
     SHORT_ROWS,
     _Attention,
     additive,
     attention,
     dropped,
-    is_slow_for_sdpa,
+    quicken_attention,
     ready_mask,
 )
+from model.electra.masked_lm import MaskedLanguageModel
+from model.electra.model_electra import ElectraPretrainer
+
+TINY = {
+    "embedding_size": 8,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 def test_hashed_dropout_is_even_and_independent():
@@ -73,10 +86,38 @@ def test_the_ready_mask_of_compiled_layers_shows_what_the_other_one_shows():
     assert torch.equal(to_add == 0, ready) and torch.equal(to_add == -torch.inf, ~ready)
 
 
+@pytest.fixture
+def taken(monkeypatch):
+    """The ways that `attention` took, in order."""
+    ways = []
+
+    def note_calls_of(name):
+        original = getattr(compiled_encoder, name)
+
+        def noted(*args, **options):
+            ways.append(name)
+            return original(*args, **options)
+
+        monkeypatch.setattr(compiled_encoder, name, noted)
+
+    note_calls_of("written_out")
+    note_calls_of("sdpa_attention_forward")
+    return ways
+
+
+def encoder_attention():
+    """A module as those of encoders: without a mask transformers would take it for a decoder's."""
+    module = torch.nn.Module()
+    module.is_causal = False
+    return module
+
+
 @pytest.mark.parametrize("T", [5, SHORT_ROWS, SHORT_ROWS + 1])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 0.01), (torch.float16, 0.01)]
+)
 @pytest.mark.parametrize("kind", ["bool", "additive", "none"])
-def test_outside_of_graphs_attention_is_torchs(T, dtype, tolerance, kind):
+def test_outside_of_graphs_attention_is_torchs(T, dtype, tolerance, kind, taken):
     """Outputs and gradients, relative to the norm, where it is written out too. A graph gives it a mask to add; a batch of
     another shape comes with one of bools."""
     torch.manual_seed(0)
@@ -84,11 +125,11 @@ def test_outside_of_graphs_attention_is_torchs(T, dtype, tolerance, kind):
     upstream = torch.randn(2, T, 2, 4, dtype=dtype)
     real = torch.arange(T) < torch.tensor([T, 2])[:, None]
     mask = None if kind == "none" else ready_mask(real, in_graphs=kind == "additive")
-    assert is_slow_for_sdpa(inputs[0]) == (dtype is torch.bfloat16 and T <= SHORT_ROWS)
-    module = torch.nn.Module()
-    # As those of encoders: without a mask transformers would take it for a decoder's.
-    module.is_causal = False
-    found, _ = attention(module, *inputs, mask, scaling=0.5)
+    if kind == "additive" and dtype is torch.float64:
+        mask = mask.double()
+    found, _ = attention(encoder_attention(), *inputs, mask, scaling=0.5)
+    is_written_out = dtype is torch.bfloat16 and T <= SHORT_ROWS and kind != "none"
+    assert taken == ["written_out" if is_written_out else "sdpa_attention_forward"]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     mask = mask.double() if kind == "additive" else mask
     wanted = F.scaled_dot_product_attention(*exact, attn_mask=mask, scale=0.5).transpose(1, 2)
@@ -101,12 +142,55 @@ def test_outside_of_graphs_attention_is_torchs(T, dtype, tolerance, kind):
         assert (x - y).norm() <= tolerance * y.norm()
 
 
-def test_dropout_of_attention_without_a_compiler():
+@pytest.mark.parametrize("case", ["a decoder's", "other keys", "no scale", "a bias"])
+def test_an_attention_that_is_more_than_a_softmax_is_left_to_transformers(case, taken):
+    """Reference: torch in float64, by the mask that each of them stands for."""
+    torch.manual_seed(0)
+    T = 6
+    keys = 9 if case == "other keys" else T
+    query = torch.randn(2, 2, T, 4, dtype=torch.bfloat16)
+    key, value = (torch.randn(2, 2, keys, 4, dtype=torch.bfloat16) for _ in range(2))
+    module, mask, options = encoder_attention(), torch.ones(2, 1, T, keys, dtype=torch.bool), {"scaling": 0.5}
+    to_add = torch.zeros(2, 2, T, keys, dtype=torch.float64)
+    if case == "a decoder's":
+        module.is_causal, mask = True, None
+        to_add = to_add.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
+    if case == "no scale":
+        options = {}
+    if case == "a bias":
+        options["position_bias"] = torch.randn(2, 2, T, keys, dtype=torch.bfloat16)
+        to_add = options["position_bias"].double()
+    found, _ = attention(module, query, key, value, mask, **options)
+    assert taken == ["sdpa_attention_forward"]
+    # Without a scale it is 1 / sqrt(4), the same.
+    wanted = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), to_add).transpose(1, 2)
+    assert (found - wanted).norm() <= 0.02 * wanted.norm()
+
+
+def test_the_networks_of_a_pretraining_attend_quickly():
+    """In GLUE: tests/trainer/glue/test_padding.py."""
+    config = ElectraConfig(vocab_size=9, **TINY)
+    pretrainers = [ElectraPretrainer.from_configs(config, config), MaskedLanguageModel.from_config(config)]
+    networks = [network for pretrainer in pretrainers for network in pretrainer.networks()]
+    assert [network.config._attn_implementation for network in networks] == [QUICK_ON_CPU] * 3
+
+
+def test_a_config_that_asks_for_its_attention_can_be_saved_afterwards(tmp_path):
+    """transformers refuses to save one that asks for weights of attention which its implementation does not give."""
+    config = ElectraConfig(vocab_size=9, **TINY, attn_implementation="eager", output_attentions=True)
+    network = ElectraForPreTraining(config)
+    quicken_attention(network)
+    network.save_pretrained(tmp_path)
+    assert ElectraForPreTraining.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_dropout_of_attention_without_a_compiler(taken):
     """Of equal values the sum over many positions tells the share that was kept, and that the others were scaled."""
     torch.manual_seed(0)
     query, key = (torch.randn(2, 8, 64, 4, dtype=torch.bfloat16) for _ in range(2))
     ones = torch.ones_like(query)
-    module = torch.nn.Module()
-    found, _ = attention(module, query, key, ones, None, scaling=0.5, dropout=0.4)
+    every_key = torch.ones(2, 1, 64, 64, dtype=torch.bool)
+    found, _ = attention(encoder_attention(), query, key, ones, every_key, scaling=0.5, dropout=0.4)
+    assert taken == ["written_out"]
     assert found.float().std() > 0.05
     assert found.float().mean() == pytest.approx(1, abs=0.02)

@@ -19,6 +19,7 @@ from common.errors import UserError
 from dataset.glue.glue_dataset import Batch
 from dataset.glue.glue_tasks import QUESTIONS, TAGS, TASKS, Task
 from model.checkpointing import recompute_layers
+from model.electra import compiled_encoder
 from model.electra.compiled_encoder import compile_layers
 from trainer.glue import model as glue_model
 from trainer.glue.layer_rates import depths
@@ -392,6 +393,31 @@ def test_padding_changes_nothing_in_compiled_layers(family, tmp_path, monkeypatc
     assert compiled or family == "albert"  # whose layers are one, under another name
     for filler in (None, 2):
         torch.testing.assert_close(forward(model, padded(24, filler)), reference, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", KNOWN)
+def test_short_rows_in_bf16_are_attended_quickly(family, tmp_path, monkeypatch):
+    """And to the same: loss and gradients but for rounding. Reference: the same model with transformers' SDPA."""
+    fields = ("dropout", "attention_dropout") if family == "distilbert" else NO_DROPOUT
+    model = model_of(tmp_path, family, **dict.fromkeys((*fields, *HEADS), 0.0)).train()
+
+    def gradients():
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = forward(model, padded(24)).float().square().sum()
+        return torch.cat(
+            [
+                g.flatten()
+                for g in torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+                if g is not None
+            ]
+        )
+
+    with monkeypatch.context() as context:
+        context.setattr(compiled_encoder, "sdpa_attention_forward", None)
+        found = gradients()
+    model.config._attn_implementation = "sdpa"
+    wanted = gradients()
+    assert (found - wanted).norm() < 0.05 * wanted.norm()
 
 
 def test_a_compiled_encoder_does_not_drop_a_mask_of_rows_and_positions():
