@@ -63,14 +63,20 @@ PARSERS = {
 
 
 def commands():
-    """(document, words) of each line of a code block that starts a script of ours; continued lines are joined."""
+    """(document, words) of each line of a code block that starts a script of ours; continued lines are joined, and variables
+    that an earlier line of the block sets are put in."""
     for path in DOCUMENTS:
         blocks = re.findall(
             r"^```\w*\n(.*?)^```|^((?:    .*\n)+)", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
         )
-        for line in "\n".join(block or indented for block, indented in blocks).replace("\\\n", " ").splitlines():
-            if re.match(r"\s*(chrt -r 1 )?(python|torchrun)\b", line) and ".py" in line and "llama.cpp" not in line:
-                yield path.name, shlex.split(line, comments=True)
+        for block, indented in blocks:
+            variables = {}
+            for line in (block or indented).replace("\\\n", " ").splitlines():
+                line = re.sub(r"\$([A-Z]+)\b", lambda name: variables.get(name[1], name[0]), line)  # noqa: B023 - is called at once
+                if set_here := re.fullmatch(r'([A-Z]+)="?([^"]*)"?', line):
+                    variables[set_here[1]] = set_here[2]
+                if re.match(r"\s*(chrt -r 1 )?(python|torchrun)\b", line) and ".py" in line and "llama.cpp" not in line:
+                    yield path.name, shlex.split(line, comments=True)
 
 
 @pytest.mark.parametrize(
