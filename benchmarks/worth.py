@@ -49,6 +49,7 @@ from dataset.loader import ceil_div
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
+from trainer.electra.networks import OF_FILES
 from trainer.glue.command import key_of_model
 from trainer.glue.files import folder_of_task
 from trainer.glue.results import Figures, are_results, read_json, write_json
@@ -74,6 +75,8 @@ SHAPE = (
 SAME_WORK = 0.01
 BATCH_SIZE = 32
 TIMED_UPDATES = 12
+# In --work, beside a folder for each network.
+TIMING = "timing"
 # Flags of the trainer, whatever an earlier start has left.
 ANEW = ("--from_resume", 0, "--overwrite_output_dir", 1)
 
@@ -90,10 +93,9 @@ class Tuning(NamedTuple):
         return f"{self.learning_rate:g}, {self.dropout:g}, {self.layer_decay:g}"
 
 
-# Four ways, so that neither random weights nor pretrained ones are fine-tuned as suits the other. Random weights may want dropout,
-# and the same rate in all layers. What is pretrained without dropout may lose by it what it has learned to compare, and keeps
-# more with lower rates below. Rates below 5e-4 were no better for networks of width 128 (docs/experiments.md, "ELECTRA with
-# little text").
+# Four ways, because random and pretrained weights need different ones. Random weights may want dropout, and the same rate in all
+# layers. What is pretrained without dropout may lose by it what it has learned to compare, and keeps more with lower rates below.
+# Rates below 5e-4 were no better for networks of width 128 (docs/experiments.md, "ELECTRA with little text").
 TUNINGS = (Tuning(5e-4, 0.1, 1.0), Tuning(5e-4, 0.0, 1.0), Tuning(5e-4, 0.0, 0.8), Tuning(1e-3, 0.0, 0.8))
 EPOCHS = {"cola": 10, "mrpc": 3, "stsb": 10, "sst2": 1, "rte": 10}
 # A trial's seed is the first counted one and this: none of those that are counted.
@@ -121,14 +123,16 @@ class Network:
 
     @cached_property
     def shape(self) -> dict[str, Any]:
-        """The fields of SHAPE in its config, None where it has no such field, and what changes with its vocabulary. Errors:
-        UserError."""
+        """The fields of SHAPE in its config, None where it has no such field, unusual values of further ones, and what changes
+        with its vocabulary. Errors: UserError."""
         config = read_json(self.folder / "config.json")
         if config is None:
             raise UserError(f"--networks: {self.folder / 'config.json'} is damaged")
         with user_errors():
             tokenizer = SentenceEncoder(load_tokenizer(self.folder))
-        return {**{field: config.get(field) for field in SHAPE}, "vocabulary": tokenizer.fingerprint[:16]}
+        # Where all have the usual value, notes of earlier versions still hold.
+        unusual = {name: config[name] for name, usual in OF_FILES.items() if config.get(name, usual) != usual}
+        return {**{field: config.get(field) for field in SHAPE}, **unusual, "vocabulary": tokenizer.fingerprint[:16]}
 
     def key(self) -> str:
         """Changes with what its fine-tunings begin with."""
@@ -153,6 +157,8 @@ def networks_of(arguments: Sequence[str]) -> list[Network]:
             raise UserError(
                 f"--networks {argument}: NAME=FOLDER is wanted, a name of letters, digits, '.', '-' and '_'"
             )
+        if name == TIMING:
+            raise UserError(f"--networks {argument}: the folder {TIMING} is for the timed runs; give another name")
         if name in (WITHOUT, *(network.name for network in found)):
             raise UserError(f"--networks {argument}: another network is called {name} already")
         try:
@@ -175,10 +181,11 @@ def encoder_of(folder: Path) -> Path:
 
 def check_shape(first: Network, other: Network) -> None:
     """Errors: UserError where two networks differ in more than their weights."""
-    for field, value in first.shape.items():
-        if other.shape[field] != value:
+    for field in {**first.shape, **other.shape}:
+        values = [network.shape.get(field, OF_FILES.get(field)) for network in (first, other)]
+        if values[0] != values[1]:
             raise UserError(
-                f"--networks: {field} is {value} in {first.folder} and {other.shape[field]} in {other.folder}; networks of "
+                f"--networks: {field} is {values[0]} in {first.folder} and {values[1]} in {other.folder}; networks of "
                 "one shape and vocabulary are wanted"
             )
 
@@ -409,7 +416,7 @@ class Timing(NamedTuple):
 
 def timing(args: argparse.Namespace, network: Network, task: str, digests: Mapping[str, str]) -> Timing:
     """Of a short run, unless an earlier start has timed it."""
-    place = Path(args.work) / "timing"
+    place = Path(args.work) / TIMING
     note = place / f"{task}.json"
     fine_tuning = FineTuning(network, task, TUNINGS[0], args.seed, 1, place)
     key = made_of(fine_tuning, digests)
@@ -449,9 +456,11 @@ def figure_of(task: str, results: Mapping[str, Figures]) -> Figure:
 
 
 def verdict(one: Figure, other: Figure) -> str:
-    """How far `one` is above `other`, in a cell of a table."""
+    """How far `one` is above `other`, in a cell of a table. Of one seed nobody knows how far seeds differ."""
     difference = one.mean - other.mean
     deviation = max(one.deviation, other.deviation)
+    if math.isnan(deviation):
+        return f"{difference:+.1f} (one seed)"
     word = "alike"
     if abs(difference) > deviation:
         word = "above" if difference > 0 else "below"

@@ -139,6 +139,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             remove_temporaries(self.job.stem, self.checkpoints.folder)
         resumed = bool(self.settings.from_resume) and resume.resume(self)
         self.job.replan(self.progress)
+        if self.progress.course is None:
+            self.max_updates = self.job.max_updates
         # A resume of a run that has done all it was asked to do.
         if self.finished and not self.progress.evaluation_due:
             self.say_that_all_is_done()

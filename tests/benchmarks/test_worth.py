@@ -265,9 +265,11 @@ def test_a_fine_tuning_that_failed_is_told(place):
         (["electra"], "NAME=FOLDER is wanted"),
         (["a/b=electra_small"], "NAME=FOLDER is wanted"),
         (["none=electra_small"], "called none already"),
+        (["timing=electra_small"], "the folder timing is for the timed runs"),
         (["a=electra_small", "a=mlm_small"], "called a already"),
         (["a=glue"], "no config.json in"),
         (["a=electra_small", "b=wide"], "hidden_size is 16 in .* and 32 in"),
+        (["a=electra_small", "b=relu"], "hidden_act is gelu in .* and relu in"),
         (["a=electra_small", "b=words"], "vocabulary is .* one shape and vocabulary are wanted"),
         (["a=electra_small", "b=bare"], "no vocabulary is in there"),
         (["a=damaged", "b=electra_small"], "config.json is damaged"),
@@ -276,6 +278,7 @@ def test_a_fine_tuning_that_failed_is_told(place):
 def test_networks_that_cannot_be_compared(place, arguments, words):
     save_network(place / "wide" / "encoder", hidden_size=32)
     save_network(place / "words" / "encoder", words=OTHER_WORDS)
+    save_network(place / "relu" / "encoder", hidden_act="relu")
     ElectraForPreTraining(ElectraConfig(vocab_size=len(WORDS), max_position_embeddings=128, **SIZES)).save_pretrained(
         place / "bare"
     )
@@ -363,7 +366,7 @@ def test_verdicts():
     assert verdict(Figure(70.0, 1.0), Figure(68.0, 2.0)) == "+2.0 alike"
     assert verdict(Figure(67.0, 1.0), Figure(68.5, 0.5)) == "-1.5 below"
     # One seed has no deviation.
-    assert verdict(Figure(67.0, float("nan")), Figure(60.0, float("nan"))) == "+7.0 alike"
+    assert verdict(Figure(67.0, float("nan")), Figure(60.0, float("nan"))) == "+7.0 (one seed)"
 
 
 def test_networks_with_as_much_work_are_compared_with_each_other(tmp_path):

@@ -52,6 +52,8 @@ def pace_of(settings: ElectraSettings, validation: Validation | None, ranks: Ran
     )
 
 
-def seconds_to_show(pace: Pace | None) -> float:
+def seconds_to_show(pace: Pace | None, writes_report: bool) -> float:
     """What is left for the passages of a finished run; without a budget there is no end to it."""
-    return math.inf if pace is None else pace.seconds - pace.spent() - REPORT_S
+    if pace is None:
+        return math.inf
+    return pace.seconds - pace.spent() - (REPORT_S if writes_report else 0.0)

@@ -83,6 +83,7 @@ class Detector:
             threshold = usual_threshold([word.probability for word in words])
         return Passage(words, after, threshold, is_corrupted=share > 0)
 
+    @torch.no_grad()
     def probabilities(self, ids: Ints) -> Ints:
         """How likely each token of a text is a replaced one, float64 [n]. Errors: UserError."""
 
@@ -121,6 +122,7 @@ class Detector:
         corrupted[positions] = drawn
         return corrupted
 
+    @torch.no_grad()
     def _drawn(self, masked_ids: Ints, positions: Ints, originals: Ints) -> Ints:
         """What the generator writes at these positions, in rising order, of a masked text. originals: what stood there."""
         generator: Any = self.generator
@@ -141,7 +143,6 @@ class Detector:
             n_drawn += len(row)
         return np.concatenate(drawn) if drawn else np.empty(0, dtype=np.int64)
 
-    @torch.no_grad()
     def _read(
         self, ids: Ints, wanted: Ints, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     ) -> Iterator[tuple[torch.Tensor, Ints, Ints]]:

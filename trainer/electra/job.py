@@ -362,7 +362,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         if not self.objective.tells_replaced:
             return None
         discriminator = self.outputs["discriminator"]
-        seconds = seconds_to_show(self.pace)
+        seconds = seconds_to_show(self.pace, self.settings.report)
         return closing_of(self.settings, self.data_path, self.held_out, self.encoder, discriminator, seconds)
 
     def next_commands(self) -> list[NextCommand]:
@@ -537,7 +537,8 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate
     if highest < 0.5:
         lines.append(
-            f"warning: with --warmup_steps {settings.warmup_steps} the rate is never above {highest:.0%} of --learning_rate"
+            f"warning: with a warm-up of {counted(warmup_of(settings), 'update')} the rate is never above {highest:.0%} of "
+            "--learning_rate; --warmup_steps sets it"
         )
     size = SIZES[settings.size]
     # The line of a recipe has said it.

@@ -11,6 +11,7 @@ from transformers import ElectraConfig, PreTrainedTokenizerBase
 from common.errors import UserError
 from common.packages import loader_reason
 from dataset.reading.file_kinds import expanded
+from model.electra.detection import DRAWS, LENGTH, THRESHOLD
 from model.electra.model_electra import UNTIED
 from model.electra.sizes import POSITION_INITS
 from trainer.electra.settings import ElectraSettings
@@ -107,6 +108,9 @@ OF_OTHERS = (
     "torch_dtype",
     "transformers_version",
     "use_cache",
+    THRESHOLD,
+    LENGTH,
+    DRAWS,
 )
 
 

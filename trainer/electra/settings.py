@@ -187,7 +187,7 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
     warmup_steps: int | None = setting(
         None,
         check=not_negative(int),
-        help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run; with --budget 100)",
+        help=f"updates of warm-up (default: {WARM_UP}, with --budget {USUAL_WARM_UP}; at most about a tenth of the run)",
     )
     adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
     adam_epsilon: float = setting(
@@ -224,7 +224,6 @@ class ElectraSettings(
     """All settings of train_electra.py; --help shows the groups from the last to the first."""
 
     def check(self) -> None:
-        published = SIZES[self.size]
         ends = [name for name in ("budget", "budget_flops", "max_steps") if getattr(self, name) is not None]
         if len(ends) > 1:
             raise ValueError(f"--{ends[0]} and --{ends[1]} exclude each other: drop one")
@@ -233,13 +232,7 @@ class ElectraSettings(
                 f"--budget and --lr_schedule {self.lr_schedule}: a clock moves the end of a run, which leaves "
                 f"{' or '.join(MOVABLE_SCHEDULES)}"
             )
-        published_values = ["max_seq_len", "learning_rate", "mask_share"]
-        # A budget's updates follow from the networks, which are not there yet.
-        if not ends:
-            published_values.append("max_steps")
-        for name in published_values:
-            if getattr(self, name) is None:
-                setattr(self, name, getattr(published, name))
+        self._take_published_values(has_end=bool(ends))
         sizes = (
             "hidden_size",
             "num_hidden_layers",
@@ -266,6 +259,16 @@ class ElectraSettings(
         if not (self.gen_weight or self.disc_weight):
             raise ValueError("--gen_weight 0 and --disc_weight 0 leave nothing to learn")
 
+    def _take_published_values(self, has_end: bool) -> None:
+        """What is not given has the value of the published run of this size. has_end: some flag says where the run ends."""
+        names = ["max_seq_len", "learning_rate", "mask_share"]
+        # A budget's updates follow from the networks, which are not there yet.
+        if not has_end:
+            names.append("max_steps")
+        for name in names:
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(SIZES[self.size], name))
+
 
 def warmup_of(settings: ElectraTraining) -> int:
     """The updates in which the rate rises."""
@@ -275,7 +278,8 @@ def warmup_of(settings: ElectraTraining) -> int:
     if settings.warmup_steps is not None:
         return settings.warmup_steps
     if settings.budget is not None:
-        return USUAL_WARM_UP
+        # The guess of a clock is about twice the updates that it comes to (trainer/electra/clock.py).
+        return min(USUAL_WARM_UP, settings.max_steps // 20)
     return min(WARM_UP, settings.max_steps // 10)
 
 

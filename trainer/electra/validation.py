@@ -18,7 +18,7 @@ from trainer.engine import Engine
 from trainer.evaluation import sums_over_batches, undisturbed
 from trainer.machine.signals import StopSignals
 
-# Of examples, masks and draws: the same in every run, so that the figures of two runs can be compared.
+# Of examples, masks and draws: the same in every run with one --eval_batch_size, so that figures of two runs can be compared.
 SEED = 0
 
 # What an AUC of a discriminator that has learned nothing may have by chance; docs/experiments.md has the runs.

@@ -161,7 +161,6 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
     """Train and evaluate once. Returns (exit code, what {folder}/eval_results.json holds then)."""
     settings = run_settings(command, data, seed)
     ranks = command.ranks
-    surroundings = command.surroundings
     compared = {name: getattr(settings, name) for name in COMPARED}
     earlier, changed, trained = on_main(ranks, lambda: done_before(command, settings, data, folder, compared))
     if earlier and not changed:
@@ -174,9 +173,6 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
             again = "what is trained is evaluated again"
         command.say(f"done before with another {', '.join(changed)}: {again}")
     on_main(ranks, lambda: forget(folder))
-    job = GlueJob(command, settings, data, folder, folder / WEIGHTS if trained else None)
-    trainer = Trainer(job, surroundings)
-
     result = {
         "task": data.name,
         "seed": seed,
@@ -185,15 +181,26 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
         "data": data.key,
         "model": command.model_key,
         "dtype": dtype_name(command),
-        "evaluated": data.evaluated,
+        "evaluated": data.eval_keys,
         "results": {},
     }
     if trained and earlier is not None:
         result["updates"] = earlier.get("updates", 0)
-    elif settings.do_train:
+    exit_code = train_and_evaluate(command, settings, data, folder, trained, result)
+    return exit_code, None if exit_code else result
+
+
+def train_and_evaluate(
+    command: Command, settings: GlueSettings, data: Data, folder: Path, trained: bool, result: dict[str, Any]
+) -> int:
+    """Train, unless an earlier command has, evaluate, and write `result` with the metrics. Returns the exit code."""
+    surroundings = command.surroundings
+    job = GlueJob(command, settings, data, folder, folder / WEIGHTS if trained else None)
+    trainer = Trainer(job, surroundings)
+    if settings.do_train and not trained:
         exit_code = trainer.run()
         if exit_code:
-            return exit_code, None
+            return exit_code
         result["updates"] = trainer.progress.update
     evaluation = job.evaluation(trainer.engine, surroundings.signals)
     with told_in_a_line(job.device, trainer.advice_on_memory):
@@ -204,9 +211,9 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
         job.shards.leave_groups()
     if stop_signal:
         command.say(f"stopped by signal {stop_signal}; the same command with --from_resume 1 evaluates what is trained")
-        return 128 + stop_signal, None
-    on_main(ranks, lambda: write_results(job.stem, result))
-    return 0, result
+        return 128 + stop_signal
+    on_main(command.ranks, lambda: write_results(job.stem, result))
+    return 0
 
 
 def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
@@ -259,7 +266,7 @@ def evaluated_on_others(earlier: Mapping[str, Any], data: Data, has_model: bool)
     if not isinstance(evaluated, dict):
         # Those of earlier versions do not say. Where the model is there, that is found out by evaluating it.
         return has_model
-    return evaluated != data.evaluated
+    return evaluated != data.eval_keys
 
 
 def forget(folder: Path) -> None:

@@ -44,7 +44,7 @@ def write_outputs(path: Path, outputs: Outputs, data: "Data") -> None:
     for kind, files in (("dev", outputs.dev), ("test", outputs.test)):
         for name, logits in files.items():
             arrays[f"{kind} {name}"] = logits.numpy()
-            arrays[f"file of {kind} {name}"] = np.array(data.evaluated[f"{kind} {name}"])
+            arrays[f"file of {kind} {name}"] = np.array(data.eval_keys[f"{kind} {name}"])
     with atomic_file(path) as file:
         np.savez(file, **arrays)
 
@@ -60,7 +60,7 @@ def read_outputs(path: Path, data: "Data") -> Outputs | None:
                     array = arrays[f"{kind} {name}"]
                     if array.shape != shape_of(data.task, assembler) or array.dtype != np.float32:
                         return None
-                    if str(arrays[f"file of {kind} {name}"]) != data.evaluated[f"{kind} {name}"]:
+                    if str(arrays[f"file of {kind} {name}"]) != data.eval_keys[f"{kind} {name}"]:
                         return None
                     logits[name] = torch.from_numpy(array)
         return found

@@ -41,7 +41,7 @@ class Data(NamedTuple):
     # {leaderboard's name: ...}.
     test: dict[str, GlueAssembler]
     # {"dev" or "test", and the name above: what changes with that file, the tokenizer and the length}.
-    evaluated: dict[str, str]
+    eval_keys: dict[str, str]
 
 
 def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
@@ -108,20 +108,20 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
     if settings.do_train:
         training, key = read(task.train, both_orders=settings.double_unordered and name in UNORDERED, is_trained=True)
     dev = {}
-    evaluated = {}
+    eval_keys = {}
     if settings.do_eval:
         for suffix, file in task.dev:
-            dev[suffix], evaluated[f"dev {suffix}"] = read(file)
+            dev[suffix], eval_keys[f"dev {suffix}"] = read(file)
     test = {}
     if settings.do_predict:
         for target, usual in task.test:
             places = DIAGNOSTICS if target == "AX" else (usual,)
             file = next((place for place in places if (folder / place).exists()), usual)
             if (folder / file).exists():
-                test[target], evaluated[f"test {target}"] = read(file, labelled=False)
+                test[target], eval_keys[f"test {target}"] = read(file, labelled=False)
             else:
                 command.say(f"{folder / file} is not there: no predictions {target}.tsv")
-    data = Data(name, task, key, training, dev, test, evaluated)
+    data = Data(name, task, key, training, dev, test, eval_keys)
     for line in window_notices(data, settings.max_seq_len):
         command.say(line)
     return data

@@ -175,12 +175,21 @@ class GlueJob(Job[Ints, Batch, Totals]):
     def _set_length(self) -> None:
         """Epochs and updates of the run."""
         settings = self.settings
-        epochs = settings.epochs or self.data.task.epochs
-        self.epochs = math.ceil(epochs)
+        self.wanted_epochs = settings.epochs or self.data.task.epochs
+        self.epochs = math.ceil(self.wanted_epochs)
         self.max_updates = settings.max_steps or UNLIMITED
-        # A part of an epoch ends with the update in which its last row is.
-        if settings.do_train and not settings.max_steps and self.epochs != epochs:
-            self.max_updates = math.ceil(epochs * schedule(settings, self.ranks, self.data).n_updates)
+        self.ends_within_epoch = settings.do_train and not settings.max_steps and self.epochs != self.wanted_epochs
+
+    def replan(self, progress: Progress) -> bool:
+        """A run that ends within an epoch ends by updates. Where batches had another size before a resume, the rows that are
+        left are counted in updates of today's size."""
+        if self.ends_within_epoch:
+            of_epoch = schedule(self.settings, self.ranks, self.data)
+            # A part of an epoch ends with the update in which its last row is.
+            wanted = math.ceil(self.wanted_epochs * of_epoch.n_updates)
+            left = max(0, wanted - updates_before(of_epoch, progress.epoch, progress.row))
+            self.max_updates = progress.update + left
+        return False
 
     def settings_to_keep(self) -> GlueSettings:
         """Those of the command, for this task and seed alone."""
@@ -235,8 +244,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         if self.max_updates < UNLIMITED:
             return progress.update, int(self.max_updates)
         of_epoch = schedule(self.settings, self.ranks, self.data)
-        # Where batches had another size before a resume, these are the updates that the rows would have been.
-        done = update.epoch * of_epoch.n_updates + ceil_div(update.first_row, of_epoch.rows_per_update)
+        done = updates_before(of_epoch, update.epoch, update.first_row)
         return done, self.epochs * of_epoch.n_updates
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
@@ -338,6 +346,12 @@ def schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule
     assert data.train is not None
     n_examples = len(data.train.features.first)
     return schedule_of(settings, ranks, n_examples)
+
+
+def updates_before(of_epoch: UpdateSchedule, epoch: int, row: int) -> int:
+    """The updates before a row of an epoch. Where batches had another size before a resume, these are the updates of today's
+    size that the rows would have been."""
+    return epoch * of_epoch.n_updates + ceil_div(row, of_epoch.rows_per_update)
 
 
 def size_of(config: PretrainedConfig) -> str:

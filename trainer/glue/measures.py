@@ -63,14 +63,15 @@ def answers(task: Task, logits: torch.Tensor, divisor: float = 1.0) -> Array:
     return chosen.numpy()
 
 
-def scores(task: Task, logits: torch.Tensor, labels: Array) -> dict[str, float]:
-    """{metric: value} of logits [N, n] and the labels of an assembler's features."""
-    found = answers(task, logits)
+def metrics_of_answers(task: Task, logits: torch.Tensor, labels: Array, divisor: float = 1.0) -> dict[str, float]:
+    """{metric: value} of logits [N, n] and the labels of an assembler's features. divisor: see `score_divisor`."""
+    found = answers(task, logits, divisor)
     return {name: float(metric_of(name)(labels, found)) for name in task.metrics}
 
 
-def measured(task: Task, assembler: GlueAssembler, logits: torch.Tensor) -> dict[str, float]:
-    """{metric: value} of the outputs for a file, [N, n], or [P, n] where every position has its own."""
+def measured(task: Task, assembler: GlueAssembler, logits: torch.Tensor, divisor: float = 1.0) -> dict[str, float]:
+    """{metric: value} of the outputs for a file, [N, n], or [P, n] where every position has its own. divisor: see
+    `score_divisor`."""
     features = assembler.features
     if task.kind == TAGS:
         values = tag_scores(task, features, logits)
@@ -78,7 +79,7 @@ def measured(task: Task, assembler: GlueAssembler, logits: torch.Tensor) -> dict
         found = found_answers(assembler.questions, features, logits.numpy(), task.windows, assembler.max_seq_len)
         values = answer_scores(assembler.questions, found)
     else:
-        return scores(task, logits, features.labels)
+        return metrics_of_answers(task, logits, features.labels, divisor)
     return {name: values[name] for name in task.metrics}
 
 

@@ -226,5 +226,5 @@ def line_of(results: Mapping[str, float | None]) -> str:
     """Metrics in a line, times 100."""
     parts = []
     for name, value in results.items():
-        parts.append(f"{name} {'-' if value is None else f'{100 * value:.2f}'}")
+        parts.append(f"{name} {figure(value)}")
     return ", ".join(parts)

@@ -59,10 +59,11 @@ class Evaluation:
             if stop_signal:
                 return {}, stop_signal
             self.logits[suffix] = logits
-            loss = mean_loss(self.task, assembler.features, logits, score_divisor(self.engine.model))
+            divisor = score_divisor(self.engine.model)
+            loss = mean_loss(self.task, assembler.features, logits, divisor)
             # MNLI has two development files. The first one's loss is the one to follow.
             found.setdefault("val_loss", loss)
-            for name, value in measured(self.task, assembler, logits).items():
+            for name, value in measured(self.task, assembler, logits, divisor).items():
                 found[name + suffix] = value
         self._latest = (update, found)
         return found, 0

@@ -127,8 +127,9 @@ def test_without_a_discriminator_no_time_is_kept_for_passages():
     settings.max_steps = 100
     paces = [clock.pace_of(settings, None, Ranks(), 10, shows) for shows in (False, True)]
     assert paces[1].closing - paces[0].closing == clock.SHOWING_S > closing.NETWORKS_S
-    assert clock.seconds_to_show(None) == float("inf")
-    assert 3590 < clock.seconds_to_show(paces[1]) < 3600 - clock.REPORT_S
+    assert clock.seconds_to_show(None, True) == float("inf")
+    assert 3590 < clock.seconds_to_show(paces[1], True) < 3600 - clock.REPORT_S
+    assert 3600 - clock.REPORT_S < clock.seconds_to_show(paces[1], False) < 3600
 
 
 def test_time_is_kept_for_what_a_run_does_at_its_end():
@@ -186,8 +187,14 @@ def test_the_updates_that_a_budget_begins_with():
 
 
 def test_the_warm_up_of_a_budget():
-    assert warmup_of(parse_args(["--budget", "1h"])) == 100
+    settings = parse_args(["--budget", "1h"])
+    # The guess of a clock.
+    settings.max_steps = 10_000
+    assert warmup_of(settings) == 100
     assert warmup_of(parse_args(["--budget", "1h", "--warmup_steps", "7"])) == 7
+    # A short run begins with a guess of some updates, and makes about half of them.
+    settings.max_steps = 160
+    assert warmup_of(settings) == 8
 
 
 def test_schedules_that_no_clock_can_end(data, tmp_path, capsys):

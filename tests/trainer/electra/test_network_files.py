@@ -75,6 +75,19 @@ def test_the_file_of_a_saved_model_is_taken(data, tmp_path):
         train(**again, **files(tmp_path, generator=fields, discriminator={**fields, "hidden_act": "gelu"}))
 
 
+def test_the_files_that_a_run_has_saved_are_taken(data, tmp_path):
+    """They have fields of our own beside those of transformers."""
+    first = train(**data, out_dir=tmp_path / "a", max_steps=1, temperature=2)
+    saved = tmp_path / "a" / "electra_small"
+    fields = json.loads((saved / "discriminator" / "config.json").read_text())
+    assert "trained_length" in fields and "replaced_by" in json.loads((saved / "generator" / "config.json").read_text())
+    configs = {f"{name}_config": saved / name / "config.json" for name in ("generator", "discriminator")}
+    second = train(**data, out_dir=tmp_path / "b", max_steps=1, **WITHOUT_SIZES, **configs)
+    for name in ("generator", "discriminator"):
+        wanted = getattr(first.job.model, name).config
+        assert getattr(second.job.model, name).config.hidden_size == wanted.hidden_size
+
+
 def test_a_tilde_is_written_out(data, tmp_path, monkeypatch):
     """As the shell does, which does not see a --config file. Reference: the folder that HOME names."""
     monkeypatch.setenv("HOME", str(tmp_path))

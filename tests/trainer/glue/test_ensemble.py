@@ -89,7 +89,7 @@ def test_outputs_that_are_damaged_or_of_other_files_make_no_ensemble(place, tmp_
     assert read_outputs(runs[1] / OUTPUTS, data._replace(dev={"": data.dev[""], "-mm": data.dev[""]})) is None
     assert read_outputs(runs[1] / OUTPUTS, data._replace(dev={"": data.train})) is None
     # Of as many examples, so that only its name tells.
-    assert read_outputs(runs[1] / OUTPUTS, data._replace(evaluated={"dev ": "another"})) is None
+    assert read_outputs(runs[1] / OUTPUTS, data._replace(eval_keys={"dev ": "another"})) is None
     for content in (whole[:100], b"", whole[:-30] + bytes(30)):
         (runs[1] / OUTPUTS).write_bytes(content)
         assert ensemble(data, folder, runs) is None

@@ -9,7 +9,7 @@ from dataset.glue.glue_tasks import TASKS, task_list, task_name
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import trainers_that_fit
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
-from tests.trainer.glue.test_runs import same, weights_of
+from tests.trainer.glue.test_runs import same, stopped, weights_of
 from trainer import train_glue
 
 
@@ -75,6 +75,13 @@ def test_a_part_of_an_epoch(place, tmp_path):
     assert whole.progress.update == 10
     assert run_of(place, tmp_path / "d", epochs=2).progress.update == 10
     assert same(weights_of(tmp_path / "c"), weights_of(tmp_path / "d"))
+
+
+def test_a_part_of_an_epoch_ends_at_the_same_row_with_batches_of_another_size(place, tmp_path):
+    """1.5 epochs of 20 examples: one epoch in 5 updates of 4, and 10 rows in 5 updates of 2."""
+    stopped(place, tmp_path, 5, epochs=1.5)
+    resumed = run_of(place, tmp_path, epochs=1.5, batch_size=2, from_resume=1)
+    assert (resumed.progress.update, resumed.progress.epoch, resumed.progress.row) == (10, 1, 10)
 
 
 @pytest.mark.parametrize("schedule", ["separate_linear", "original_linear"])

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import load_file
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, r2_score
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, AutoTokenizer
 
 from dataset.glue.questions import read_questions
@@ -120,6 +120,26 @@ def test_macro_f1_is_the_mean_over_classes(place, tmp_path):
         right = [row["stars"] for row in csv.DictReader(file)]
     words = [line.split("\t")[1] for line in lines[1:]]
     assert found["macro_f1"]["mean"] == pytest.approx(f1_score(right, words, average="macro", zero_division=0))
+
+
+def test_r2_is_that_of_whole_scores_where_they_were_divided_to_train(place, tmp_path):
+    """Reference: scikit-learn on the predictions that were written, to three digits; the test file is the one that is
+    evaluated on."""
+    options = of_kind(
+        place,
+        "regression",
+        metrics=["r2"],
+        score_divisor=5,
+        test_file=place / "dev.scores.jsonl",
+        do_predict=1,
+        max_steps=40,
+        learning_rate=1e-2,
+    )
+    found = fine_tune(place, tmp_path, **options)["my-regression"]["metrics"]
+    lines = (tmp_path / "my-regression/seed_42/predictions/my-regression.tsv").read_text().splitlines()
+    predicted = [float(line.split("\t")[1]) for line in lines[1:]]
+    right = [json.loads(line)["label"] for line in (place / "dev.scores.jsonl").read_text().splitlines()]
+    assert found["r2"]["mean"] == pytest.approx(r2_score(right, predicted), abs=2e-3)
 
 
 def test_predictions_of_words_and_answers_are_what_transformers_gives(place, tmp_path):
