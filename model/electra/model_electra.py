@@ -104,8 +104,8 @@ def init_position_embeddings(network: Any) -> None:
     """Make the position embeddings of a new Hugging Face model sinusoids if its config's `position_init` says so:
     Vaswani et al., "Attention Is All You Need" (2017), 3.5, scaled to the root mean square `initializer_range`.
 
-    They are trained like any others. Before that the product of two depends on their distance alone, so what is learned
-    about neighbours at one place holds at all, those beyond the trained length too.
+    They are trained like any others. At the start the dot product of two positions depends only on their distance. What is
+    learned about neighbours at one place therefore holds everywhere, also beyond the trained length.
     """
     if getattr(network.config, "position_init", None) != "sinusoidal":
         return

@@ -31,7 +31,8 @@ PASSAGES = 6
 MOST_DOCUMENTS = 20_000
 # Characters of a document in which a passage is looked for.
 LOOKED_THROUGH = 100_000
-# Of the time that is left, what the search for passages leaves to read them with both networks.
+# Seconds that the search leaves for reading the passages with both networks. A guess: half of SHOWING_S in clock.py, so that the
+# search has as long.
 NETWORKS_S = 1.5
 # Characters of a passage, at least and at most. It ends with the sentence that brings it to LEAST_CHARACTERS.
 LEAST_CHARACTERS = 100

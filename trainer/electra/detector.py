@@ -1,7 +1,7 @@
 """Reading any text with the networks of an ELECTRA: the generator replaces some words, the discriminator doubts some.
 
-A text that is longer than the examples of the training is read in windows of their length. They overlap by half, and what
-counts of a token is what the window says that shows most of the text around it.
+A text that is longer than the examples of the training is read in windows of their length. They overlap by half. For
+each token the window with the most context around it counts.
 """
 
 from collections.abc import Callable, Iterator

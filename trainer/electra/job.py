@@ -237,10 +237,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         """What a resume must have in common with the run that it goes on with."""
         settings = self.settings
         row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
-        # Runs of earlier versions know no other choice, and can be gone on with.
+        # Earlier versions have no such fields, and must still resume.
         if settings.mask_choice != "exact":
             row_layout.append("mask_choice")
-        # They held nothing out.
         if settings.val_fraction:
             row_layout.append("val_fraction")
         return {

@@ -25,8 +25,10 @@ SEED = 0
 PLATEAU = 0.57
 # Updates behind the warm-up in which runs that learned have left the plateau; of a shorter run half of those.
 PATIENCE = 1500
-# How far the AUC must be below its best to be called fallen, and what the generator's loss may have gained meanwhile
-# (nats per token) without being the reason.
+# How far the AUC must be below its best to be called fallen, and what the generator's loss may have gained meanwhile (nats per
+# token) without being the reason. Both are guesses. In docs/experiments.md ("ELECTRA with little text") the AUC of good runs fell by
+# 0.03 to 0.09 while their generators gained 0.6 or more, so a small gain tells them apart. No run is noted there that had left the
+# plateau and then gave up.
 FALL = 0.04
 GENERATOR_GAIN = 0.05
 # What a resumed run must know of the AUC so far.

@@ -73,8 +73,8 @@ def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: i
 
 
 def dropouts_of(config: PretrainedConfig) -> list[str]:
-    """The fields of a config that say how much is dropped: of hidden states, attention, head and whatever else has it. Of
-    one that is None another field decides. A bool says something else, as ESM's `token_dropout`."""
+    """The fields of a config that say how much is dropped: of hidden states, attention, head and whatever else has it. A
+    field that is None follows another field. A bool is a switch (ESM's `token_dropout`)."""
     found = []
     for name, value in config.to_dict().items():
         if "dropout" in name and type(value) in (int, float):
