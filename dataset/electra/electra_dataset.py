@@ -96,7 +96,7 @@ class Examples:
         last = place + self.first + self.second - 1
         self.begin = place + np.searchsorted(line_ends, place, side="right")
         self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
-        self.lengths = self.first + self.second + 2 + (self.second > 0)
+        self.lengths = positions_taken(self.first, self.second)
         unknown = np.empty(0, np.int64)
         if unk_id is not None:
             unknown = _positions(store.tokens, unk_id)
@@ -134,6 +134,11 @@ class Examples:
         first = np.minimum(split - place, T - 2)
         second = np.minimum(end - split, np.maximum(T - 3 - first, 0))
         return first, second
+
+
+def positions_taken(first: Ints, second: Ints) -> Ints:
+    """Positions of examples with so many tokens in their segments: CLS and a SEP, and another SEP behind a second segment."""
+    return first + second + 2 + (second > 0)
 
 
 def _positions(tokens: Column, value: int) -> Ints:
@@ -285,10 +290,19 @@ class ElectraAssembler:
             # A generator for each example and epoch: what is masked depends on nothing else.
             key = (self.seed << 32 | recipe.epoch, int(recipe.example[r]))
             random[r] = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(T + 2 * K)
-        lengths = (recipe.first + recipe.second + 2 + (recipe.second > 0)).astype(np.int64)
+        lengths = positions_taken(recipe.first, recipe.second).astype(np.int64)
         candidates = ~np.isin(ids, self.never_masked)
         masked = mask_tokens(
-            ids, lengths, candidates, self.share, self.style, self.mask_id, self.ordinary_ids, random, K, self.cap
+            ids,
+            lengths,
+            candidates,
+            share=self.share,
+            style=self.style,
+            mask_id=self.mask_id,
+            ordinary_ids=self.ordinary_ids,
+            random=random,
+            K=K,
+            cap=self.cap,
         )
         return Batch(
             ids=torch.from_numpy(ids),

@@ -268,12 +268,9 @@ class ElectraPretrainer(Pretrainer):
 
     def draw(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The generator's tokens, int64 [R, K]. logits: [M, V]; labels: [R, K]."""
-        drawn = sample(self.to_draw_from(logits, labels.flatten()), self.sampling, self.add_up_chunks)
+        logits = to_draw_from(logits, labels.flatten(), self.temperature, self.disallow_correct)
+        drawn = sample(logits, self.sampling, self.add_up_chunks)
         return drawn.view_as(labels)
-
-    def to_draw_from(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE."""
-        return to_draw_from(logits, labels, self.temperature, self.disallow_correct)
 
     def find_out(
         self, corrupted: torch.Tensor, replaced: torch.Tensor, real: torch.Tensor, inputs: dict[str, torch.Tensor]

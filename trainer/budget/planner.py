@@ -27,7 +27,7 @@ from trainer.budget.command import explicit_command
 from trainer.budget.costs import COMPILE_S, RunCosts
 from trainer.budget.data import Data, look_at_data
 from trainer.budget.kept_plan import earlier_plan
-from trainer.budget.outcome import chosen_settings, told
+from trainer.budget.outcome import chosen_settings, plan_lines
 from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, plan_for, sizes
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import Machine, share_of_product_rate
@@ -86,7 +86,7 @@ def plan_run(
 
     def tell() -> None:
         others = {"half of it": planner.with_budget(0.5), "twice as much": planner.with_budget(2.0)}
-        for line in told(plan, others, planner.costs, chosen, {*planner.given, *chosen_by_main}):
+        for line in plan_lines(plan, others, planner.costs, chosen, {*planner.given, *chosen_by_main}):
             announce(line)
 
     on_main(ranks, tell)

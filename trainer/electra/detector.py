@@ -108,7 +108,17 @@ class Detector:
         # Without a generator nobody reads the masked text.
         mask_id = self.tokenizer.mask_token_id if self.generator is not None else 0
         style = self.draws.mask_style
-        masked = mask_tokens(ids[None], np.array([n]), candidates, share, style, mask_id, ordinary, random, K)
+        masked = mask_tokens(
+            ids[None],
+            np.array([n]),
+            candidates,
+            share=share,
+            style=style,
+            mask_id=mask_id,
+            ordinary_ids=ordinary,
+            random=random,
+            K=K,
+        )
         is_used = masked.labels[0] != IGNORE
         positions = masked.positions[0][is_used]
         if self.generator is None:

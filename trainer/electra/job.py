@@ -37,7 +37,7 @@ from trainer.electra.published import differences
 from trainer.electra.settings import ElectraSettings, warmup_of
 from trainer.electra.validation import Validation, has_text
 from trainer.engine import Engine
-from trainer.job import Closing, Job, Outlook, Progress, Surroundings, Update
+from trainer.job import LATEST_UPDATE, Closing, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
 from trainer.machine.compiling import compile_blocks
@@ -54,12 +54,28 @@ from trainer.saving.places import check_kinds
 from trainer.updates import rows_of_update, schedule_of
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
+# What --objective mlm has no use for.
+OF_TWO_NETWORKS = (
+    "generator_divisor",
+    "generator_layers",
+    "untied_embeddings",
+    "gen_weight",
+    "disc_weight",
+    "sampling",
+    "temperature",
+    "disallow_correct",
+    "disc_smooth",
+    "example_interval",
+)
+LINE_ON_CLOCK = "the clock of --budget sets the number of updates once the first ones are timed; so far it is a guess"
+
 
 class ElectraJob(Job[Recipe, Batch, Totals]):
     """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
 
     settings: ElectraSettings
     model: Pretrainer
+    save_at: "SavedUpdates"
 
     counts_updates = True
     may_change = (
@@ -126,11 +142,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.assembler = ElectraAssembler(
             self.store,
             self.tokenizer,
-            settings.max_seq_len,
-            settings.mask_share,
-            settings.mask_style,
-            settings.seed,
-            self.mask_cap,
+            max_seq_len=settings.max_seq_len,
+            share=settings.mask_share,
+            style=settings.mask_style,
+            seed=settings.seed,
+            cap=self.mask_cap,
         )
         # One rank of each machine reads all tokens: they have the same files.
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
@@ -231,7 +247,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
                 self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown, self.documents
             )
             if self.held_out is not None:
-                self.validation = Validation(self.held_out, settings, self.tokenizer, self.mask_cap, self.objective)
+                self.validation = Validation(
+                    self.held_out, settings, self.tokenizer, self.mask_cap, unknown, self.objective
+                )
 
     def _identity(self) -> dict[str, Any]:
         """What a resume must have in common with the run that it goes on with."""
@@ -331,14 +349,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         """Write the networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
         earlier ones below it."""
-        settings = self.settings
-        percent = 100.0 if is_last else save_points(settings).get(update)
+        percent = 100.0 if is_last else self.save_at.points.get(update)
         # What is published has the names that users expect; what was saved on the way lies below it.
         if percent is not None:
             self._save_networks(
                 self.folder if percent == 100 else self.folder / f"percent_{percent:g}", weights, is_last
             )
-        if update in kept_updates(settings):
+        if update in self.save_at.kept:
             self._save_networks(self.folder / f"checkpoint-{update}", weights, is_last)
 
     def _save_networks(self, target: Path, weights: Mapping[str, torch.Tensor], is_last: bool) -> None:
@@ -434,28 +451,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return said
 
 
-# What --objective mlm has no use for.
-OF_TWO_NETWORKS = (
-    "generator_divisor",
-    "generator_layers",
-    "untied_embeddings",
-    "gen_weight",
-    "disc_weight",
-    "sampling",
-    "temperature",
-    "disallow_correct",
-    "disc_smooth",
-    "example_interval",
-)
-
-
 def rate(settings: ElectraSettings, update: int) -> float:
     """The learning rate of the update that comes after `update` others."""
     schedule = ENCODER_SCHEDULES[settings.lr_schedule]
     return settings.learning_rate * schedule(update, settings.max_steps, warmup_of(settings))
-
-
-LINE_ON_CLOCK = "the clock of --budget sets the number of updates once the first ones are timed; so far it is a guess"
 
 
 def line_on_work(flops: float) -> str:
@@ -491,13 +490,10 @@ class SavedUpdates(Container[int]):
         return update in self.points or update in self.kept
 
 
-# A clock may move the end of a run beyond what was planned.
-LATEST_UPDATE = 10**12
-
-
 def kept_updates(settings: ElectraSettings) -> range:
     """The updates whose networks --save_steps keeps."""
     every = settings.save_steps
+    # A clock may move the end of a run beyond what was planned.
     end = LATEST_UPDATE if settings.budget is not None else settings.max_steps
     return range(every, end + 1, every) if every else range(0)
 

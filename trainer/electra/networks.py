@@ -158,13 +158,13 @@ def configs_of_flags(
     }
     generator, discriminator = configs(
         SIZES[settings.size],
-        len(tokenizer),
-        tokenizer.pad_token_id,
-        settings.max_seq_len,
-        settings.init_std,
-        settings.position_init,
-        settings.generator_layers,
-        settings.untied_embeddings,
+        vocab_size=len(tokenizer),
+        pad_id=tokenizer.pad_token_id,
+        max_seq_len=settings.max_seq_len,
+        init_std=settings.init_std,
+        position_init=settings.position_init,
+        generator_layers=settings.generator_layers,
+        untied_embeddings=settings.untied_embeddings,
         **changes,
     )
     for config in (generator, discriminator):

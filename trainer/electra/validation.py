@@ -70,15 +70,23 @@ class Validation:
         settings: ElectraSettings,
         tokenizer: PreTrainedTokenizerBase,
         cap: int | None,
+        unknown: int | None,
         evaluated: Evaluated,
     ) -> None:
-        """cap: see `mask_cap`. Errors: ValueError, DataError, as Examples has them."""
+        """cap: see `mask_cap`. unknown: the token that is never masked, as `unk_id` of Examples. Errors: ValueError, DataError, as Examples has them."""
         store = held_out.val_store
         T = settings.max_seq_len
-        unknown = tokenizer.unk_token_id if cap is None else None
         examples = Examples(store, T, tokenizer.sep_token_id, SEED, unknown, held_out.val_documents)
         self.plan = ElectraPlan(examples, settings.mask_share, SEED, 0, cap, shuffle=False)
-        self.assembler = ElectraAssembler(store, tokenizer, T, settings.mask_share, settings.mask_style, SEED, cap)
+        self.assembler = ElectraAssembler(
+            store,
+            tokenizer,
+            max_seq_len=T,
+            share=settings.mask_share,
+            style=settings.mask_style,
+            seed=SEED,
+            cap=cap,
+        )
         self.batch_size = settings.eval_batch_size
         self.evaluated = evaluated
         self.n_documents = len(held_out.val_documents)

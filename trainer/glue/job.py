@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from trainer.glue.model import Layers, init_model, save_model, weights_digest
 from trainer.glue.padding import is_known
 from trainer.glue.scores import Evaluation
 from trainer.glue.settings import GlueSettings
-from trainer.job import UNLIMITED, Job, Outlook, Progress, Surroundings, Update
+from trainer.job import LATEST_UPDATE, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import make_folder
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.random_state import seed_everything
@@ -147,7 +146,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self._set_length()
         # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
-            self.save_at = range(settings.save_steps, sys.maxsize, settings.save_steps)
+            self.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
         # What an earlier run of this seed may have left.
         self.replaced = [folder / "eval_results.json", *folder.glob("checkpoint-*[0-9]")]
         self.evaluates = bool(settings.do_eval)
@@ -180,7 +179,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.max_updates = settings.max_steps or UNLIMITED
         # A part of an epoch ends with the update in which its last row is.
         if settings.do_train and not settings.max_steps and self.epochs != epochs:
-            self.max_updates = math.ceil(epochs * schedule(settings, self.ranks, self.data).n_updates)
+            self.max_updates = math.ceil(epochs * update_schedule(settings, self.ranks, self.data).n_updates)
 
     def settings_to_keep(self) -> GlueSettings:
         """Those of the command, for this task and seed alone."""
@@ -234,7 +233,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         """(updates before this one, updates of the run)"""
         if self.max_updates < UNLIMITED:
             return progress.update, int(self.max_updates)
-        of_epoch = schedule(self.settings, self.ranks, self.data)
+        of_epoch = update_schedule(self.settings, self.ranks, self.data)
         # Where batches had another size before a resume, these are the updates that the rows would have been.
         done = update.epoch * of_epoch.n_updates + ceil_div(update.first_row, of_epoch.rows_per_update)
         return done, self.epochs * of_epoch.n_updates
@@ -268,13 +267,13 @@ class GlueJob(Job[Ints, Batch, Totals]):
         epochs = None
         # The updates decide, as in the benchmark's own script; the epochs are those that they take.
         if settings.max_steps:
-            epochs = math.ceil(settings.max_steps / schedule(settings, self.ranks, self.data).n_updates)
+            epochs = math.ceil(settings.max_steps / update_schedule(settings, self.ranks, self.data).n_updates)
         config = self.model.config
         lengths = self.features.lengths
         parameters = sum(p.numel() for p in self.model.parameters())
         source = "random weights"
         if not settings.from_scratch:
-            source = f"from {self.command.model_folder}, {new_weights(self.new_weights)}"
+            source = f"from {self.command.model_folder}, {head_text(self.new_weights)}"
         lines = [
             f"model: {self.model_name}, {parameters / 1e6:.2f} M parameters, {size_of(config)}{source}",
             f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {lengths.mean():.0f} tokens in the mean, "
@@ -302,7 +301,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         epochs = self.epochs if outlook.epochs is None else outlook.epochs
         parameters = sum(p.numel() for p in self.model.parameters())
         embeddings = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." in name)
-        rows_per_update = schedule(settings, self.ranks, self.data).rows_per_update
+        rows_per_update = update_schedule(settings, self.ranks, self.data).rows_per_update
         rows = min(plan.n_rows * epochs, self.max_updates * rows_per_update)
         flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
         # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
@@ -333,7 +332,7 @@ def optimizer_words(settings: GlueSettings) -> str:
     return words if settings.adam_bias_correction else f"{words}, no bias correction"
 
 
-def schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule:
+def update_schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule:
     """How an epoch of the task is dealt out to updates."""
     assert data.train is not None
     n_examples = len(data.train.features.first)
@@ -354,7 +353,7 @@ def set_longest_text(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
         tokenizer.model_max_length = positions
 
 
-def new_weights(names: set[str]) -> str:
+def head_text(names: set[str]) -> str:
     """What a pretrained model lacks for the task, in a part of a line."""
     if not names:
         return "with its head"
