@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from common.arrays import Array
 from common.errors import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import chunks, permutation
@@ -97,7 +98,7 @@ class Examples:
         self.begin = place + np.searchsorted(line_ends, place, side="right")
         self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
         self.lengths = positions_taken(self.first, self.second)
-        unknown = np.empty(0, np.int64)
+        unknown: Ints = np.empty(0, np.int64)
         if unk_id is not None:
             unknown = _positions(store.tokens, unk_id)
         counts = np.searchsorted(unknown, self.begin + self.span) - np.searchsorted(unknown, self.begin)
@@ -149,7 +150,7 @@ def _positions(tokens: Column, value: int) -> Ints:
     return np.concatenate(parts)
 
 
-def _uniform(bits: np.random.PCG64, n: int) -> Ints:
+def _uniform(bits: np.random.PCG64, n: int) -> Array:
     """n numbers in [0, 1), float64, from a numpy bit generator; the same in every numpy."""
     return unit_interval(np.asarray(bits.random_raw(n)))
 

@@ -13,6 +13,7 @@ import torch
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from common.arrays import Array
 from common.errors import UserError, user_errors
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import load_tokenizer
@@ -83,7 +84,7 @@ class Detector:
             threshold = usual_threshold([word.probability for word in words])
         return Passage(words, after, threshold, is_corrupted=share > 0)
 
-    def probabilities(self, ids: Ints) -> Ints:
+    def probabilities(self, ids: Ints) -> Array:
         """How likely each token of a text is a replaced one, float64 [n]. Errors: UserError."""
 
         def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -93,7 +94,7 @@ class Detector:
         logits = torch.cat([logits[row, column] for logits, row, column in self._read(ids, everything, compute)])
         if not torch.isfinite(logits).all():
             raise UserError("the discriminator gives no numbers for this text: its weights are damaged")
-        found: Ints = logits.double().sigmoid().cpu().numpy()
+        found: Array = logits.double().sigmoid().cpu().numpy()
         return found
 
     def with_replaced(self, ids: Ints, share: float, seed: int) -> Ints:

@@ -395,44 +395,25 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings
         plan = self.plan(progress.epoch)
-        encoder = self.model.encoder_config
         others = {name: getattr(self.model, name) for name in self.model.NETWORKS if name != self.model.ENCODER}
         per_position = self.objective.flops_per_position(settings.max_seq_len, settings.mask_share)
         updates_per_epoch = schedule_of(settings, self.ranks, plan.n_rows).n_updates
         flops = settings.max_steps * self.flops_of_update()
-        parameters = sum(p.numel() for p in self.model.parameters())
-        one_segment = float((self.examples.second == 0).mean())
-        copies = notice_of(self.store)
-        held_out: list[str] = []
-        if self.held_out is not None and self.validation is not None:
-            held_out = [self.validation.described, *self.held_out.notices]
-        lines = [
-            *notices_of_paths(settings.data_path or [], settings.text_suffixes),
-            *([copies] if copies else []),
-            *self.store.bad_lines.report(),
-            f"model: {self.objective.title} {settings.size}, {parameters / 1e6:.2f} M parameters, "
-            f"{counted(encoder.num_hidden_layers, 'layer')} of width {encoder.hidden_size}"
-            f"{self.objective.remark}, {encoder.vocab_size:,} entries, "
-            f"{per_position / 1e6:.1f} MFLOP per position",
-            f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
-            f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
-            *held_out,
-        ]
         precision = [self.precision_notice] if self.precision_notice else []
         if self.shards is not None:
             precision.append(self.shards.described)
         return Outlook(
             rows=plan,
-            lines=lines,
+            lines=self._lines_on_data_and_model(plan, per_position),
             notices=[
                 line_on_work(flops) if settings.budget is None else LINE_ON_CLOCK,
                 *precision,
                 *notices(settings, self.ranks),
             ],
             model_fields={
-                **encoder.to_diff_dict(),
+                **self.model.encoder_config.to_diff_dict(),
                 **{name: network.config.to_diff_dict() for name, network in others.items()},
-                "parameters": parameters,
+                "parameters": self._parameters(),
                 "flops_of_update": self.flops_of_update(),
             },
             n_documents=len(self.store),
@@ -440,6 +421,32 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             flops=flops / self.ranks.world_size,
             epochs=math.ceil(settings.max_steps / updates_per_epoch),
         )
+
+    def _lines_on_data_and_model(self, plan: ElectraPlan, per_position: float) -> list[str]:
+        """What is trained, and on what. per_position: FLOPs of a training step."""
+        settings = self.settings
+        encoder = self.model.encoder_config
+        one_segment = float((self.examples.second == 0).mean())
+        lines = notices_of_paths(settings.data_path or [], settings.text_suffixes)
+        copies = notice_of(self.store)
+        if copies:
+            lines.append(copies)
+        lines += self.store.bad_lines.report()
+        lines += [
+            f"model: {self.objective.title} {settings.size}, {self._parameters() / 1e6:.2f} M parameters, "
+            f"{counted(encoder.num_hidden_layers, 'layer')} of width {encoder.hidden_size}"
+            f"{self.objective.remark}, {encoder.vocab_size:,} entries, "
+            f"{per_position / 1e6:.1f} MFLOP per position",
+            f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
+            f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
+        ]
+        if self.held_out is not None and self.validation is not None:
+            lines += [self.validation.described, *self.held_out.notices]
+        return lines
+
+    def _parameters(self) -> int:
+        """Of all networks together."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def make_fast(self, outlook: Outlook) -> list[str]:
         said: list[str] = []
