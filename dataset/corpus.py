@@ -7,6 +7,7 @@ from typing import Unpack
 
 import numpy as np
 
+from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
 from dataset.grouped_plan import Groups, refuse_without_room
@@ -146,7 +147,7 @@ class Corpus:
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
         # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
-        self.val_shared: Ints | None = None
+        self.val_shared: Array | None = None
         held_out = hold_out(
             self.store,
             encoder,

@@ -6,6 +6,7 @@ from typing import Unpack
 
 import numpy as np
 
+from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
 from dataset.packing import chunks
@@ -32,7 +33,7 @@ class HeldOut:
     # Those of the data that --val_fraction keeps from training; None: documents of their own are evaluated.
     kept_back: Ints | None = None
     # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
-    val_shared: Ints | None = None
+    val_shared: Array | None = None
     # Of documents of their own; those of the data are known.
     max_token_id: int = -1
     # Lines that a user should see.
@@ -113,7 +114,7 @@ def _look_for_overlap(found: HeldOut, store: Documents, val_path: str, allowed: 
     )
 
 
-def are_shared(training: Documents, validation: Documents) -> Ints:
+def are_shared(training: Documents, validation: Documents) -> Array:
     """bool [validation]: which documents of it have the text of a training document, by the stored hashes of the texts."""
     # The training data may have millions of documents, so its hashes are looked up, piece by piece, among those of the
     # few validation documents, which are sorted for that.

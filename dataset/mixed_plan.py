@@ -20,6 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
+from common.arrays import Array
 from dataset.packing import PiecesOfRows, RowPlan, merged
 from dataset.shares import Curve
 from dataset.store.interface import Column, Ints
@@ -65,7 +66,7 @@ class SourceRows:
         # Of the rows that are laid out: their targets, and how many rows and targets there are before each pass.
         self._targets: list[Ints] = []
         self._rows_before = [0]
-        self._middles: Ints = np.empty(0)
+        self._middles: Array = np.empty(0)
         self.laid_out = 0
         self.has_all = False
 
@@ -120,7 +121,7 @@ class SourceRows:
         """Of each row that is laid out."""
         return np.concatenate(self._targets) if self._targets else np.empty(0, dtype=np.int64)
 
-    def middles(self) -> Ints:
+    def middles(self) -> Array:
         """float64: how many targets of the source have come by the middle of each row that is laid out."""
         if len(self._middles) != self.n_rows:
             targets = self.targets()
@@ -134,7 +135,7 @@ class SourceRows:
     def by_pass(self, rows: Ints) -> list[tuple[RowPlan, Ints, Ints]]:
         """[(plan of a pass, which of `rows` lie in it, their numbers there)]"""
         pass_of = np.searchsorted(self._rows_before, rows, side="right") - 1
-        found = []
+        found: list[tuple[RowPlan, Ints, Ints]] = []
         for number in np.unique(pass_of).tolist():
             inside = np.flatnonzero(pass_of == number)
             found.append((self.plan(number), inside, rows[inside] - self._rows_before[number]))
@@ -172,7 +173,7 @@ class Timeline:
         area = self.curves[source].area(progress) - self.areas[source][at]
         return float(self.tokens[source][at] + area * self.speeds[at])
 
-    def moments(self, source: int, targets: Ints) -> Ints:
+    def moments(self, source: int, targets: Array) -> Array:
         """float64: the progress at which a source has given each of these numbers of targets."""
         at = np.clip(np.searchsorted(self.tokens[source], targets, side="right") - 1, 0, None)
         area = self.areas[source][at] + (targets - self.tokens[source][at]) / np.asarray(self.speeds)[at]
@@ -333,7 +334,7 @@ class MixedPlan(RowPlan):
             margin *= 2
         self._append(moments, taken, wanted)
 
-    def _append(self, moments: Sequence[Ints], taken: Sequence[int], n_rows: int) -> None:
+    def _append(self, moments: Sequence[Array], taken: Sequence[int], n_rows: int) -> None:
         """Append the n_rows first ones by their moments. taken: the number of the row that each source's first moment is of."""
         sources = []
         numbers = []

@@ -328,7 +328,7 @@ class EpochPlan(RowPlan):
             first_key_of_row = np.arange(lo, hi, dtype=np.uint64) << HALF
             self._row_start[lo:hi] = np.searchsorted(keys, first_key_of_row)
         keys &= LOW
-        self._order = keys.astype(np.uint32)
+        self._order: Ints = keys.astype(np.uint32)
 
     def _pieces_by_length(self, bits: np.random.PCG64 | None) -> Ints:
         """Keys with the piece number in the low half, sorted by falling length, in random order among equal lengths.

@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.arrays import Array
 from common.errors import DataError
 from common.settings_files import parse_text, read_text
 from common.wording import as_written
 from dataset.packing import chunks
-from dataset.store.interface import Ints
 
 # No mixture has more; a file that was named by mistake may.
 MOST_SOURCES = 1000
@@ -233,14 +233,14 @@ class Curve:
         width = progress - self.progress[at]
         return float(self.taken[at] + width * (self.shares[at] + self.share(progress)) / 2)
 
-    def where(self, area: Ints) -> Ints:
+    def where(self, area: Array) -> Array:
         """float64: the progress at which each of the areas is reached; infinite where that never happens."""
         progress = np.empty(len(area))
         for lo, hi in chunks(len(area)):
             progress[lo:hi] = self._where(area[lo:hi])
         return progress
 
-    def _where(self, area: Ints) -> Ints:
+    def _where(self, area: Array) -> Array:
         """`where` of a few at once: what is computed in between takes a dozen arrays."""
         at = np.searchsorted(self.taken, area, side="left") - 1
         at = np.clip(at, 0, len(self.taken) - 2)

@@ -14,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from common.arrays import Array
 from common.errors import DataError
 from common.paths import ROOT
 from common.wording import counted, one_line
@@ -295,7 +296,7 @@ class DataLook:
             figures.append(self._leak_figures(name, search.shares(), places_of_file))
         return figures
 
-    def _leak_figures(self, name: str, shares: Ints, places: Sequence[str] | None) -> LeakFigures:
+    def _leak_figures(self, name: str, shares: Array, places: Sequence[str] | None) -> LeakFigures:
         examples = []
         leaked = np.flatnonzero(shares >= LEAKED)
         # The surest first.

@@ -25,7 +25,6 @@ if __name__ == "__main__":
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 
 from common.errors import UserError
@@ -35,7 +34,7 @@ from common.terminal import has_colours, width_of_terminal
 from model.electra.detection import Passage
 from scripts.arguments import detect_parser
 from trainer.electra.detector import open_detector
-from trainer.electra.passages import summary, told
+from trainer.electra.passages import PARAGRAPH_END, passage_lines, summary
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_device
 
@@ -43,7 +42,6 @@ __all__ = ["main"]
 
 # Of all texts together: a page with more would be no page for a reader.
 MOST_BYTES = 1_000_000
-BLANK_LINE = re.compile(r"\n\s*\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # ASCII alone: nothing in it can be obeyed by a terminal.
             announce(json.dumps(passage.as_record()))
     else:
-        announce(told(passages, width_of_terminal(), has_colours(sys.stdout)))
+        announce(passage_lines(passages, width_of_terminal(), has_colours(sys.stdout)))
     if args.out is not None:
         write_page(args.out, args.model, passages)
         announce(f"page: {args.out}", to_stderr=args.json)
@@ -110,7 +108,7 @@ def decoded(content: bytes, what: str) -> str:
 
 def paragraphs(text: str) -> list[str]:
     """The texts of a file: what blank lines divide."""
-    return [part.strip("\n") for part in BLANK_LINE.split(text) if part.strip()]
+    return [part.strip("\n") for part in PARAGRAPH_END.split(text) if part.strip()]
 
 
 def write_page(path: str, model: str, passages: Sequence[Passage]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from common.arrays import Array
 from common.errors import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import chunks, permutation
@@ -96,8 +97,8 @@ class Examples:
         last = place + self.first + self.second - 1
         self.begin = place + np.searchsorted(line_ends, place, side="right")
         self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
-        self.lengths = self.first + self.second + 2 + (self.second > 0)
-        unknown = np.empty(0, np.int64)
+        self.lengths = positions_taken(self.first, self.second)
+        unknown: Ints = np.empty(0, np.int64)
         if unk_id is not None:
             unknown = _positions(store.tokens, unk_id)
         counts = np.searchsorted(unknown, self.begin + self.span) - np.searchsorted(unknown, self.begin)
@@ -136,6 +137,11 @@ class Examples:
         return first, second
 
 
+def positions_taken(first: Ints, second: Ints) -> Ints:
+    """Positions of examples with so many tokens in their segments: CLS and a SEP, and another SEP behind a second segment."""
+    return first + second + 2 + (second > 0)
+
+
 def _positions(tokens: Column, value: int) -> Ints:
     """Where `value` stands in a large array of tokens, int64."""
     parts = [np.empty(0, np.int64)]
@@ -144,7 +150,7 @@ def _positions(tokens: Column, value: int) -> Ints:
     return np.concatenate(parts)
 
 
-def _uniform(bits: np.random.PCG64, n: int) -> Ints:
+def _uniform(bits: np.random.PCG64, n: int) -> Array:
     """n numbers in [0, 1), float64, from a numpy bit generator; the same in every numpy."""
     return unit_interval(np.asarray(bits.random_raw(n)))
 
@@ -285,10 +291,19 @@ class ElectraAssembler:
             # A generator for each example and epoch: what is masked depends on nothing else.
             key = (self.seed << 32 | recipe.epoch, int(recipe.example[r]))
             random[r] = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(T + 2 * K)
-        lengths = (recipe.first + recipe.second + 2 + (recipe.second > 0)).astype(np.int64)
+        lengths = positions_taken(recipe.first, recipe.second).astype(np.int64)
         candidates = ~np.isin(ids, self.never_masked)
         masked = mask_tokens(
-            ids, lengths, candidates, self.share, self.style, self.mask_id, self.ordinary_ids, random, K, self.cap
+            ids,
+            lengths,
+            candidates,
+            share=self.share,
+            style=self.style,
+            mask_id=self.mask_id,
+            ordinary_ids=self.ordinary_ids,
+            random=random,
+            K=K,
+            cap=self.cap,
         )
         return Batch(
             ids=torch.from_numpy(ids),

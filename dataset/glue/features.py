@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.arrays import Array
 from dataset.glue.glue_tasks import Task
 from dataset.glue.tables import Rows
 from dataset.store.interface import Ints
@@ -39,9 +40,9 @@ class Features(NamedTuple):
     # And of its second; 0 in single-sentence tasks.
     second: Ints
     # int64 classes, float32 scores, or an answer's positions, [N, 2]; [0] for a test file, and where words have classes.
-    labels: Ints
-    # 0-d: whether the task has two sentences.
-    pair: Ints
+    labels: Array
+    # bool, 0-d: whether the task has two sentences.
+    pair: Array
     # 0-d: lines of the file that were left out.
     skipped: Ints
     # Of each token its word's class, at the word's first token; NO_CLASS at the others. [0] where examples have classes.

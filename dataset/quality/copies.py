@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.arrays import Array
 from common.packages import optional_package
 from dataset.store.interface import Column, Ints
 
@@ -63,8 +64,8 @@ class Copies(NamedTuple):
     """
 
     of: Ints
-    similarity: Ints
-    is_exact: Ints
+    similarity: Array
+    is_exact: Array
 
     @property
     def exact(self) -> int:
@@ -167,7 +168,7 @@ def shingles(texts: list[str]) -> tuple[Ints, Ints]:
     return hashes[is_inside[:n_places]], begins.astype(np.uint64)
 
 
-def _batches(texts: Iterable[tuple[int, str]], left_out: Ints) -> Iterator[tuple[Ints, list[str]]]:
+def _batches(texts: Iterable[tuple[int, str]], left_out: Array) -> Iterator[tuple[Ints, list[str]]]:
     """(numbers, texts) of about BATCH_CHARACTERS."""
     numbers: list[int] = []
     batch: list[str] = []
@@ -231,7 +232,7 @@ def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
     return Copies(of, similarity, exact.is_exact)
 
 
-def _cut_chains(signatures: Ints, of: Ints, similarity: Ints, exact: Copies) -> None:
+def _cut_chains(signatures: Ints, of: Ints, similarity: Array, exact: Copies) -> None:
     """Lets each near copy be one of a document that stays: changes `of` and `similarity` where it is not.
 
     The first document of a bucket may turn out, in a later band, to be a copy itself. Those that are near it are
@@ -262,7 +263,7 @@ def _keys(rows: Ints) -> Ints:
     return keys
 
 
-def _similarities(signatures: Ints, first: Ints, second: Ints) -> Ints:
+def _similarities(signatures: Ints, first: Ints, second: Ints) -> Array:
     """float32 [pairs]: the share of equal numbers of two documents' signatures."""
     shares = np.empty(len(first), np.float32)
     for lo in range(0, len(first), PAIRS):

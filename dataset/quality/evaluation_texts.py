@@ -144,7 +144,7 @@ def _beginnings(texts: list[str], most: int) -> tuple[list[str], bool]:
 def _runs_of_items(items: Iterator[Item], encoder: DocumentEncoder, most: int) -> tuple[Runs, list[str]]:
     """(runs of the items, at most so many of each text; the place of each item)."""
     places: list[str] = []
-    hashes = [np.empty(0, np.uint64)]
+    hashes: list[Ints] = [np.empty(0, np.uint64)]
     document = [np.empty(0, np.int64)]
     kept = 0
     many = MANY_RUNS

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.arrays import Array
 from dataset.store.interface import Column, HasTokens, Ints
 
 # A power of two, see `run_hashes`. About fifty letters of English.
@@ -47,7 +48,7 @@ class Runs(NamedTuple):
 
 def runs_of(tokens: Column, begins: Ints, ends: Ints, most: int = RUNS_OF_DOCUMENT, at_once: int = 1 << 12) -> Runs:
     """At most `most` runs of each document, evenly spread. Document i is tokens[begins[i]:ends[i]], int64, without BOS and EOS."""
-    hashes = [np.empty(0, np.uint64)]
+    hashes: list[Ints] = [np.empty(0, np.uint64)]
     document = [np.empty(0, np.int64)]
     for lo in range(0, len(begins), at_once):
         begin = begins[lo : lo + at_once]
@@ -103,7 +104,7 @@ class Search:
         at[at == len(self.wanted)] = 0
         self.found[at[self.wanted[at] == candidates]] = True
 
-    def shares(self) -> Ints:
+    def shares(self) -> Array:
         """float64 [documents]: of the runs of each the part that was found; NaN for a document without runs."""
         is_found = self.found[np.searchsorted(self.wanted, self.runs.hashes)]
         of_each = np.bincount(self.runs.document, minlength=self.runs.documents)
@@ -151,7 +152,7 @@ def _look_at_chunk(searches: Sequence[Search], text: TrainingText, number: int) 
     return min(CHUNK, len(tokens))
 
 
-def _outside(lo: int, n: int, begins: Ints, ends: Ints) -> Ints:
+def _outside(lo: int, n: int, begins: Ints, ends: Ints) -> Array:
     """bool [n]: which of the runs that begin at lo, lo + 1, ... have no token of the documents [begin, end)."""
     outside = np.ones(n, bool)
     first = int(np.searchsorted(ends, lo, side="right"))

@@ -4,7 +4,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-Ints = np.ndarray[Any, np.dtype[Any]]
+# An array of whole numbers, of any width.
+Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 
 class Column(Protocol):

@@ -3,7 +3,7 @@
 torch draws the random numbers of a dropout on a CPU one after the other, which takes up to a third of a training step.
 Here each element's number is a hash of its place and of one random seed per call; a compiler makes that part of the
 loop over the elements. Attention is written out as products and a softmax, because the backward pass of PyTorch's SDPA
-kernel for CPUs takes half of a step. Without a compiler that pays only for short rows in half precision, where that kernel
+kernel for CPUs takes half of a step. Without a compiler that pays only for short rows in bfloat16, where that kernel
 is slowest, and dropout is torch's own. On other devices attention and dropout are torch's.
 """
 

@@ -3,11 +3,11 @@
 Shapes. R: rows (examples) of a batch, T: positions of a row, K: masked positions of a row at most.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from common.arrays import Array
 
 # The label of a place in [R, K] that holds no masked position.
 IGNORE = -100

@@ -104,8 +104,8 @@ def init_position_embeddings(network: Any) -> None:
     """Make the position embeddings of a new Hugging Face model sinusoids if its config's `position_init` says so:
     Vaswani et al., "Attention Is All You Need" (2017), 3.5, scaled to the root mean square `initializer_range`.
 
-    They are trained like any others. Before that the product of two depends on their distance alone, so what is learned
-    about neighbours at one place holds at all, those beyond the trained length too.
+    They are trained like any others. At the start the dot product of two positions depends only on their distance. What is
+    learned about neighbours at one place therefore holds everywhere, also beyond the trained length.
     """
     if getattr(network.config, "position_init", None) != "sinusoidal":
         return
@@ -268,12 +268,9 @@ class ElectraPretrainer(Pretrainer):
 
     def draw(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The generator's tokens, int64 [R, K]. logits: [M, V]; labels: [R, K]."""
-        drawn = sample(self.to_draw_from(logits, labels.flatten()), self.sampling, self.add_up_chunks)
+        logits = to_draw_from(logits, labels.flatten(), self.temperature, self.disallow_correct)
+        drawn = sample(logits, self.sampling, self.add_up_chunks)
         return drawn.view_as(labels)
-
-    def to_draw_from(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE."""
-        return to_draw_from(logits, labels, self.temperature, self.disallow_correct)
 
     def find_out(
         self, corrupted: torch.Tensor, replaced: torch.Tensor, real: torch.Tensor, inputs: dict[str, torch.Tensor]

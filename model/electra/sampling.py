@@ -93,7 +93,7 @@ def running_sums(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def first_beyond(cumulative: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Where the first sum is that is larger than the row's place; the last one that has grown where rounding leaves none: so never
-    where nothing was added. cumulative: [M, n]; place: [M, 1] -> int64 [M, 1]."""
+    """Index of the first cumulative sum above `place`. If rounding leaves none: the last index at which the sum grew, so a token of
+    probability 0 is never drawn. cumulative: [M, n]; place: [M, 1] -> int64 [M, 1]."""
     last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
     return torch.minimum(torch.searchsorted(cumulative, place, right=True), last)

@@ -8,7 +8,7 @@ MLM = "mlm"
 OBJECTIVES = (ELECTRA, MLM)
 SAMPLING = ("multinomial", "fp32_gumbel", "fp16_gumbel")
 MASK_STYLES = ("electra", "bert")
-# Which positions are masked: see `mask_count` and `chosen_positions` in masking.py.
+# Which positions are masked: see `mask_count`, `different_draws` and `repeated_draws` in masking.py.
 MASK_CHOICES = ("exact", "original")
 WEIGHT_INITS = ("normal", "original")
 POSITION_INITS = ("normal", "sinusoidal")

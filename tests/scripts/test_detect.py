@@ -22,7 +22,7 @@ from tests.scripts.playground.chromium import chromium, needs_chromium, requeste
 from tests.scripts.playground.pages import HOSTILE
 from tests.trainer.electra.electra_folder import write_run
 from trainer.electra.detector import open_detector
-from trainer.electra.passages import told
+from trainer.electra.passages import passage_lines
 
 TEXT = "The cat sat on a mat, while dogs ran over far hills."
 # What a terminal or a browser would obey, but for line feeds and tabs
@@ -46,14 +46,14 @@ def passages(folder, texts, share=0.0):
 def test_texts_are_told_with_what_stands_out(folder, capsys, share):
     corrupt = [] if share is None else ["--corrupt", share]
     assert main([TEXT, "the cat", "--model", str(folder), *corrupt]) == 0
-    wanted = told(passages(folder, [TEXT, "the cat"], float(share or 0)), width_of_terminal(), False)
+    wanted = passage_lines(passages(folder, [TEXT, "the cat"], float(share or 0)), width_of_terminal(), False)
     assert capsys.readouterr().out == f"{wanted}\n"
 
 
 def test_a_line_has_each_doubted_word_with_its_probability():
     words = [Word("", "The", 0.1), Word(" ", "cat", 0.91, "dog"), Word(" ", "sat", 0.6), Word(" ", "off", 0.2, "on")]
     passage = Passage(words, ".", 0.5, True)
-    lines = told([passage], 100, False).splitlines()
+    lines = passage_lines([passage], 100, False).splitlines()
     assert lines[2:6] == [
         "original  The *dog* sat *on*",
         "now       The >>cat<< >>sat<< off",
@@ -61,10 +61,10 @@ def test_a_line_has_each_doubted_word_with_its_probability():
         "missed    off 0.20 (was on)",
     ]
     assert lines[-1] == "1 of 2 replaced words doubted, 1 of 2 others; a word is doubted from a probability of 0.50 on"
-    in_colour = told([passage], 100, True).splitlines()
+    in_colour = passage_lines([passage], 100, True).splitlines()
     assert in_colour[3] == "now       The \x1b[1;4;31mcat\x1b[0m \x1b[1;4;31msat\x1b[0m \x1b[33moff\x1b[0m"
     plain = Passage([Word("", "The", 0.1), Word(" ", "cat", 0.91)], ".", 0.5)
-    lines = told([plain], 100, False).splitlines()
+    lines = passage_lines([plain], 100, False).splitlines()
     assert lines[2:4] == ["text      The >>cat<<", "doubted   cat 0.91"]
     assert lines[-1] == "1 of 2 words doubted; a word is doubted from a probability of 0.50 on"
 
@@ -74,7 +74,7 @@ def test_a_page_counts_words_as_the_terminal_does(tmp_path):
     plain = Passage([Word("", "cat", 0.91)], ".", 0.5)
     replaced = Passage([Word("", "cat", 0.91, "dog"), Word(" ", "sat", 0.2)], ".", 0.5, True)
     for passage, said in ((plain, "1 of 1 word doubted"), (replaced, "1 of 1 replaced word doubted, 0 of 1 other")):
-        assert told([passage], 100, False).splitlines()[-1].startswith(f"{said}; ")
+        assert passage_lines([passage], 100, False).splitlines()[-1].startswith(f"{said}; ")
         write_page(str(tmp_path / "page.html"), "model", [passage])
         assert f'<p class="soft">{said}</p>' in (tmp_path / "page.html").read_text(encoding="utf-8")
 

@@ -15,7 +15,8 @@ from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import PretrainSettings
 
 # Held out where the user names no validation data: no more than this part of the documents, and no more than about so
-# many tokens, but some documents in any case. Of fewer documents than FEWEST_DOCUMENTS nothing is held out.
+# many tokens, but some documents in any case. Of fewer documents than FEWEST_DOCUMENTS nothing is held out. All four are guesses:
+# little text is lost, an evaluation stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_PART = 0.02
 HELD_OUT_TOKENS = 100_000
 FEWEST_HELD_OUT = 10

@@ -12,10 +12,12 @@ from trainer.budget import laws
 PREMIUM_OF_FULL_RATE = 0.06
 # The first steps of a run are not told.
 FEWEST_TOKENS = 3e5
-# How far above the expected loss a run may be, and how many log lines in a row, before something is said.
+# How far above the expected loss a run may be, and how many log lines in a row, before something is said. Guesses: the expected loss
+# of another text may be wrong by 10 % (LOSS_ERROR_ELSEWHERE in laws.py), which is no reason for a warning.
 FAR_ABOVE = 1.3
 LINES_IN_A_ROW = 10
-# Above the lowest loss of the lines before, what counts as a spike, and how many lines it may last.
+# Above the lowest loss of the lines before, what counts as a spike, and how many lines it may last. Guesses: no run with a spike is
+# noted in docs/experiments.md.
 SPIKE = 1.2
 LINES_OF_A_SPIKE = 20
 # Log lines that are averaged: a line of a few rows jumps up and down by itself.

@@ -42,7 +42,7 @@ LOSS_ERROR = 0.04
 # Of any other text, where what xz says of prose was right to about so much, and of other sizes and lengths, where fits that are
 # nearly as good differ by as much (docs/experiments.md).
 LOSS_ERROR_ELSEWHERE = 0.10
-# The tokens that AdamW takes for what Muon learns from one. Not measured with the rates below: with higher rates of Muon it was more
+# How many tokens AdamW needs to learn what Muon learns from one. Not measured with the rates below: with higher rates of Muon it was more
 # than 1.7, at 7.3 M parameters and 4 M tokens (docs/experiments.md, "Muon against AdamW").
 TOKENS_OF_ADAMW = 2.0
 # Where the law was measured; beyond it is a guess.

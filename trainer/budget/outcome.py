@@ -70,7 +70,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
     return {name: value for name, value in chosen.items() if name not in given}
 
 
-def told(
+def plan_lines(
     plan: Plan, others: Mapping[str, Plan | None], costs: RunCosts, chosen: PretrainSettings, said: Collection[str]
 ) -> list[str]:
     """The plan for a person, and the command that repeats it.

@@ -27,7 +27,7 @@ from trainer.budget.command import explicit_command
 from trainer.budget.costs import COMPILE_S, RunCosts
 from trainer.budget.data import Data, look_at_data
 from trainer.budget.kept_plan import earlier_plan
-from trainer.budget.outcome import chosen_settings, told
+from trainer.budget.outcome import chosen_settings, plan_lines
 from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, plan_for, sizes
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import Machine, share_of_product_rate
@@ -86,7 +86,7 @@ def plan_run(
 
     def tell() -> None:
         others = {"half of it": planner.with_budget(0.5), "twice as much": planner.with_budget(2.0)}
-        for line in told(plan, others, planner.costs, chosen, {*planner.given, *chosen_by_main}):
+        for line in plan_lines(plan, others, planner.costs, chosen, {*planner.given, *chosen_by_main}):
             announce(line)
 
     on_main(ranks, tell)
@@ -280,8 +280,8 @@ class Planner:
     def _best(self, measured: Plan | None = None) -> Plan:
         """Of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError.
 
-        measured: the one that was measured last. What was compiled for it serves its own micro-batches only, so the
-        same size keeps them where they are not far off.
+        measured: the one that was measured last. What was compiled for it, a block of its width, serves its own
+        micro-batches only. So a plan of that width, with as many layers or others, keeps them where they are not far off.
         """
 
         def decide() -> Plan:
@@ -306,8 +306,8 @@ class Planner:
         if self.costs.seconds is not None and spent > self.costs.seconds / 2:
             # A text is tokenised once. On a machine that others use, each start takes as long again.
             return (
-                f"{line}: {spent:.0f} s of it had passed before the plan; a larger one, or the same again if the text was "
-                "tokenised for the first time, has time to train"
+                f"{line}: {spent:.0f} s of it had passed before the plan. Give a larger budget, or run the command again: the "
+                "text is tokenised now."
             )
         return f"{line}: raise it, or drop flags that fix the size or the batch"
 

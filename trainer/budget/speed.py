@@ -31,9 +31,11 @@ from trainer.pretrain.memory import matrix_shapes
 # and without a measurement.
 CPU_SHARE = 0.49
 CPU_SHARE_OF_DOUBLING = 0.13
+# Guesses, for widths that were not measured: without bounds narrow models would reach nothing, and wide ones more than all.
+LOWEST_SHARE = 0.2
+HIGHEST_SHARE = 0.8
 # Large cards wait for small products. No measurement exists yet.
 GPU_SHARE = 0.35
-HIGHEST_SHARE = 0.8
 # Times that an eager micro-batch takes, of a compiled one.
 EAGER_TIMES = 1.7
 # Of Muon's products, which are smaller.
@@ -62,7 +64,7 @@ def share_of_product_rate(device_type: str, width: int) -> float:
     if device_type != "cpu":
         return GPU_SHARE
     share = CPU_SHARE + CPU_SHARE_OF_DOUBLING * math.log2(width / 128)
-    return min(max(share, 0.2), HIGHEST_SHARE)
+    return min(max(share, LOWEST_SHARE), HIGHEST_SHARE)
 
 
 def muon_flops(config: MiniMindConfig) -> float:

@@ -69,7 +69,7 @@ def plan_table(
 ) -> list[str]:
     """The lines of the table.
 
-    others: {"half the budget": its plan}, None: it cannot be planned. rates: the learning rates as text. error: relative
+    others: {"half of it": its plan}, None: it cannot be planned. rates: the learning rates as text. error: relative
     range of the loss, None: nothing is known of it. total_seconds: of the whole command; until: when it ends, in seconds
     since 1970, None: no clock ends it.
     """

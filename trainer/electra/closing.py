@@ -22,7 +22,7 @@ from dataset.store.token_store import files_of
 from dataset.tokenizing.encoder import DocumentEncoder
 from model.electra.detection import Passage, outcome
 from trainer.electra.detector import Detector, open_detector
-from trainer.electra.passages import told
+from trainer.electra.passages import PARAGRAPH_END, passage_lines
 from trainer.electra.settings import ElectraSettings
 from trainer.job import Closing
 
@@ -31,12 +31,12 @@ PASSAGES = 6
 MOST_DOCUMENTS = 20_000
 # Characters of a document in which a passage is looked for.
 LOOKED_THROUGH = 100_000
-# Of the time that is left, what the search for passages leaves to read them with both networks.
+# Seconds that the search leaves for reading the passages with both networks. A guess: half of SHOWING_S in clock.py, so that the
+# search has as long.
 NETWORKS_S = 1.5
 # Characters of a passage, at least and at most. It ends with the sentence that brings it to LEAST_CHARACTERS.
 LEAST_CHARACTERS = 100
 MOST_CHARACTERS = 300
-PARAGRAPH_END = re.compile(r"\n\s*\n")
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])")
 
 
@@ -79,7 +79,7 @@ def closing_of(
         "passages": [passage.as_record() for passage in passages],
         "passages_of": f"{title}: {outcome(passages)}",
     }
-    said = told(passages, width_of_terminal(), has_colours(sys.stdout))
+    said = passage_lines(passages, width_of_terminal(), has_colours(sys.stdout))
     return Closing(record, TerminalText(f"\n{title}. {said}\n"))
 
 

@@ -1,7 +1,7 @@
 """Reading any text with the networks of an ELECTRA: the generator replaces some words, the discriminator doubts some.
 
-A text that is longer than the examples of the training is read in windows of their length. They overlap by half, and what
-counts of a token is what the window says that shows most of the text around it.
+A text that is longer than the examples of the training is read in windows of their length. They overlap by half. For
+each token the window with the most context around it counts.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ import torch
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from common.arrays import Array
 from common.errors import UserError, user_errors
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import load_tokenizer
@@ -84,7 +85,7 @@ class Detector:
         return Passage(words, after, threshold, is_corrupted=share > 0)
 
     @torch.no_grad()
-    def probabilities(self, ids: Ints) -> Ints:
+    def probabilities(self, ids: Ints) -> Array:
         """How likely each token of a text is a replaced one, float64 [n]. Errors: UserError."""
 
         def compute(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -94,7 +95,7 @@ class Detector:
         logits = torch.cat([logits[row, column] for logits, row, column in self._read(ids, everything, compute)])
         if not torch.isfinite(logits).all():
             raise UserError("the discriminator gives no numbers for this text: its weights are damaged")
-        found: Ints = logits.double().sigmoid().cpu().numpy()
+        found: Array = logits.double().sigmoid().cpu().numpy()
         return found
 
     def with_replaced(self, ids: Ints, share: float, seed: int) -> Ints:
@@ -109,7 +110,17 @@ class Detector:
         # Without a generator nobody reads the masked text.
         mask_id = self.tokenizer.mask_token_id if self.generator is not None else 0
         style = self.draws.mask_style
-        masked = mask_tokens(ids[None], np.array([n]), candidates, share, style, mask_id, ordinary, random, K)
+        masked = mask_tokens(
+            ids[None],
+            np.array([n]),
+            candidates,
+            share=share,
+            style=style,
+            mask_id=mask_id,
+            ordinary_ids=ordinary,
+            random=random,
+            K=K,
+        )
         is_used = masked.labels[0] != IGNORE
         positions = masked.positions[0][is_used]
         if self.generator is None:

@@ -35,7 +35,7 @@ def look_at(
         with engine.autocast():
             found = model(*batch)
     original = str(tokenizer.decode(real_ids(batch)))
-    return original, f"{original}\n{told(tokenizer, batch, found, threshold)}"
+    return original, f"{original}\n{example_lines(tokenizer, batch, found, threshold)}"
 
 
 def real_ids(batch: Batch) -> list[int]:
@@ -44,7 +44,7 @@ def real_ids(batch: Batch) -> list[int]:
     return ids
 
 
-def told(tokenizer: PreTrainedTokenizerBase, batch: Batch, found: Losses, threshold: float | None) -> str:
+def example_lines(tokenizer: PreTrainedTokenizerBase, batch: Batch, found: Losses, threshold: float | None) -> str:
     """Lines on the first example: the generator's text, and of each token that was masked or is doubted the label and the
     prediction."""
     length = int(batch.lengths[0])

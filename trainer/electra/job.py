@@ -37,7 +37,7 @@ from trainer.electra.published import differences
 from trainer.electra.settings import ElectraSettings, warmup_of
 from trainer.electra.validation import Validation, has_text
 from trainer.engine import Engine
-from trainer.job import Closing, Job, Outlook, Progress, Surroundings, Update
+from trainer.job import LATEST_UPDATE, Closing, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
 from trainer.machine.compiling import compile_blocks
@@ -54,12 +54,28 @@ from trainer.saving.places import check_kinds
 from trainer.updates import rows_of_update, schedule_of
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
+# What --objective mlm has no use for.
+OF_TWO_NETWORKS = (
+    "generator_divisor",
+    "generator_layers",
+    "untied_embeddings",
+    "gen_weight",
+    "disc_weight",
+    "sampling",
+    "temperature",
+    "disallow_correct",
+    "disc_smooth",
+    "example_interval",
+)
+LINE_ON_CLOCK = "the clock of --budget sets the number of updates once the first ones are timed; so far it is a guess"
+
 
 class ElectraJob(Job[Recipe, Batch, Totals]):
     """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
 
     settings: ElectraSettings
     model: Pretrainer
+    save_at: "SavedUpdates"
 
     counts_updates = True
     may_change = (
@@ -126,11 +142,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.assembler = ElectraAssembler(
             self.store,
             self.tokenizer,
-            settings.max_seq_len,
-            settings.mask_share,
-            settings.mask_style,
-            settings.seed,
-            self.mask_cap,
+            max_seq_len=settings.max_seq_len,
+            share=settings.mask_share,
+            style=settings.mask_style,
+            seed=settings.seed,
+            cap=self.mask_cap,
         )
         # One rank of each machine reads all tokens: they have the same files.
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
@@ -231,16 +247,17 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
                 self.store, settings.max_seq_len, self.encoder.sep_id, settings.seed, unknown, self.documents
             )
             if self.held_out is not None:
-                self.validation = Validation(self.held_out, settings, self.tokenizer, self.mask_cap, self.objective)
+                self.validation = Validation(
+                    self.held_out, settings, self.tokenizer, self.mask_cap, unknown, self.objective
+                )
 
     def _identity(self) -> dict[str, Any]:
         """What a resume must have in common with the run that it goes on with."""
         settings = self.settings
         row_layout = ["max_seq_len", "seed", "mask_share", "mask_style"]
-        # Runs of earlier versions know no other choice, and can be gone on with.
+        # Earlier versions have no such fields, and must still resume.
         if settings.mask_choice != "exact":
             row_layout.append("mask_choice")
-        # They held nothing out.
         if settings.val_fraction:
             row_layout.append("val_fraction")
         return {
@@ -332,14 +349,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         """Write the networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
         earlier ones below it."""
-        settings = self.settings
-        percent = 100.0 if is_last else save_points(settings).get(update)
+        percent = 100.0 if is_last else self.save_at.points.get(update)
         # What is published has the names that users expect; what was saved on the way lies below it.
         if percent is not None:
             self._save_networks(
                 self.folder if percent == 100 else self.folder / f"percent_{percent:g}", weights, is_last
             )
-        if update in kept_updates(settings):
+        if update in self.save_at.kept:
             self._save_networks(self.folder / f"checkpoint-{update}", weights, is_last)
 
     def _save_networks(self, target: Path, weights: Mapping[str, torch.Tensor], is_last: bool) -> None:
@@ -379,44 +395,25 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings
         plan = self.plan(progress.epoch)
-        encoder = self.model.encoder_config
         others = {name: getattr(self.model, name) for name in self.model.NETWORKS if name != self.model.ENCODER}
         per_position = self.objective.flops_per_position(settings.max_seq_len, settings.mask_share)
         updates_per_epoch = schedule_of(settings, self.ranks, plan.n_rows).n_updates
         flops = settings.max_steps * self.flops_of_update()
-        parameters = sum(p.numel() for p in self.model.parameters())
-        one_segment = float((self.examples.second == 0).mean())
-        copies = notice_of(self.store)
-        held_out: list[str] = []
-        if self.held_out is not None and self.validation is not None:
-            held_out = [self.validation.described, *self.held_out.notices]
-        lines = [
-            *notices_of_paths(settings.data_path or [], settings.text_suffixes),
-            *([copies] if copies else []),
-            *self.store.bad_lines.report(),
-            f"model: {self.objective.title} {settings.size}, {parameters / 1e6:.2f} M parameters, "
-            f"{counted(encoder.num_hidden_layers, 'layer')} of width {encoder.hidden_size}"
-            f"{self.objective.remark}, {encoder.vocab_size:,} entries, "
-            f"{per_position / 1e6:.1f} MFLOP per position",
-            f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
-            f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
-            *held_out,
-        ]
         precision = [self.precision_notice] if self.precision_notice else []
         if self.shards is not None:
             precision.append(self.shards.described)
         return Outlook(
             rows=plan,
-            lines=lines,
+            lines=self._lines_on_data_and_model(plan, per_position),
             notices=[
                 line_on_work(flops) if settings.budget is None else LINE_ON_CLOCK,
                 *precision,
                 *notices(settings, self.ranks),
             ],
             model_fields={
-                **encoder.to_diff_dict(),
+                **self.model.encoder_config.to_diff_dict(),
                 **{name: network.config.to_diff_dict() for name, network in others.items()},
-                "parameters": parameters,
+                "parameters": self._parameters(),
                 "flops_of_update": self.flops_of_update(),
             },
             n_documents=len(self.store),
@@ -424,6 +421,32 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             flops=flops / self.ranks.world_size,
             epochs=math.ceil(settings.max_steps / updates_per_epoch),
         )
+
+    def _lines_on_data_and_model(self, plan: ElectraPlan, per_position: float) -> list[str]:
+        """What is trained, and on what. per_position: FLOPs of a training step."""
+        settings = self.settings
+        encoder = self.model.encoder_config
+        one_segment = float((self.examples.second == 0).mean())
+        lines = notices_of_paths(settings.data_path or [], settings.text_suffixes)
+        copies = notice_of(self.store)
+        if copies:
+            lines.append(copies)
+        lines += self.store.bad_lines.report()
+        lines += [
+            f"model: {self.objective.title} {settings.size}, {self._parameters() / 1e6:.2f} M parameters, "
+            f"{counted(encoder.num_hidden_layers, 'layer')} of width {encoder.hidden_size}"
+            f"{self.objective.remark}, {encoder.vocab_size:,} entries, "
+            f"{per_position / 1e6:.1f} MFLOP per position",
+            f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
+            f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
+        ]
+        if self.held_out is not None and self.validation is not None:
+            lines += [self.validation.described, *self.held_out.notices]
+        return lines
+
+    def _parameters(self) -> int:
+        """Of all networks together."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def make_fast(self, outlook: Outlook) -> list[str]:
         said: list[str] = []
@@ -435,28 +458,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return said
 
 
-# What --objective mlm has no use for.
-OF_TWO_NETWORKS = (
-    "generator_divisor",
-    "generator_layers",
-    "untied_embeddings",
-    "gen_weight",
-    "disc_weight",
-    "sampling",
-    "temperature",
-    "disallow_correct",
-    "disc_smooth",
-    "example_interval",
-)
-
-
 def rate(settings: ElectraSettings, update: int) -> float:
     """The learning rate of the update that comes after `update` others."""
     schedule = ENCODER_SCHEDULES[settings.lr_schedule]
     return settings.learning_rate * schedule(update, settings.max_steps, warmup_of(settings))
-
-
-LINE_ON_CLOCK = "the clock of --budget sets the number of updates once the first ones are timed; so far it is a guess"
 
 
 def line_on_work(flops: float) -> str:
@@ -492,13 +497,10 @@ class SavedUpdates(Container[int]):
         return update in self.points or update in self.kept
 
 
-# A clock may move the end of a run beyond what was planned.
-LATEST_UPDATE = 10**12
-
-
 def kept_updates(settings: ElectraSettings) -> range:
     """The updates whose networks --save_steps keeps."""
     every = settings.save_steps
+    # A clock may move the end of a run beyond what was planned.
     end = LATEST_UPDATE if settings.budget is not None else settings.max_steps
     return range(every, end + 1, every) if every else range(0)
 

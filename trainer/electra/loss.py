@@ -14,7 +14,8 @@ from model.electra.pretrainer import is_real
 # Of the discriminator's loss beside the generator's, as published.
 DISC_WEIGHT = 50.0
 N_SUMS = 4 + 2 * AUC_BINS
-# Times as many tokens as were replaced that a threshold may call so.
+# A threshold may call at most this many times as many tokens replaced as were. A guess: a discriminator that has learned something
+# stays below it (1.3 times in docs/experiments.md, "What make electra reaches"), one that calls nearly all tokens far above.
 MOST_CALLED = 2
 
 

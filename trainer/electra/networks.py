@@ -1,4 +1,4 @@
-"""The two networks of an ELECTRA run and its vocabulary: fresh ones, or those of an earlier run."""
+"""The networks of a run and its vocabulary: fresh ones, or those of an earlier run."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +25,8 @@ from trainer.machine.measure import total_memory
 from trainer.machine.out_of_memory import gigabytes
 from trainer.machine.ranks import Ranks, on_main
 
+# Folder of the vocabulary that is trained where none is given.
+OWN = "vocabulary"
 # Of a vocabulary that is trained on the data.
 OWN_ENTRIES = 8192
 # Of the data that such a vocabulary is trained on.
@@ -49,8 +51,8 @@ ARCHITECTURE = (
     "position_init",
     UNTIED,
 )
-# Further ones, which only networks from files have other values of. The usual values are left out: runs of earlier versions
-# did not keep them, and can be gone on with.
+# Further ones, which only networks from files have other values of. The usual values are left out: earlier versions kept no
+# such fields, and must still resume.
 OF_FILES = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}
 
 
@@ -65,10 +67,6 @@ def architecture(model: Pretrainer) -> dict[str, list[Any]]:
     return found
 
 
-# Folder of the vocabulary that is trained where none is given.
-OWN = "vocabulary"
-
-
 def open_vocabulary(
     settings: ElectraSettings, data_path: list[str], folder: Path, ranks: Ranks
 ) -> PreTrainedTokenizerBase:
@@ -78,7 +76,7 @@ def open_vocabulary(
         return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
     if settings.from_resume and (folder / OWN / "vocab.txt").exists():
         return load_wordpiece(folder / OWN)
-    # Its embeddings are of this vocabulary and no other.
+    # The embeddings in --model_path belong to its own vocabulary.
     if settings.model_path:
         return model_vocabulary(settings)
 
@@ -160,13 +158,13 @@ def configs_of_flags(
     }
     generator, discriminator = configs(
         SIZES[settings.size],
-        len(tokenizer),
-        tokenizer.pad_token_id,
-        settings.max_seq_len,
-        settings.init_std,
-        settings.position_init,
-        settings.generator_layers,
-        settings.untied_embeddings,
+        vocab_size=len(tokenizer),
+        pad_id=tokenizer.pad_token_id,
+        max_seq_len=settings.max_seq_len,
+        init_std=settings.init_std,
+        position_init=settings.position_init,
+        generator_layers=settings.generator_layers,
+        untied_embeddings=settings.untied_embeddings,
         **changes,
     )
     for config in (generator, discriminator):

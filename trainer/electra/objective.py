@@ -21,11 +21,11 @@ from model.electra.model_electra import ElectraPretrainer
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM
 from trainer.electra import masked_loss
+from trainer.electra.auc_alarm import AucAlarm
 from trainer.electra.example import look_at
 from trainer.electra.loss import N_SUMS, LossWeights, best_threshold, electra_loss, metrics, sums_of
 from trainer.electra.networks import init_masked_lm, init_model
 from trainer.electra.settings import ElectraSettings
-from trainer.electra.validation import AucAlarm
 from trainer.engine import Engine
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 

@@ -1,10 +1,13 @@
 """Passages on a terminal: the words that a discriminator doubts stand out, beside what stood there before."""
 
+import re
 from collections.abc import Sequence
 
 from common.terminal import ShownWord, Style, TerminalText, filled, marked
 from model.electra.detection import Passage, Word, outcome
 
+# Between two paragraphs of a text: each may become a passage.
+PARAGRAPH_END = re.compile(r"\n\s*\n")
 # Bold, underlined and red; yellow; green.
 DOUBTED = Style("1;4;31", ">>", "<<")
 MISSED = Style("33")
@@ -13,7 +16,7 @@ REPLACED = Style("32", "*", "*")
 INDENT = 10
 
 
-def told(passages: Sequence[Passage], width: int, in_colour: bool) -> TerminalText:
+def passage_lines(passages: Sequence[Passage], width: int, in_colour: bool) -> TerminalText:
     """Passages as lines, one behind the other, and what was found of the replaced words of all."""
     lines = [legend(passages, in_colour), ""]
     for passage in passages:

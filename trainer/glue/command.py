@@ -22,7 +22,7 @@ from model.electra.saved_network import load_config
 from trainer.encoder_folder import find_model
 from trainer.glue.ensemble import FOLDER, OUTPUTS, ensemble
 from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
-from trainer.glue.job import Command, GlueJob, schedule
+from trainer.glue.job import Command, GlueJob, update_schedule
 from trainer.glue.measures import packages_for
 from trainer.glue.model import check_models
 from trainer.glue.notices import notices
@@ -225,7 +225,7 @@ def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
         # At the end alone.
         settings.eval_interval = 0
     elif settings.do_train:
-        updates_of_an_epoch = schedule(settings, command.ranks, data).n_updates
+        updates_of_an_epoch = update_schedule(settings, command.ranks, data).n_updates
         settings.eval_interval = settings.eval_interval or updates_of_an_epoch
     return settings
 

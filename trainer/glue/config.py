@@ -1,5 +1,6 @@
 """Whether an encoder fits a task of train_glue.py: its config with the task's classes, and the limits that it sets."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,23 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
     saved = [word for _, word in sorted((config.id2label or {}).items())]
     if not settings.do_train and set(saved) == set(words) and saved != list(words):
         raise UserError(f"{what}: its classes are {', '.join(saved)}, in another order than {', '.join(words)}")
+    set_task_fields(config, settings, task, words)
+    return config
+
+
+def set_task_fields(config: Any, settings: GlueSettings, task: Task, words: Sequence[str]) -> None:
+    """Write the classes of a task, --dropout, --score_divisor and the kind of the loss into a config. words: the classes.
+
+    Errors: UserError for a --dropout that the config has no field for.
+    """
     config.id2label = dict(enumerate(words))
     config.label2id = {word: i for i, word in enumerate(words)}
     if settings.dropout is not None:
         names = dropouts_of(config)
         if not names:
-            raise UserError(f"--dropout {settings.dropout}: {what}'s config has no field of dropout")
+            raise UserError(
+                f"--dropout {settings.dropout}: --model_path {settings.model_path}'s config has no field of dropout"
+            )
         for name in names:
             setattr(config, name, settings.dropout)
     # A model that is evaluated as it is keeps its own.
@@ -53,7 +65,6 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
         del config.score_divisor
     if not task.is_of_positions:
         config.problem_type = "regression" if task.kind == REGRESSION else "single_label_classification"
-    return config
 
 
 def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: int) -> None:
@@ -73,8 +84,8 @@ def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: i
 
 
 def dropouts_of(config: PretrainedConfig) -> list[str]:
-    """The fields of a config that say how much is dropped: of hidden states, attention, head and whatever else has it. Of
-    one that is None another field decides. A bool says something else, as ESM's `token_dropout`."""
+    """The fields of a config that say how much is dropped: of hidden states, attention, head and whatever else has it. A
+    field that is None follows another field. A bool is a switch (ESM's `token_dropout`)."""
     found = []
     for name, value in config.to_dict().items():
         if "dropout" in name and type(value) in (int, float):

@@ -8,7 +8,7 @@ import contextlib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,9 @@ import torch
 from common.files import atomic_file
 from dataset.glue.glue_dataset import GlueAssembler
 from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, Task
+from trainer.glue.files import Data
 from trainer.glue.measures import measured
 from trainer.glue.predictions import PREDICTIONS, suffix_of, write_predictions
-
-if TYPE_CHECKING:
-    from trainer.glue.files import Data
 
 # In the folder of a run
 OUTPUTS = "outputs.npz"
@@ -38,7 +36,7 @@ class Outputs(NamedTuple):
     divisor: float
 
 
-def write_outputs(path: Path, outputs: Outputs, data: "Data") -> None:
+def write_outputs(path: Path, outputs: Outputs, data: Data) -> None:
     """Keep the outputs of a run for the files of `data`."""
     arrays: dict[str, Any] = {"divisor": np.array(outputs.divisor)}
     for kind, files in (("dev", outputs.dev), ("test", outputs.test)):
@@ -49,7 +47,7 @@ def write_outputs(path: Path, outputs: Outputs, data: "Data") -> None:
         np.savez(file, **arrays)
 
 
-def read_outputs(path: Path, data: "Data") -> Outputs | None:
+def read_outputs(path: Path, data: Data) -> Outputs | None:
     """The outputs of a run for the files of `data`; None where they are absent, damaged, or those of other files."""
     found = Outputs({}, {}, 1.0)
     with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
@@ -82,7 +80,7 @@ def combined(task: Task, logits: Sequence[torch.Tensor]) -> torch.Tensor:
     return together.log_softmax(-1).logsumexp(0) - np.log(len(together))
 
 
-def ensemble(data: "Data", folder: Path, runs: Sequence[Path]) -> dict[str, float] | None:
+def ensemble(data: Data, folder: Path, runs: Sequence[Path]) -> dict[str, float] | None:
     """{metric: value} of the ensemble of a task's runs, whose predictions are written to {folder}/ensemble; None where the
     outputs of a run are not there. runs: their folders."""
     models = []

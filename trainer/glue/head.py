@@ -18,6 +18,9 @@ from common.errors import UserError
 
 Weights = Mapping[str, torch.Tensor]
 
+# Of the names of a head's weights in a model.
+PREFIX = "classifier."
+
 
 class PlainHead(torch.nn.Module):
     """Dropout and a matrix: get_prediction_module in finetune/classification/classification_tasks.py of
@@ -94,15 +97,23 @@ def from_transformers(weights: Weights) -> dict[str, torch.Tensor] | None:
     return found if is_same else None
 
 
-PREFIX = "classifier."
+def divided(weights: Weights) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(the weights of a model's head, without PREFIX; all others)."""
+    own = {}
+    others = {}
+    for name, weight in weights.items():
+        if name.startswith(PREFIX):
+            own[name.removeprefix(PREFIX)] = weight
+        else:
+            others[name] = weight
+    return own, others
 
 
 def to_save(model: Any, weights: Weights) -> dict[str, torch.Tensor]:
     """The state dict of a model as transformers loads it."""
     if not isinstance(getattr(model, "classifier", None), PlainHead):
         return dict(weights)
-    others = {name: weight for name, weight in weights.items() if not name.startswith(PREFIX)}
-    own = {name.removeprefix(PREFIX): weight for name, weight in weights.items() if name.startswith(PREFIX)}
+    own, others = divided(weights)
     return others | {f"{PREFIX}{name}": weight for name, weight in for_transformers(own).items()}
 
 
@@ -110,9 +121,8 @@ def saved_weights(model: Any, path: Path) -> dict[str, torch.Tensor]:
     """The state dict of a model, of a model.safetensors that was saved of it."""
     weights = load_file(path)
     if isinstance(getattr(model, "classifier", None), PlainHead):
-        own = {name.removeprefix(PREFIX): weight for name, weight in weights.items() if name.startswith(PREFIX)}
+        own, others = divided(weights)
         plain = from_transformers(own)
         assert plain is not None, f"{path} has another head"
-        weights = {name: weight for name, weight in weights.items() if not name.startswith(PREFIX)}
-        weights |= {f"{PREFIX}{name}": weight for name, weight in plain.items()}
+        weights = others | {f"{PREFIX}{name}": weight for name, weight in plain.items()}
     return weights

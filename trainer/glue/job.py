@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from trainer.glue.model import Layers, init_model, save_model, weights_digest
 from trainer.glue.padding import is_known
 from trainer.glue.scores import Evaluation
 from trainer.glue.settings import GlueSettings
-from trainer.job import UNLIMITED, Job, Outlook, Progress, Surroundings, Update
+from trainer.job import LATEST_UPDATE, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import make_folder
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.random_state import seed_everything
@@ -147,7 +146,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self._set_length()
         # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
-            self.save_at = range(settings.save_steps, sys.maxsize, settings.save_steps)
+            self.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
         # What an earlier run of this seed may have left.
         self.replaced = [folder / "eval_results.json", *folder.glob("checkpoint-*[0-9]")]
         self.evaluates = bool(settings.do_eval)
@@ -184,7 +183,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         """A run that ends within an epoch ends by updates. Where batches had another size before a resume, the rows that are
         left are counted in updates of today's size."""
         if self.ends_within_epoch:
-            of_epoch = schedule(self.settings, self.ranks, self.data)
+            of_epoch = update_schedule(self.settings, self.ranks, self.data)
             # A part of an epoch ends with the update in which its last row is.
             wanted = math.ceil(self.wanted_epochs * of_epoch.n_updates)
             left = max(0, wanted - updates_before(of_epoch, progress.epoch, progress.row))
@@ -243,7 +242,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         """(updates before this one, updates of the run)"""
         if self.max_updates < UNLIMITED:
             return progress.update, int(self.max_updates)
-        of_epoch = schedule(self.settings, self.ranks, self.data)
+        of_epoch = update_schedule(self.settings, self.ranks, self.data)
         done = updates_before(of_epoch, update.epoch, update.first_row)
         return done, self.epochs * of_epoch.n_updates
 
@@ -276,13 +275,13 @@ class GlueJob(Job[Ints, Batch, Totals]):
         epochs = None
         # The updates decide, as in the benchmark's own script; the epochs are those that they take.
         if settings.max_steps:
-            epochs = math.ceil(settings.max_steps / schedule(settings, self.ranks, self.data).n_updates)
+            epochs = math.ceil(settings.max_steps / update_schedule(settings, self.ranks, self.data).n_updates)
         config = self.model.config
         lengths = self.features.lengths
         parameters = sum(p.numel() for p in self.model.parameters())
         source = "random weights"
         if not settings.from_scratch:
-            source = f"from {self.command.model_folder}, {new_weights(self.new_weights)}"
+            source = f"from {self.command.model_folder}, {head_text(self.new_weights)}"
         lines = [
             f"model: {self.model_name}, {parameters / 1e6:.2f} M parameters, {size_of(config)}{source}",
             f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {lengths.mean():.0f} tokens in the mean, "
@@ -310,7 +309,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         epochs = self.epochs if outlook.epochs is None else outlook.epochs
         parameters = sum(p.numel() for p in self.model.parameters())
         embeddings = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." in name)
-        rows_per_update = schedule(settings, self.ranks, self.data).rows_per_update
+        rows_per_update = update_schedule(settings, self.ranks, self.data).rows_per_update
         rows = min(plan.n_rows * epochs, self.max_updates * rows_per_update)
         flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
         # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
@@ -341,7 +340,7 @@ def optimizer_words(settings: GlueSettings) -> str:
     return words if settings.adam_bias_correction else f"{words}, no bias correction"
 
 
-def schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule:
+def update_schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule:
     """How an epoch of the task is dealt out to updates."""
     assert data.train is not None
     n_examples = len(data.train.features.first)
@@ -368,7 +367,7 @@ def set_longest_text(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
         tokenizer.model_max_length = positions
 
 
-def new_weights(names: set[str]) -> str:
+def head_text(names: set[str]) -> str:
     """What a pretrained model lacks for the task, in a part of a line."""
     if not names:
         return "with its head"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common.arrays import Array
 from common.packages import optional_package
 from dataset.glue.features import NO_CLASS, Features
 from dataset.glue.glue_dataset import GlueAssembler
@@ -18,8 +19,6 @@ from dataset.store.interface import Ints
 from trainer.glue.entities import entity_scores
 from trainer.glue.loss import loss_sum
 from trainer.glue.squad import answer_scores, found_answers
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 # (labels [N], classes or scores [N]) -> the figure.
 Metric = Callable[[Array, Array], float]

@@ -178,6 +178,7 @@ def check_models(
     """Load the model for every task once, for the errors of init_model. dtype: the one that is asked for."""
     for task in tasks:
         model, _ = init_model(settings, task, folder, vocab_size)
+    # All tasks have the same encoder, so what follows looks at the last model alone.
     lines = [notice(model)]
     if settings.shard != NONE and is_in_parts(model):
         # Each call of the model needs all ranks, and their batches have other numbers of lengths.

@@ -71,8 +71,8 @@ def logits_of(output: Any) -> torch.Tensor:
 
 
 def with_ready_mask(model: Any, batch: Batch) -> torch.Tensor:
-    """A mask for every query, which transformers takes as it is. Into one of [R, T] it looks, and leaves it out where nothing
-    is padded, which waits for the device and gives a compiled layer two forms."""
+    """A mask for every query, which transformers takes as it is. transformers inspects a mask of [R, T] and drops it if nothing
+    is padded. That waits for the device, and makes the compiler build two versions of a layer."""
     mask = ready_mask(batch.mask.bool(), uses_graphs(model, batch.ids.shape))
     return logits_of(model(**inputs_of(model, batch, mask)))
 

@@ -41,7 +41,7 @@ def table_of_answers(task: Task, logits: torch.Tensor, divisor: float) -> bytes:
     """The words of the classes, or the scores."""
     found = answers(task, logits, divisor)
     if task.kind == REGRESSION:
-        # The leaderboard takes scores from 0 to 5.
+        # The leaderboard's scores have bounds.
         words = [f"{score:.3f}" for score in found.clip(*task.bounds)]
     else:
         words = [task.labels[i] for i in found]

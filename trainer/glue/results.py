@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from common.files import atomic_file
 from dataset.glue.glue_tasks import TASKS
@@ -34,7 +34,7 @@ LONGEST_SEED = 10
 FIRST_SHOWN = {"mrpc": "f1", "qqp": "f1"}
 
 
-def is_number(value: float | None) -> bool:
+def is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and not math.isnan(value)
 
 
@@ -43,7 +43,7 @@ def summary(results: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
     found: dict[str, dict[str, float | None]] = {}
     for name in results[0]:
         values = [result[name] for result in results]
-        known = [value for value in values if value is not None and not math.isnan(value)]
+        known = [value for value in values if is_number(value)]
         # What is not a number is null in a file.
         if len(known) < len(values):
             found[name] = {"mean": math.nan, "median": math.nan, "deviation": math.nan}
@@ -63,7 +63,7 @@ def in_order(results: Mapping[str, Figures]) -> list[str]:
 
     def place(seed: str) -> tuple[float, int]:
         value = results[seed].get(first)
-        return (value if value is not None and not math.isnan(value) else -math.inf), -int(seed)
+        return (value if is_number(value) else -math.inf), -int(seed)
 
     return sorted(results, key=place)
 
@@ -105,7 +105,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 def figure(value: float | None) -> str:
     """A figure times 100, or a dash."""
-    return "-" if value is None or math.isnan(value) else f"{100 * value:.2f}"
+    return f"{100 * value:.2f}" if is_number(value) else "-"
 
 
 def glue_table(found: Mapping[str, Any]) -> list[str]:
@@ -139,9 +139,11 @@ def row_of(of_task: Mapping[str, Any], row: str) -> Figures:
 def cell_of(task: str, values: Figures) -> str:
     """The figures of a task, in the leaderboard's order."""
     names = sorted(values, key=lambda name: name != FIRST_SHOWN.get(task))
-    return "/".join(
-        f"{100 * value:.1f}" if (value := values[name]) is not None and is_number(value) else "-" for name in names
-    )
+    cells = []
+    for name in names:
+        value = values[name]
+        cells.append(f"{100 * value:.1f}" if is_number(value) else "-")
+    return "/".join(cells)
 
 
 def average(figures: Mapping[str, Figures]) -> float:

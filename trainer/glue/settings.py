@@ -45,6 +45,13 @@ HEADS = ("huggingface", "plain")
 REDUCTIONS = ("mean", "sum")
 # Whose predictions are sent to the leaderboard
 CHOICES = ("best", "median", "ensemble")
+# Positions of an example, where the user gives no number: of questions, whose texts are long, and of all else.
+LENGTH_OF_QUESTIONS = 384
+USUAL_LENGTH = 128
+# Suffixes of the files that describe a task.
+DESCRIPTIONS = (".yaml", ".yml")
+# Of a task of one's own: it names the folder of its results.
+OWN_NAME = re.compile(r"[\w][\w.-]{0,80}")
 
 
 def example_length(text: str) -> int:
@@ -53,16 +60,6 @@ def example_length(text: str) -> int:
     if value < 5:
         raise argparse.ArgumentTypeError(f"{text} must be at least 5, for two sentences: CLS a SEP b SEP")
     return value
-
-
-# Positions of an example, where the user gives no number: of questions, whose texts are long, and of all else.
-LENGTH_OF_QUESTIONS = 384
-USUAL_LENGTH = 128
-
-# Suffixes of the files that describe a task.
-DESCRIPTIONS = (".yaml", ".yml")
-# Of a task of one's own: it names the folder of its results.
-OWN_NAME = re.compile(r"[\w][\w.-]{0,80}")
 
 
 @dataclass(kw_only=True)

@@ -104,7 +104,7 @@ def _two_cosines(t: int, T: int, peak_at: float, start: float) -> float:
     return 1 + (low - 1) * (1 - math.cos(math.pi * min(share, 1))) / 2
 
 
-# The values of --lr_schedule of train_electra.py
+# The values of --lr_schedule of train_electra.py and train_glue.py
 ENCODER_SCHEDULES = {
     "original_linear": original_linear,
     "separate_linear": separate_linear,

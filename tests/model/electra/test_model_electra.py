@@ -12,7 +12,6 @@ from transformers import ElectraConfig
 from common.errors import UserError
 from model.electra.masking import IGNORE, mask_count, mask_tokens, original_cap
 from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token
-from model.electra.sampling import sample
 from model.electra.sizes import SIZES
 from tests.helpers import SHARED, needs_shared
 
@@ -445,7 +444,7 @@ def test_temperature_divides_the_logits(how):
     logits = torch.tensor([3.0, 1.0, 0.0, -2.0])
     torch.manual_seed(0)
     repeated = logits.expand(20_000, 4)
-    drawn = sample(model.to_draw_from(repeated, torch.zeros(20_000, dtype=torch.long)), how)
+    drawn = model.draw(repeated, torch.zeros(20_000, dtype=torch.long))
     frequencies = torch.bincount(drawn, minlength=4) / 20_000
     assert torch.allclose(frequencies, (logits / 2.5).softmax(-1), atol=0.015)
     assert not torch.allclose(frequencies, logits.softmax(-1), atol=0.015)
@@ -457,7 +456,7 @@ def test_disallow_correct_never_draws_the_original_and_leaves_the_others_their_o
     model = tiny(disallow_correct=True, sampling=how)
     logits = torch.tensor([9.0, 1.0, 0.0, 0.5]).expand(20_000, 4)
     torch.manual_seed(0)
-    drawn = sample(model.to_draw_from(logits, torch.zeros(20_000, dtype=torch.long)), how)
+    drawn = model.draw(logits, torch.zeros(20_000, dtype=torch.long))
     frequencies = torch.bincount(drawn, minlength=4) / 20_000
     assert frequencies[0] == 0
     if how != "fp16_gumbel":

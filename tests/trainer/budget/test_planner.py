@@ -253,6 +253,17 @@ def test_what_cannot_be_planned_is_one_line(text, tmp_path, changes, said):
     assert "\n" not in str(caught.value)
 
 
+def test_a_budget_that_has_passed_before_the_plan_says_what_to_do(text, tmp_path, monkeypatch):
+    """As where a long text was tokenised for the first time. The line is compared word by word."""
+    from trainer.budget import planner
+
+    monkeypatch.setattr(planner, "seconds_since_start", lambda: 19.0)
+    said = "19 s of it had passed before the plan. Give a larger budget, or run the command again: the text is tokenised now."
+    with pytest.raises(UserError) as caught:
+        planned(tmp_path, text, budget_tokens=None, budget="20s")
+    assert str(caught.value).endswith(said)
+
+
 def test_max_updates_ends_a_run_in_the_middle_of_an_epoch_and_after_several(text, tmp_path):
     """Reference: the schedule by updates."""
     few = train(data_path=text, out_dir=tmp_path / "few", max_updates=3, lr_schedule="linear", learning_rate=1.0)

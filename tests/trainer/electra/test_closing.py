@@ -12,7 +12,7 @@ from tests.dataset.electra.test_electra_dataset import WORDS, write_vocab
 from tests.trainer.test_train_electra import train
 from trainer.electra.closing import LEAST_CHARACTERS, MOST_CHARACTERS, PASSAGES, excerpt_of
 from trainer.electra.detector import open_detector
-from trainer.electra.passages import told
+from trainer.electra.passages import passage_lines
 from trainer.reporting.html_report import write_report
 from trainer.reporting.records import RunRecords
 
@@ -60,7 +60,7 @@ def test_a_run_ends_with_passages_that_it_has_not_trained(data, tmp_path, capsys
         assert len([text for text in held_out if original in text]) == 1
         assert passage == detector.passage(original, share=0.15, seed=seed)
     out = capsys.readouterr().out
-    assert told(passages, width_of_terminal(), False) in out
+    assert passage_lines(passages, width_of_terminal(), False) in out
     assert out.index("Held-out text") < out.index("discriminator: ")
     page = (tmp_path / "electra_small" / "electra_small.report.html").read_text(encoding="utf-8")
     doubted = sum(len(passage.doubted) for passage in passages)

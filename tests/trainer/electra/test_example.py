@@ -9,7 +9,7 @@ from model.electra.detection import usual_threshold
 from model.electra.masking import IGNORE
 from tests.dataset.electra.test_electra_dataset import write_vocab
 from tests.model.electra.test_model_electra import tiny
-from trainer.electra.example import told
+from trainer.electra.example import example_lines
 
 
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.499, 0.9])
@@ -27,7 +27,7 @@ def test_labels_and_predictions_are_those_of_the_networks(tmp_path, threshold):
     dog = tokenizer.convert_tokens_to_ids("dogs")
     # The first masked token is replaced, the second one is drawn as it was.
     found = model(*batch, sampled=torch.tensor([[dog, int(ids[0, 4]), 7]]))
-    _, *rows, last = told(tokenizer, batch, found, threshold).splitlines()
+    _, *rows, last = example_lines(tokenizer, batch, found, threshold).splitlines()
     assert rows[0].split() == ["position", "original", "generator", "label", "prediction", "probability"]
     by_place = {int(row.split()[0]): row.split()[1:] for row in rows[1:]}
     probabilities = found.disc_logits[0].sigmoid().tolist()
@@ -49,4 +49,4 @@ def test_labels_and_predictions_are_those_of_the_networks(tmp_path, threshold):
         last
         == f"1 of {length} tokens are replaced; the discriminator is right on {right} (replaced: from {threshold:.2f} on)"
     )
-    assert "dogs" in told(tokenizer, batch, found, threshold).splitlines()[0]
+    assert "dogs" in example_lines(tokenizer, batch, found, threshold).splitlines()[0]
