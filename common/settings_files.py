@@ -102,6 +102,9 @@ def parse_text(text: str, path: Path, flag: str = CONFIG) -> object:
         fail(flag, path, None, kind, error.reason)
     except KeyTwiceError as error:
         raise UserError(f"{flag} {path}: {error} stands there twice") from None
+    except ValueError as error:
+        # A tag of YAML asks for a kind that the value is not of, as in `!!int abc`.
+        fail(flag, path, None, kind, str(error))
     except RecursionError:
         fail(flag, path, None, kind, "too many brackets within each other")
 

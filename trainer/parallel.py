@@ -29,6 +29,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from common.errors import UserError
 from common.nested import replaced
+from common.wording import counted
 from dataset.loader import ceil_div
 from model.products import without_kept_copies
 from trainer.machine.agreement import compare_with_main
@@ -64,8 +65,8 @@ def ranks_of_group(shard: str, ranks: Ranks) -> int:
     size = int(shard)
     if ranks.world_size % size:
         raise UserError(
-            f"--shard {size}: {ranks.world_size} ranks cannot be divided into groups of {size}; --shard full makes one group of "
-            "all, however many there are"
+            f"--shard {size}: {counted(ranks.world_size, 'rank')} cannot be divided into groups of {size}; "
+            "--shard full makes one group of all, however many there are"
         )
     return size
 

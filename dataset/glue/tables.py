@@ -13,7 +13,7 @@ from typing import NamedTuple
 from common.errors import DataError
 from common.wording import counted
 from dataset.glue.glue_tasks import REGRESSION, TASKS, Task
-from dataset.reading.csv_files import CsvRows, field_of_row
+from dataset.reading.csv_files import CsvRows, columns_shown, field_of_row
 from dataset.reading.faults import BadLine, line_at, nul_in_text
 from dataset.reading.json_lines import BOM, check_surrogates, json_type, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
@@ -127,11 +127,10 @@ def columns_of(path: Path, line: int, header: Sequence[str], wanted: Sequence[st
         if header.count(name) == 1:
             continue
         what = "no column" if name not in header else "more than one column"
-        shown = ", ".join(column[:LONGEST_SHOWN] for column in header[:8]) or "none"
         meant = f"this is no {task.folder} file"
         if task not in TASKS.values():
             meant = "name the columns of your task by --text and --label"
-        raise DataError(f"{path}:{line}: {what} {name!r} in the header; {meant} (the file has {shown})")
+        raise DataError(f"{path}:{line}: {what} {name!r} in the header (its columns: {columns_shown(header, meant)})")
     return [header.index(name) for name in wanted]
 
 

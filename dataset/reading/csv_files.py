@@ -3,13 +3,17 @@ so that a quoted field may hold commas, quotes and line breaks; this file bounds
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from common.errors import DataError
 from dataset.reading import limits
 from dataset.reading.faults import BadLine, Item, nul_in_text
 from dataset.reading.json_lines import BOM
 from dataset.reading.line_reader import LineReader, Stream
+
+# Of a header, in a line on what is wrong with it.
+MOST_NAMES_SHOWN = 8
+LONGEST_NAME_SHOWN = 40
 
 
 def read_csv(stream: Stream, path: str, delimiter: str, text_field: str) -> Iterator[Item]:
@@ -42,18 +46,21 @@ def _header(rows: "CsvRows", path: str, text_field: str) -> tuple[int, int]:
         return 0, 0
     if names.count(text_field) != 1:
         what = "no column" if text_field not in names else "more than one column"
-        shown = ", ".join(name[:40] for name in names[:8])
-        # Bytes that are not UTF-8 stand in the names as halves of surrogate pairs, which no terminal prints.
-        shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
-        advice = "--text_field names another one"
-        if "\0" in shown:
-            shown, advice = "not to be read", "it is binary, or in UTF-16; convert it to UTF-8"
-        elif len(names) == 1 and ";" in shown:
-            advice = "they are to be separated by commas, in a .tsv by tabs"
-        raise DataError(
-            f"{path}:{rows.first_line}: {what} {text_field!r} in the header (its columns: {shown}; {advice})"
-        )
+        shown = columns_shown(names, "--text_field names another one")
+        raise DataError(f"{path}:{rows.first_line}: {what} {text_field!r} in the header (its columns: {shown})")
     return len(names), names.index(text_field)
+
+
+def columns_shown(names: Sequence[str], advice: str) -> str:
+    """Part of a line: the columns of a header, and what to do. advice: where nothing is wrong with the header itself."""
+    shown = ", ".join(name[:LONGEST_NAME_SHOWN] for name in names[:MOST_NAMES_SHOWN]) or "none"
+    # Bytes that are not UTF-8 stand in the names as halves of surrogate pairs, which no terminal prints.
+    shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
+    if "\0" in shown:
+        shown, advice = "not to be read", "it is binary, or in UTF-16; convert it to UTF-8"
+    elif len(names) == 1 and ";" in shown:
+        advice = "they are to be separated by commas, in a .tsv by tabs"
+    return f"{shown}; {advice}"
 
 
 def field_of_row(row: list[str], columns: int, column: int) -> str:

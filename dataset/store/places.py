@@ -56,8 +56,8 @@ def _clear_up(place: Path, name: str) -> None:
     """Remove what killed builds of other names have left, and nobody will go on with."""
     for temp in place.glob(".tmp-*"):
         owner = temp.name.removeprefix(".tmp-")
-        # With its own the writer decides whether to go on.
-        if owner == name:
+        # With its own the writer decides whether to go on. The lock of a store of data called `tmp` begins like this too.
+        if owner == name or not temp.is_dir():
             continue
         # Who works on it holds its lock.
         with contextlib.suppress(Timeout), file_lock(place / f".{owner}.lock").acquire(timeout=0):

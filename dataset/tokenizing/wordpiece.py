@@ -60,7 +60,7 @@ def _read_vocab_file(path: Path) -> list[str]:
         raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
     try:
         # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"--vocab_path {path}: not a UTF-8 text file of one token a line") from error
     line_of: dict[str, int] = {}

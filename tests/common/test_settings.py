@@ -290,6 +290,7 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
         ("a: &a [1, 1]\nb: [*a, *a]\n", "run.yaml:2 is no YAML (an alias)"),
         ("!!python/object/apply:os.system ['true']\n", "is no YAML (could not determine a constructor"),
         ("\x00", "is no YAML"),
+        ("batch_size: !!int abc\n", "run.yaml is no YAML (invalid literal"),
         ("val_path: a\nval_fraction: 0.1\n", "--val_path and --val_fraction exclude each other: drop one"),
         ("seed: ''\n", "argument --seed: invalid"),
         ("out_dir: ''\n", "argument --out_dir/--save_dir: an empty text"),

@@ -244,6 +244,12 @@ def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
     assert json.loads(old)["seed"] == 42
     assert "holds results already" in complaint(capsys, place, tmp_path, epochs=1)
     assert (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text() == old
+    # The folder of a single seed has a file of the same name as the folder of all tasks.
+    inside = tmp_path / "cola" / "seed_42"
+    assert "holds the results of a single seed" in complaint(capsys, place, inside, task="stsb", epochs=1)
+    assert (inside / "eval_results.json").read_text() == old
+    both = {"overwrite_output_dir": 1, "from_resume": 1}
+    assert "drop one" in complaint(capsys, place, tmp_path, epochs=1, **both)
     found = fine_tune(place, tmp_path, epochs=1, overwrite_output_dir=1, seed=7)
     assert not (tmp_path / "cola" / "seed_42").exists() and found["cola"]["seeds"].keys() == {"7"}
 
@@ -257,6 +263,8 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     )
     assert "--model_path" in line(model_path=tmp_path / "nowhere")
     assert "has no classification head for CoLA" in line(do_train=0)
+    assert "--from_scratch 1 draws random weights" in line(do_train=0, from_scratch=1)
+    assert "--shard 2: 1 rank cannot be divided" in line(shard=2)
     assert "max_position_embeddings is 32" in line(max_seq_len=64)
     assert "--eval_all_checkpoints 1 needs --save_steps" in line(eval_all_checkpoints=1)
     assert "--max_seq_len: 4 must be at least 5" in line(max_seq_len=4)

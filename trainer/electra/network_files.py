@@ -10,11 +10,12 @@ from transformers import ElectraConfig, PreTrainedTokenizerBase
 
 from common.errors import UserError
 from common.packages import loader_reason
+from common.settings_files import KeyTwiceError, no_key_twice
 from dataset.reading.file_kinds import expanded
 from model.electra.detection import DRAWS, LENGTH, THRESHOLD
 from model.electra.model_electra import UNTIED
 from model.electra.sizes import POSITION_INITS
-from trainer.electra.settings import ElectraSettings
+from trainer.electra.settings import LARGEST_STD, ElectraSettings
 from trainer.pretrain.settings import MOST_LAYERS
 
 # Of a number in such a file; a slip of the keyboard ends here, and not in a network that is built for hours.
@@ -72,7 +73,10 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "hidden_dropout_prob": SHARE,
     "attention_probs_dropout_prob": SHARE,
     "classifier_dropout": (f"null or {SHARE[0]}", lambda value: value is None or is_share(value)),
-    "initializer_range": POSITIVE,
+    "initializer_range": (
+        f"a number above 0, at most {LARGEST_STD:g}",
+        lambda value: is_positive(value) and value <= LARGEST_STD,
+    ),
     "layer_norm_eps": POSITIVE,
     "position_init": (f"one of {', '.join(POSITION_INITS)}", is_one_of(*POSITION_INITS)),
     UNTIED: ("true or false", lambda value: isinstance(value, bool)),
@@ -159,9 +163,11 @@ def config_of_file(
 def fields_of_file(what: str, path: Path) -> dict[str, Any]:
     """The object in a JSON file. Errors: UserError."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_key_twice)
     except OSError as error:
         raise UserError(f"{what} cannot be read ({error.strerror})") from error
+    except KeyTwiceError as error:
+        raise UserError(f"{what}: {error} stands there twice") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{what}: no JSON file ({error})") from error
     if not isinstance(fields, dict):

@@ -37,6 +37,8 @@ USUAL_SAVE_INTERVAL = 1000
 # With the 0.02 that is right for a language model the discriminator of a measured run learned nothing: few tokens are replaced, so
 # its gradient is mostly noise, which Muon scales up (docs/experiments.md, "ELECTRA with little text").
 MUON_RATE = 0.006
+# Of random weights. Beyond 1 no network learns; a slip of the keyboard ends here, and not in weights that are not finite.
+LARGEST_STD = 10.0
 PROG = "train_electra.py"
 DESCRIPTION = "Pretrain an ELECTRA (generator and discriminator)."
 
@@ -46,6 +48,14 @@ def example_length(text: str) -> int:
     value = positive(int)(text)
     if value < SHORTEST:
         raise argparse.ArgumentTypeError(f"{text} must be at least {SHORTEST} for two segments")
+    return value
+
+
+def standard_deviation(text: str) -> float:
+    """Of random weights, small enough for numbers to stay finite."""
+    value = positive(float)(text)
+    if value > LARGEST_STD:
+        raise argparse.ArgumentTypeError(f"{text} must be at most {LARGEST_STD:g}")
     return value
 
 
@@ -108,7 +118,7 @@ class NetworkSettings(Settings):
     )
     init_std: float = setting(
         0.02,
-        check=positive(float),
+        check=standard_deviation,
         help="standard deviation of the random weights; narrow networks learn far sooner with about 1 / sqrt(width)",
     )
     position_init: str = setting(

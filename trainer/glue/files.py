@@ -14,6 +14,7 @@ from dataset.glue.glue_tasks import DIAGNOSTICS, QUESTIONS, TASKS, UNORDERED, Ta
 from dataset.glue.questions import n_with_gaps, read_questions, without_misplaced
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
+from trainer.glue.results import read_json
 from trainer.glue.settings import GlueSettings
 from trainer.launch import make_folder
 from trainer.machine.ranks import on_main
@@ -156,6 +157,9 @@ def check_sentences(features: Features, unk_id: int | None, what: str) -> None:
 
 def refuse_earlier(settings: GlueSettings, out: Path, names: Iterable[str]) -> None:
     """Errors: UserError where an earlier command has left results that nobody has asked to go on with, or to replace."""
+    of_run = read_json(out / "eval_results.json", "settings")
+    if of_run is not None and "seed" in of_run:
+        raise UserError(f"--out_dir: {out} holds the results of a single seed: name another folder")
     if settings.from_resume:
         return
     for name in names:

@@ -52,6 +52,8 @@ USUAL_LENGTH = 128
 DESCRIPTIONS = (".yaml", ".yml")
 # Of a task of one's own: it names the folder of its results.
 OWN_NAME = re.compile(r"[\w][\w.-]{0,80}")
+# What lies beside these folders.
+RESULT_FILES = ("eval_results.json", "eval_results.md", "submission.zip")
 
 
 def example_length(text: str) -> int:
@@ -253,6 +255,12 @@ class GlueSettings(
         if self.seed + self.num_seeds > 2**32:
             raise ValueError(f"--seed {self.seed} --num_seeds {self.num_seeds}: the last seed would be beyond 2**32")
         check_task(self)
+        if self.from_resume and self.overwrite_output_dir:
+            raise ValueError(
+                "--from_resume 1 goes on with earlier results and --overwrite_output_dir 1 replaces them: drop one"
+            )
+        if self.from_scratch and not self.do_train:
+            raise ValueError("--from_scratch 1 draws random weights, which --do_train 0 would evaluate: drop one")
         if not (self.do_train or self.do_eval or self.do_predict):
             raise ValueError("--do_train 0, --do_eval 0 and --do_predict 0 leave nothing to do")
 
@@ -282,6 +290,8 @@ def check_task(settings: GlueSettings) -> None:
         return
     if name in (*TASKS, "all"):
         raise ValueError(f"--task {name} is of the benchmark; give your own task, with --kind, another name")
+    if name in RESULT_FILES:
+        raise ValueError(f"--task {name} is the name of a file of results; give your task another name")
     if not OWN_NAME.fullmatch(name):
         raise ValueError(f"--task {name[:80]!r}: a name of letters, digits, '.', '-' and '_' is wanted")
 

@@ -58,8 +58,9 @@ def write_submission(out: Path, found: Mapping[str, Any], choice: str, say: Say)
             tasks_of.setdefault(chosen.whose, []).append(task)
     target = out / ZIP_NAME
     if not paths:
-        # One that an earlier command has left is not what these results are.
-        remove(target)
+        # One that an earlier command has left is not what these results are. Beside tasks of one's own it is none of ours.
+        if any(task in TASKS for task in found):
+            remove(target)
         return
     with atomic_file(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(paths, key=lambda path: wanted.index(path.stem)):

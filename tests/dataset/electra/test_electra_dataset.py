@@ -340,6 +340,13 @@ def test_a_vocabulary_without_a_mask_token(tmp_path):
         load_wordpiece(tmp_path / "none.txt")
 
 
+def test_a_vocabulary_that_windows_has_saved_begins_with_a_mark_that_is_no_text(tmp_path):
+    path = write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "the"])
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_wordpiece(marked).get_vocab() == load_wordpiece(path).get_vocab()
+
+
 def test_lower_casing_can_be_switched_off(tmp_path):
     path = write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "The", "the"])
     assert [load_wordpiece(path, lower).tokenize("The") for lower in (True, False)] == [["the"], ["The"]]

@@ -88,7 +88,7 @@ def test_short_lines_of_qqp_are_skipped_and_counted(tmp_path):
         (
             "sst2",
             ["text\tlabel", "a\t1"],
-            ":1: no column 'sentence' in the header; this is no SST-2 file (the file has text, label)",
+            ":1: no column 'sentence' in the header (its columns: text, label; this is no SST-2 file)",
         ),
         ("sst2", ["sentence\tlabel"], "no example"),
         ("sst2", [], "no example in there; the file is empty"),

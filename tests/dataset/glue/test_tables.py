@@ -58,7 +58,15 @@ FAULTS = {
         ("title,body,stars,body\na,b,good,c\n", ":1: more than one column 'body'"),
         (
             "title,stars\na,good\n",
-            ":1: no column 'body' in the header; name the columns of your task by --text and --label (the file has title, stars)",
+            ":1: no column 'body' in the header (its columns: title, stars; name the columns of your task by --text and --label)",
+        ),
+        (
+            "title;body;stars\na;b;good\n",
+            ":1: no column 'title' in the header (its columns: title;body;stars; they are to be separated by commas, in a .tsv by tabs)",
+        ),
+        (
+            "\0t\0i\n",
+            ":1: no column 'title' in the header (its columns: not to be read; it is binary, or in UTF-16; convert it to UTF-8)",
         ),
         ("title,body,stars\na,b,good\na,b\n", ":3: 2 fields where the header has 3"),
         ('title,body,stars\n"a,b,good\n', ":2: the file ends within a quoted field"),

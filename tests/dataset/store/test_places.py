@@ -41,3 +41,11 @@ def test_an_empty_folder_is_left_to_a_process_that_has_just_made_it(tmp_path):
     (kept_nothing / "tokens.bin").write_bytes(b"cut off")
     with places.lock(tmp_path, "other"):
         assert [folder.exists() for folder in (made, left, kept_nothing)] == [True, False, False]
+
+
+def test_the_lock_of_data_called_tmp_is_no_interrupted_build(tmp_path):
+    """The store of `tmp.jsonl` is called `tmp-` and a digest, so its lock looks like the folder of an interrupted build."""
+    for name in ("tmp-0123", "other-4567"):
+        with places.lock(tmp_path, name):
+            pass
+    assert (tmp_path / ".tmp-0123.lock").is_file()

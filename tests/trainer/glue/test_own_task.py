@@ -236,6 +236,7 @@ def test_faults_are_told_in_one_line(place, tmp_path, capsys):
 
     assert "--task cola is of the benchmark" in line(task="cola")
     assert "--task 'a/b': a name of letters" in line(task="a/b")
+    assert "is the name of a file of results" in line(task="eval_results.json")
     assert "a task of your own is a YAML file, or needs --kind" in line(task="colla", kind=None)
     assert "--do_eval 1 needs --dev_file" in line(dev_file=None)
     assert "for tags .jsonl is wanted" in line("tags", train_file=place / "train.csv")

@@ -174,6 +174,11 @@ def test_one_seed_is_its_own_ensemble_and_own_tasks_are_not_sent(place, tmp_path
     files = {f"{part}_file": tmp_path / "own" / "a.jsonl" for part in ("train", "dev", "test")}
     fine_tune(place, tmp_path / "b", task="mine", kind="classification", data_dir=None, **files, **options)
     assert not (tmp_path / "b" / "submission.zip").exists()
+    # What somebody else has put there stays.
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "submission.zip").write_text("mine")
+    fine_tune(place, tmp_path / "d", task="mine", kind="classification", data_dir=None, **files, **options)
+    assert (tmp_path / "d" / "submission.zip").read_text() == "mine"
     capsys.readouterr()
     fine_tune(place, tmp_path / "c", max_steps=1, submit="median")
     assert "warning: --submit median has no effect: --do_predict is 0" in capsys.readouterr().out
