@@ -23,7 +23,8 @@ from trainer.updates import rows_of_update
 # too soon, one that is too high costs nothing. So it is one number for all widths, unlike `share_of_product_rate` in
 # trainer/budget/speed.py, by which plans are compared.
 SHARE_OF_PRODUCT_RATE = 0.3
-# Behind the last update, for the passages that a run shows: to find them, and to read them with both networks.
+# Behind the last update, for the passages that a run shows: a guess, half of it to find them, and half (NETWORKS_S in
+# trainer/electra/closing.py) to read them with both networks.
 SHOWING_S = 3.0
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from dataset.glue.glue_dataset import Batch, GlueAssembler, Totals
 from dataset.glue.glue_tasks import Task
 from trainer.engine import Engine
 from trainer.glue.ensemble import OUTPUTS, Outputs, write_outputs
+from trainer.glue.files import Data
 from trainer.glue.head import saved_weights
 from trainer.glue.loss import forward, score_divisor
 from trainer.glue.measures import mean_loss, measured
@@ -23,9 +24,6 @@ from trainer.glue.settings import GlueSettings
 from trainer.machine.ranks import on_main
 from trainer.machine.signals import StopSignals
 from trainer.reporting.reporter import Say
-
-if TYPE_CHECKING:
-    from trainer.glue.files import Data
 
 
 class Evaluation:
@@ -115,7 +113,7 @@ class Evaluation:
 
 
 def look_back(
-    settings: GlueSettings, data: "Data", folder: Path, evaluation: Evaluation, result: dict[str, Any], say: Say
+    settings: GlueSettings, data: Data, folder: Path, evaluation: Evaluation, result: dict[str, Any], say: Say
 ) -> int:
     """Evaluate and predict at the end of a run, into `result` and files; the number of a stop signal that came, or 0."""
     where = f"{data.name}, seed {result['seed']}"
@@ -144,7 +142,7 @@ def look_back(
     return 0
 
 
-def predict(data: "Data", folder: Path, evaluation: Evaluation, found: dict[str, torch.Tensor], say: Say) -> int:
+def predict(data: Data, folder: Path, evaluation: Evaluation, found: dict[str, torch.Tensor], say: Say) -> int:
     """Write the predictions for the test files, and put the outputs that they are made of into `found`. Returns the number
     of a stop signal that came, or 0."""
     for name, assembler in data.test.items():
