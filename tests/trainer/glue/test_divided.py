@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import signal
+import warnings
 from functools import partial
 from unittest import mock
 
@@ -113,10 +114,13 @@ def two_ranks(place, folder):
     new_port("gradients")
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)
     try:
-        found = {
-            head: {"divided": gradients(place, head, ranks), "alone": gradients(place, head)}
-            for head in ("huggingface", "plain")
-        }
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found = {
+                head: {"divided": gradients(place, head, ranks), "alone": gradients(place, head)}
+                for head in ("huggingface", "plain")
+            }
+        found["warned"] = [str(warning.message) for warning in warned]
     finally:
         Shards.close()
         gc.collect()
@@ -194,6 +198,13 @@ def test_gradients_equal_those_of_one_rank(both, head):
     for result in both:
         for divided, alone in zip(result[head]["divided"], result[head]["alone"], strict=True):
             assert relative_difference([divided], [alone]) < 1e-6
+
+
+@pytest.mark.slow
+def test_a_divided_model_does_not_alarm(both):
+    """torch warns of outputs that are views, in case they are written into."""
+    for result in both:
+        assert not [line for line in result["warned"] if "view tensor" in line]
 
 
 @pytest.mark.slow
