@@ -110,17 +110,35 @@ def stopped(place, out, at):
     return sorted(path.name for path in out.rglob("update_*"))
 
 
+class FirstColumn(torch.nn.Module):
+    """Its output is a view, as that of many heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x)[:, 0]
+
+
+def warnings_of_a_view(ranks):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model = FirstColumn()
+        Shards(model, ranks.world_size, ranks, CPU)
+        model(torch.ones(3, 4)).sum().backward()
+    return [str(warning.message) for warning in warned]
+
+
 def two_ranks(place, folder):
     new_port("gradients")
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)
     try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            found = {
-                head: {"divided": gradients(place, head, ranks), "alone": gradients(place, head)}
-                for head in ("huggingface", "plain")
-            }
-        found["warned"] = [str(warning.message) for warning in warned]
+        found = {
+            head: {"divided": gradients(place, head, ranks), "alone": gradients(place, head)}
+            for head in ("huggingface", "plain")
+        }
+        found["warned"] = warnings_of_a_view(ranks)
     finally:
         Shards.close()
         gc.collect()
