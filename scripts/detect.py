@@ -31,6 +31,7 @@ from common.errors import UserError
 from common.files import read_small
 from common.notices import announce
 from common.terminal import has_colours, width_of_terminal
+from common.wording import counted
 from model.electra.detection import Passage
 from scripts.arguments import detect_parser
 from trainer.electra.detector import open_detector
@@ -55,6 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     passages = []
     for number, text in enumerate(texts):
         passages.append(detector.passage(text, args.corrupt or 0.0, args.seed + number, args.threshold))
+    unknown = sum(not detector.knows(text) for text in texts)
+    if unknown:
+        announce(
+            f"warning: the tokenizer of {args.model} knows less than half of {counted(unknown, 'text')}: what is said of "
+            "unknown words means nothing",
+            to_stderr=True,
+        )
     if args.json:
         for passage in passages:
             # ASCII alone: nothing in it can be obeyed by a terminal.

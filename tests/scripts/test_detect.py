@@ -50,6 +50,14 @@ def test_texts_are_told_with_what_stands_out(folder, capsys, share):
     assert capsys.readouterr().out == f"{wanted}\n"
 
 
+def test_a_text_that_the_tokenizer_does_not_know_is_told(folder, capsys):
+    """All its words are [UNK], of which no doubt means anything."""
+    assert main([TEXT, "我爱北京天安门", "--model", str(folder)]) == 0
+    assert "knows less than half of 1 text: what is said of unknown words" in capsys.readouterr().err
+    assert main([TEXT, "--model", str(folder)]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_a_line_has_each_doubted_word_with_its_probability():
     words = [Word("", "The", 0.1), Word(" ", "cat", 0.91, "dog"), Word(" ", "sat", 0.6), Word(" ", "off", 0.2, "on")]
     passage = Passage(words, ".", 0.5, True)

@@ -18,7 +18,7 @@ from common.errors import UserError, user_errors
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
-from dataset.tokenizing.vocabulary import check_ids_fit, check_size
+from dataset.tokenizing.vocabulary import MOST_UNKNOWN, check_ids_fit, check_size
 from dataset.tokenizing.windows import window_of_tokens, windows_of
 from dataset.tokenizing.words import words_of
 from model.electra.detection import LENGTH, Draws, Passage, Word, draws_of, measured_threshold, usual_threshold
@@ -83,6 +83,14 @@ class Detector:
         if threshold is None:
             threshold = usual_threshold([word.probability for word in words])
         return Passage(words, after, threshold, is_corrupted=share > 0)
+
+    def knows(self, text: str) -> bool:
+        """Whether the tokenizer has an entry for most of a text. Of [UNK] a discriminator can tell nothing. Errors: UserError."""
+        with user_errors():
+            ids = self.encoder.encode_in_words(checked(text)).ids
+        if self.encoder.unk_id is None or not len(ids):
+            return True
+        return float((ids == self.encoder.unk_id).mean()) <= MOST_UNKNOWN
 
     @torch.no_grad()
     def probabilities(self, ids: Ints) -> Array:

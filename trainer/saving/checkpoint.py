@@ -409,7 +409,8 @@ class Checkpoints:
         if paths:
             raise UserError(
                 f"{self.folder}: none of its {len(paths)} checkpoints is intact; "
-                "delete the folder to start afresh, or continue from weights with --from_weight"
+                "delete the folder to start afresh, or begin with the weights that the run has saved (--from_weight, of encoders "
+                "--model_path)"
             )
         return None
 
