@@ -38,7 +38,7 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.parallel import put_on_device, ranks_of_group
-from trainer.reporting.charts import COMMON
+from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
 from trainer.updates import rows_of_update, schedule_of
@@ -73,7 +73,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
     counts_updates = True
     n_sums = 4
     shown = ("train_acc", "grad_norm", "updates_per_second")
-    charts = COMMON
+    charts: Sequence[Chart] = COMMON
     may_change = (
         "epochs",
         "learning_rate",
@@ -150,6 +150,8 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # What an earlier run of this seed may have left.
         self.replaced = [folder / "eval_results.json", *folder.glob("checkpoint-*[0-9]")]
         self.evaluates = bool(settings.do_eval)
+        if self.evaluates:
+            self.charts = charts_of(data)
         self.eval_interval = settings.eval_interval or 0
         self._evaluation: Evaluation | None = None
 
@@ -345,6 +347,13 @@ def update_schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateS
     assert data.train is not None
     n_examples = len(data.train.features.first)
     return schedule_of(settings, ranks, n_examples)
+
+
+def charts_of(data: Data) -> tuple[Chart, ...]:
+    """What the report draws of a run that is evaluated: behind the loss the metrics of each development file."""
+    names = [name + suffix for suffix in data.dev for name in data.task.metrics]
+    others = [chart for chart in COMMON if chart is not LOSS]
+    return (LOSS, Chart(METRICS, tuple(names)), *others)
 
 
 def updates_before(of_epoch: UpdateSchedule, epoch: int, row: int) -> int:

@@ -37,6 +37,8 @@ SPEED = (
     Chart("Tokens per second", ("tokens_per_second",)),
     Chart("Share of the best matrix-product rate", ("flops_utilisation",)),
 )
+# Of a chart whose fields tell how good a model is at its task. The page's table has them too.
+METRICS = "Metrics on the development data"
 SKIPPED = Chart("Updates not applied", ("skipped_updates",), unless_zero=True)
 # Of a job that declares none of its own.
 COMMON = (LOSS, *SPEED, SKIPPED)

@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.files import atomic_file
 from common.wording import counted, printable
 from model.electra.detection import Passage
-from trainer.reporting.charts import LOSS, charts_of_runs, fields_of
+from trainer.reporting.charts import LOSS, METRICS, charts_of_runs, fields_of
 from trainer.reporting.curves import LABELS, is_noisy, smooth, thin
 from trainer.reporting.next_commands import commands_of_record
 from trainer.reporting.quality import Bar, quality, remarks
@@ -244,6 +244,11 @@ def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
             )
         )
     figures = [(label, [run.last(field) for run in runs], write) for label, field, write in FIGURES]
+    for chart in charts_of_runs([run.charts for run in runs]):
+        if chart.title == METRICS:
+            figures += [
+                (LABELS.get(name, name), [run.last(name) for run in runs], "{:.4f}".format) for name in chart.fields
+            ]
     return environment.get_template("report.html").render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         runs=sections,

@@ -1,6 +1,7 @@
 """Options of train_glue.py in whole runs. References: formulas, and the same run with other flags."""
 
 import json
+import re
 
 import pytest
 from transformers import BertTokenizer
@@ -97,6 +98,17 @@ def test_warm_up_in_updates(place, tmp_path, schedule, changes):
         else:
             wanted.append(3e-3 * (t / 4 if t < 4 else (10 - t) / 6))
     assert rates == pytest.approx(wanted)
+
+
+def test_the_report_has_the_metrics_of_each_development_file(place, tmp_path):
+    """Reference: eval_results.json."""
+    found = fine_tune(place, tmp_path, task="mnli", epochs=1, evaluate_during_training=1, eval_interval=2, report=1)
+    page = (tmp_path / "mnli" / "seed_42" / "mnli_seed_42.report.html").read_text(encoding="utf-8")
+    assert "Metrics on the development data" in page
+    cells = re.sub(r"\s*<[^>]*>\s*", "|", page)
+    assert len(found["mnli"]["metrics"]) == 2
+    for name, figures in found["mnli"]["metrics"].items():
+        assert f"|{name}|" in cells.replace("||", "|") and f"{figures['mean']:.4f}" in cells
 
 
 def test_max_steps_override_epochs(place, tmp_path, capsys):
