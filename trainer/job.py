@@ -28,7 +28,7 @@ from trainer.reporting.charts import COMMON, Chart
 from trainer.reporting.next_commands import NextCommand
 
 UNLIMITED = float("inf")
-# No run comes so far: the end of a range of updates that is to have none.
+# Stands for "no end" in a range of updates: no run comes so far.
 LATEST_UPDATE = 10**12
 # A run of fewer takes some tens of seconds: it does not wait for measurements, and nobody asks for its expected curve.
 SHORT_RUN_FLOPS = 1e13

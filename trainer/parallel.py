@@ -16,7 +16,6 @@ Whatever computes with the model takes part in these gatherings, so all ranks ha
 rank without rows computes some that count for nothing, also in evaluations and samples.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -153,9 +152,6 @@ class Shards:
         weights = model.state_dict() if ranks.is_main else {}
         without_kept_copies(model)
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        # torch warns of outputs that are views of others, since code that wrote into one in place would lose a gradient. Ours does
-        # not, so the warning would only alarm.
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         for module in (*layers, model):
             fully_shard(module, mesh=mesh)
         for name in FORWARD_METHODS:

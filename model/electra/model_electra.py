@@ -275,7 +275,8 @@ class ElectraPretrainer(Pretrainer):
     def find_out(
         self, corrupted: torch.Tensor, replaced: torch.Tensor, real: torch.Tensor, inputs: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the discriminator's loss, summed over the positions without padding, 0-d; its logits, float32 [R, T]).
+        """(the discriminator's loss, summed over the positions without padding, 0-d; its logits, float32 [R, T], for figures alone:
+        they carry no gradient).
 
         corrupted, replaced, real: [R, T]; inputs: of encoder_inputs.
         """
@@ -283,7 +284,8 @@ class ElectraPretrainer(Pretrainer):
         # As https://github.com/richarddwang/electra_pytorch smooths: "replaced" stays 1, "original" becomes disc_smooth.
         target = torch.where(replaced, 1.0, self.disc_smooth)
         losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-        return torch.where(real, losses, 0.0).sum(), logits
+        # In float32 they are a view of what the head gives. As an output with a gradient FSDP2 would warn of it.
+        return torch.where(real, losses, 0.0).sum(), logits.detach()
 
 
 def corrupted_rows(

@@ -248,8 +248,6 @@ def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
     inside = tmp_path / "cola" / "seed_42"
     assert "holds the results of a single seed" in complaint(capsys, place, inside, task="stsb", epochs=1)
     assert (inside / "eval_results.json").read_text() == old
-    both = {"overwrite_output_dir": 1, "from_resume": 1}
-    assert "drop one" in complaint(capsys, place, tmp_path, epochs=1, **both)
     found = fine_tune(place, tmp_path, epochs=1, overwrite_output_dir=1, seed=7)
     assert not (tmp_path / "cola" / "seed_42").exists() and found["cola"]["seeds"].keys() == {"7"}
 

@@ -59,7 +59,8 @@ class Validation:
         unknown: int | None,
         evaluated: Evaluated,
     ) -> None:
-        """cap: see `mask_cap`. unknown: the token that is never masked, as `unk_id` of Examples. Errors: ValueError, DataError, as Examples has them."""
+        """cap: see `mask_cap`. unknown: the token that is never masked, as `unk_id` of Examples. Errors: ValueError, DataError, as
+        Examples has them."""
         store = held_out.val_store
         T = settings.max_seq_len
         examples = Examples(store, T, tokenizer.sep_token_id, SEED, unknown, held_out.val_documents)

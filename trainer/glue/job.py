@@ -216,7 +216,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         return glue_loss(self.data.task, self.model, batch, totals, self.settings.loss_reduction)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        """Progress is counted in updates where --max_steps ends the run, and in rows elsewhere: batches of another size
+        """Progress is counted in updates where --max_steps or a part of an epoch ends the run, and in rows elsewhere: batches of another size
         after a resume then lead to the same end. The original schedule counts updates alone."""
         schedule_of_run = ENCODER_SCHEDULES[self.settings.lr_schedule]
         is_original = self.settings.lr_schedule == "original_linear"

@@ -255,10 +255,6 @@ class GlueSettings(
         if self.seed + self.num_seeds > 2**32:
             raise ValueError(f"--seed {self.seed} --num_seeds {self.num_seeds}: the last seed would be beyond 2**32")
         check_task(self)
-        if self.from_resume and self.overwrite_output_dir:
-            raise ValueError(
-                "--from_resume 1 goes on with earlier results and --overwrite_output_dir 1 replaces them: drop one"
-            )
         if self.from_scratch and not self.do_train:
             raise ValueError("--from_scratch 1 draws random weights, which --do_train 0 would evaluate: drop one")
         if not (self.do_train or self.do_eval or self.do_predict):

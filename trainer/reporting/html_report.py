@@ -244,11 +244,14 @@ def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
             )
         )
     figures = [(label, [run.last(field) for run in runs], write) for label, field, write in FIGURES]
-    for chart in charts_of_runs([run.charts for run in runs]):
-        if chart.title == METRICS:
-            figures += [
-                (LABELS.get(name, name), [run.last(name) for run in runs], "{:.4f}".format) for name in chart.fields
-            ]
+    # Runs of several tasks may have a metric in common. A dict without values is a set that keeps its order.
+    metrics: dict[str, None] = {}
+    for run in runs:
+        for chart in run.charts:
+            if chart.title == METRICS:
+                metrics |= dict.fromkeys(chart.fields)
+    for name in metrics:
+        figures.append((LABELS.get(name, name), [run.last(name) for run in runs], "{:.4f}".format))
     return environment.get_template("report.html").render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         runs=sections,

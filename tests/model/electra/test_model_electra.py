@@ -96,6 +96,12 @@ def test_networks_whose_embeddings_differ_cannot_share_them():
         ElectraPretrainer.from_configs(generator, discriminator)
 
 
+def test_gradients_flow_through_the_losses_alone():
+    """Every other output with a gradient would have hooks of FSDP2, and a warning where it is a view."""
+    found = tiny()(*batch(*random_examples()))
+    assert [name for name, value in found._asdict().items() if value.requires_grad] == ["mlm", "disc"]
+
+
 def test_the_generator_may_have_fewer_layers():
     sizes = {"layers": 3, "width": 32, "heads": 4, "ffn": 64, "embedding": 16}
     generator, discriminator = configs(SIZES["small"], 60, generator_layers=1, **sizes)

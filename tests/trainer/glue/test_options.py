@@ -78,7 +78,7 @@ def test_a_part_of_an_epoch(place, tmp_path):
     assert same(weights_of(tmp_path / "c"), weights_of(tmp_path / "d"))
 
 
-def test_a_part_of_an_epoch_ends_at_the_same_row_with_batches_of_another_size(place, tmp_path):
+def test_a_part_of_an_epoch_ends_there_too_with_batches_of_another_size(place, tmp_path):
     """1.5 epochs of 20 examples: one epoch in 5 updates of 4, and 10 rows in 5 updates of 2."""
     stopped(place, tmp_path, 5, epochs=1.5)
     resumed = run_of(place, tmp_path, epochs=1.5, batch_size=2, from_resume=1)
