@@ -58,6 +58,10 @@ def _read_vocab_file(path: Path) -> list[str]:
     """The tokens of a vocab.txt in the order of their ids; errors: ValueError."""
     if not path.is_file():
         raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
+    if path.suffix == ".json":
+        raise ValueError(
+            f"--vocab_path {path}: a vocab.txt is wanted, or a tokenizer's folder, which here is {path.parent}"
+        )
     try:
         # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")

@@ -338,6 +338,9 @@ def test_a_vocabulary_without_a_mask_token(tmp_path):
         load_wordpiece(write_vocab(tmp_path / "twice.txt", ["the", "cat", "the"]))
     with pytest.raises(ValueError, match="no such vocab.txt"):
         load_wordpiece(tmp_path / "none.txt")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"a tokenizer's folder, which here is {tmp_path}"):
+        load_wordpiece(tmp_path / "tokenizer.json")
 
 
 def test_a_vocabulary_that_windows_has_saved_begins_with_a_mark_that_is_no_text(tmp_path):
