@@ -28,18 +28,21 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 $(VENV)/.installed-llama: requirements-llama.txt $(VENV)/.installed-dev
 	-CMAKE_ARGS=-DGGML_NATIVE=OFF $(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-llama.txt && touch $@
 
-# For a corpus of a few megabytes: a small model that sees it several times, at rates that learn fast
+# For a corpus of a few megabytes: a small model that sees it several times
 SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon --init_scheme zero_out \
-        --learning_rate 2e-3 --lr_schedule linear --val_fraction 0.02 --eval_interval 300 --log_interval 25
+        --lr_schedule linear --val_fraction 0.02 --eval_interval 300 --log_interval 25
+
+# The rates of --budget's plans, with a decay for text that is read several times
+RATES = --muon_lr 0.01 --learning_rate 8e-3 --embed_lr 32e-3 --weight_decay 0.1
 
 # What samples begin with
 PROMPTS = --sample_prompts "Return the" "class str"
 
 pretrain: $(VENV)/.installed
-	$(RUN) trainer/train_pretrain.py $(if $(BUDGET),--budget $(BUDGET),$(SMALL)) $(PROMPTS) $(ARGS)
+	$(RUN) trainer/train_pretrain.py $(if $(BUDGET),--budget $(BUDGET),$(SMALL) $(RATES)) $(PROMPTS) $(ARGS)
 
 # What the chat goes on from. It has a name of its own, since other weights in out/ may be half-trained or of another
-# tokenizer. One pass over the text is enough for it.
+# tokenizer. One pass over the text is enough for it, and its rate is the one with which the answers were counted.
 BASE = chat_base
 
 # To learn a megabyte of questions by heart, at rates that learn fast
@@ -49,7 +52,7 @@ CHAT = --hidden_size 256 --batch_size 8 --epochs 8 --optimizer muon --learning_r
 # --from_resume 1: a run that was interrupted goes on, and one that is finished is left as it is.
 # make chat ARGS="--from_resume 0" fine-tunes anew.
 chat: $(VENV)/.installed
-	$(RUN) trainer/train_pretrain.py $(SMALL) --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
+	$(RUN) trainer/train_pretrain.py $(SMALL) --learning_rate 2e-3 --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
 	$(RUN) trainer/train_sft.py $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
 	$(RUN) scripts/quiz.py --weight out/full_sft_256.pth --base out/$(BASE)_256.pth
 
