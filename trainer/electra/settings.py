@@ -37,7 +37,8 @@ USUAL_SAVE_INTERVAL = 1000
 # With the 0.02 that is right for a language model the discriminator of a measured run learned nothing: few tokens are replaced, so
 # its gradient is mostly noise, which Muon scales up (docs/experiments.md, "ELECTRA with little text").
 MUON_RATE = 0.006
-# Of random weights. Beyond 1 no network learns; a slip of the keyboard ends here, and not in weights that are not finite.
+# Of random weights. A guess, a hundred times what was tried (docs/experiments.md): a slip of the keyboard ends here, and not in
+# weights that are not finite.
 LARGEST_STD = 10.0
 PROG = "train_electra.py"
 DESCRIPTION = "Pretrain an ELECTRA (generator and discriminator)."
