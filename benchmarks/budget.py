@@ -4,7 +4,8 @@
     python benchmarks/budget.py --budget 10m --only deeper wider --data_path en.jsonl --val_path valid.jsonl
 
 The trainer plans the budget, which takes half a minute. Around the plan there are a narrower and a wider model, twice and
-half the layers, half and twice the batch, half and one and a half times the rates.
+half the layers, a narrower model with half as many layers again, twice the heads, half and twice the batch, half and one and a
+half times the rates.
 Their updates take turns, which tells how many of them fit the time in which the plan makes its own: so far nothing else should
 run on the machine. Then each is trained to its number of updates; how fast the machine is by then changes nothing. The table
 shows the bits per byte of the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the rates
@@ -53,8 +54,9 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
     place = laws.WIDTHS.index(plan.hidden_size)
     narrower = of_width(laws.WIDTHS[max(place - 1, 0)])
     wider = of_width(laws.WIDTHS[min(place + 1, len(laws.WIDTHS) - 1)])
-    assert plan.num_hidden_layers is not None
+    assert plan.num_hidden_layers is not None and plan.num_attention_heads is not None
     layers = plan.num_hidden_layers
+    more_heads = 2 * plan.num_attention_heads
     half_batch = {"batch_size": max(plan.batch_size // 2, 1), "accumulation_steps": plan.accumulation_steps}
     twice_the_batch = {"batch_size": plan.batch_size, "accumulation_steps": 2 * plan.accumulation_steps}
     return {
@@ -62,6 +64,8 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
         "wider": wider,
         "deeper": {"num_hidden_layers": 2 * layers},
         "shallower": {"num_hidden_layers": max(layers // 2, 1)},
+        "narrower and deeper": {**narrower, "num_hidden_layers": layers + (layers + 1) // 2},
+        "more heads": {"num_attention_heads": more_heads, "num_key_value_heads": laws.kv_heads_for(more_heads)},
         "half the batch": half_batch,
         "twice the batch": twice_the_batch,
         "half the rates": rates(plan, 0.5),

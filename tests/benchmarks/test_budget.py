@@ -25,17 +25,25 @@ def configurations():
     return {name: settings_of([*PLAN, *flag_words(changes)]) for name, changes in hand_made(plan).items()}
 
 
-def test_there_are_eight_and_each_is_what_its_name_says(configurations):
+def test_there_are_ten_and_each_is_what_its_name_says(configurations):
     """Reference: the trainer's own reading of their flags."""
     shapes = {name: shape_of(settings) for name, settings in configurations.items()}
     plan = shape_of(settings_of(PLAN))
-    assert len(shapes) == 8
+    assert len(shapes) == 10
     rows = {name: shape.rows for name, shape in shapes.items() if shape.rows != plan.rows}
     assert rows == {"half the batch": plan.rows / 2, "twice the batch": plan.rows * 2}
     widths = {name: shape.fields["hidden_size"] for name, shape in shapes.items()}
-    assert widths.pop("narrower") < 192 < widths.pop("wider") and set(widths.values()) == {192}
+    assert widths.pop("narrower") == widths.pop("narrower and deeper") < 192 < widths.pop("wider")
+    assert set(widths.values()) == {192}
     layers = {name: shape.fields["num_hidden_layers"] for name, shape in shapes.items()}
-    assert (layers.pop("deeper"), layers.pop("shallower")) == (4, 1) and set(layers.values()) == {2}
+    assert (layers.pop("deeper"), layers.pop("shallower"), layers.pop("narrower and deeper")) == (4, 1, 3)
+    assert set(layers.values()) == {2}
+    heads = {
+        name: shape.fields["num_attention_heads"]
+        for name, shape in shapes.items()
+        if shape.fields["hidden_size"] == 192
+    }
+    assert heads.pop("more heads") == 6 and set(heads.values()) == {3}
     # Rates cost nothing.
     assert shapes["half the rates"] == shapes["higher rates"] == plan
     assert configurations["half the rates"].muon_lr == pytest.approx(0.005)

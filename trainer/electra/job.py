@@ -16,7 +16,7 @@ from common.wording import counted
 from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.held_out import hold_out
+from dataset.held_out import HeldOut, hold_out
 from dataset.reading.file_kinds import expanded
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import check_library, notice_of, open_sources
@@ -43,7 +43,7 @@ from trainer.machine.agreement import compare_precision
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
@@ -182,6 +182,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.data_path = data_path
         self.tokenizer = open_vocabulary(settings, data_path, self.folder, self.ranks)
         self.encoder = LineEncoder(self.tokenizer)
+        self.store, self.held_out = first_rank_first(self.ranks, self._open_stores)
+        # Those to train; None: all.
+        self.documents = None if self.held_out is None else self.held_out.documents
+
+    def _open_stores(self) -> tuple[Store, HeldOut | None]:
+        """The text to train, and what is held out of it."""
+        settings = self.settings
         store_options: StoreOptions = {
             "progress": self.ranks.is_main,
             "cache_dir": settings.cache_dir,
@@ -190,30 +197,22 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "text_suffixes": settings.text_suffixes,
             "skip_bad_lines": settings.skip_bad_lines,
         }
-        # One may have to tokenise or to fetch, where another finds all.
-        with until_all_are_ready(self.ranks):
-            (self.store,) = open_sources(
-                [data_path],
-                self.encoder,
-                settings.deduplicate,
-                **store_options,
-            )
-            what = f"--data_path {data_path[0]}"
-            if settings.vocab_path:
-                what += f", --vocab_path {settings.vocab_path}"
-            check_known(self.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
-            self.held_out = hold_out(
-                self.store,
-                self.encoder,
-                settings.val_path,
-                settings.val_fraction,
-                settings.allow_val_overlap,
-                has_text,
-                "no document with text",
-                **store_options,
-            )
-        # Those to train; None: all.
-        self.documents = None if self.held_out is None else self.held_out.documents
+        (store,) = open_sources([self.data_path], self.encoder, settings.deduplicate, **store_options)
+        what = f"--data_path {self.data_path[0]}"
+        if settings.vocab_path:
+            what += f", --vocab_path {settings.vocab_path}"
+        check_known(store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
+        held_out = hold_out(
+            store,
+            self.encoder,
+            settings.val_path,
+            settings.val_fraction,
+            settings.allow_val_overlap,
+            has_text,
+            "no document with text",
+            **store_options,
+        )
+        return store, held_out
 
     def _build_networks(self, group_size: int) -> None:
         """group_size: ranks that share one copy of the networks."""

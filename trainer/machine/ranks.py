@@ -118,6 +118,29 @@ def until_all_are_ready(ranks: "Ranks") -> Iterator[None]:
         _IN_OWN_WORK.reset(before)
 
 
+def first_rank_first(ranks: "Ranks", work: Callable[[], ResultT]) -> ResultT:
+    """The result of `work()`, which each rank does for itself: the first rank of each machine before the others of it.
+
+    These find what the first one has made, such as a token store. Without an order any of them would make it, and the one that
+    shows its progress might wait. All ranks must come here, and the work may have no collective. Errors: those of the work.
+    """
+    is_first = ranks.local_rank == 0
+    failure: UserError | DataError | None = None
+    with until_all_are_ready(ranks):
+        if is_first:
+            try:
+                result = work()
+            except (UserError, DataError) as error:
+                failure = error
+    # Raised here, where no rank waits for this one: the others find the same for themselves, instead of a rank that is gone.
+    if failure is not None:
+        raise failure
+    with until_all_are_ready(ranks):
+        if not is_first:
+            result = work()
+    return result
+
+
 def check_no_own_work() -> None:
     """To be called where ranks talk to each other. Noticed with one rank too, where nothing is sent."""
     assert not _IN_OWN_WORK.get(), "work that each rank does for itself has no collective"

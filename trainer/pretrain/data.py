@@ -12,7 +12,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.planned_mixture import RunLength
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
-from trainer.machine.ranks import Ranks, until_all_are_ready
+from trainer.machine.ranks import Ranks, first_rank_first
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
 from trainer.updates import rows_of_update
 
@@ -41,7 +41,8 @@ def open_corpus(
     settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: type[Corpus], usual: UsualData
 ) -> Corpus:
     """The Corpus of the settings, when all ranks have theirs: one may have to tokenise or to fetch, where another finds all."""
-    with until_all_are_ready(ranks):
+
+    def open_own() -> Corpus:
         return kind(
             data_of(settings, usual, tell=ranks.is_main),
             encoder,
@@ -61,6 +62,8 @@ def open_corpus(
             skip_bad_lines=settings.skip_bad_lines,
             progress=ranks.is_main,
         )
+
+    return first_rank_first(ranks, open_own)
 
 
 def rows_before_division(settings: PretrainSettings, ranks: Ranks) -> int:

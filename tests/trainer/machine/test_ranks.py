@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from common.errors import SaidByAnotherRank, UserError
+from common.errors import DataError, SaidByAnotherRank, UserError
 from tests.helpers import new_port, run_ranks
 from trainer.machine import ranks as ranks_module
-from trainer.machine.ranks import Ranks, init_distributed_mode, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks, first_rank_first, init_distributed_mode, on_main, until_all_are_ready
 
 
 @pytest.fixture
@@ -124,6 +124,38 @@ def test_a_rank_that_is_gone_ends_those_that_wait_for_it(meetings, monkeypatch):
     monkeypatch.setattr(ranks_module, "least_of_ranks", gone)
     with pytest.raises(RuntimeError, match="connection closed"), until_all_are_ready(Ranks(world_size=2)):
         pass
+
+
+def first_rank_first_of_two(folder):
+    """What rank 0 finds, then what rank 1 does: each adds its number to a file. Then both fail with an error of their own."""
+    new_port("first rank first")
+    ranks, _ = init_distributed_mode("cpu")
+    path = folder / "came"
+
+    def come():
+        if ranks.rank == 0:
+            time.sleep(2)
+        with open(path, "a") as file:
+            file.write(str(ranks.rank))
+        return path.read_text()
+
+    def fail():
+        raise DataError(f"rank {ranks.rank} has read it")
+
+    try:
+        found = first_rank_first(ranks, come)
+        with pytest.raises(DataError) as caught:
+            first_rank_first(ranks, fail)
+    finally:
+        dist.destroy_process_group()
+    return found, str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_first_rank_of_a_machine_works_first(tmp_path):
+    """It is slower, and still the other one comes behind it. An error of both is what each of them says itself."""
+    found = run_ranks(first_rank_first_of_two, tmp_path)
+    assert found == [("0", "rank 0 has read it"), ("01", "rank 1 has read it")]
 
 
 def longer_than_the_timeout():
