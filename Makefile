@@ -35,11 +35,21 @@ SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --opt
 # The rates of --budget's plans, with a decay for text that is read several times
 RATES = --muon_lr 0.01 --learning_rate 8e-3 --embed_lr 32e-3 --weight_decay 0.1
 
+# The text that is trained. It is named, so that no other file that lies in dataset/ is trained in its place.
+DOCUMENTATION = dataset/python_docs.jsonl
+QUESTIONS     = dataset/python_questions.jsonl
+
+$(DOCUMENTATION): | $(VENV)/.installed
+	$(RUN) -c "from dataset.embedded_corpus import build_embedded_corpus; build_embedded_corpus('$@')"
+
+$(QUESTIONS): | $(VENV)/.installed
+	$(RUN) -c "from dataset.chat.embedded_questions import build_embedded_questions; build_embedded_questions('$@')"
+
 # What samples begin with
 PROMPTS = --sample_prompts "Return the" "class str"
 
-pretrain: $(VENV)/.installed
-	$(RUN) trainer/train_pretrain.py $(if $(BUDGET),--budget $(BUDGET),$(SMALL) $(RATES)) $(PROMPTS) $(ARGS)
+pretrain: $(VENV)/.installed $(DOCUMENTATION)
+	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(if $(BUDGET),--budget $(BUDGET),$(SMALL) $(RATES)) $(PROMPTS) $(ARGS)
 
 # What the chat goes on from. It has a name of its own, since other weights in out/ may be half-trained or of another
 # tokenizer. One pass over the text is enough for it, and its rate is the one with which the answers were counted.
@@ -51,9 +61,9 @@ CHAT = --hidden_size 256 --batch_size 8 --epochs 8 --optimizer muon --learning_r
 
 # --from_resume 1: a run that was interrupted goes on, and one that is finished is left as it is.
 # make chat ARGS="--from_resume 0" fine-tunes anew.
-chat: $(VENV)/.installed
-	$(RUN) trainer/train_pretrain.py $(SMALL) --learning_rate 2e-3 --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
-	$(RUN) trainer/train_sft.py $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
+chat: $(VENV)/.installed $(DOCUMENTATION) $(QUESTIONS)
+	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(SMALL) --learning_rate 2e-3 --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
+	$(RUN) trainer/train_sft.py --data_path $(QUESTIONS) $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
 	$(RUN) scripts/quiz.py --weight out/full_sft_256.pth --base out/$(BASE)_256.pth
 
 # A small one on a CPU: networks and steps for a quarter of an hour. It ends with held-out text, in which the words stand out that it

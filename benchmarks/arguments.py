@@ -18,7 +18,9 @@ STEP_SIZES: dict[str, dict[str, Any]] = {
     "64m": {"generation": "minimind3"},
     "moe": {"use_moe": True},
 }
-SIZES = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **STEP_SIZES, "electra": {}}
+MINIMIND_SIZES: dict[str, dict[str, Any]] = {"tiny": {"hidden_size": 64, "num_hidden_layers": 2}, **STEP_SIZES}
+# What bench.py compares. The networks of electra have configs of their own, see electra_sides.py.
+SIZES: dict[str, dict[str, Any]] = {**MINIMIND_SIZES, "electra": {}}
 # plain-bf16 is of electra alone, hf and hf-compiled are of all others.
 SIDES = ("plain", "plain-bf16", "hf", "hf-compiled", "ours")
 # What worth.py calls the network without pretraining.
@@ -42,18 +44,23 @@ GPU_SECTIONS = (
 # Those of them that run where nothing else is asked for: they fit nine minutes.
 USUAL_SECTIONS = tuple(range(10))
 ALL_CORES = "of torch (default: one a core)"
-BEST_DEVICE = "cuda:0, mps or cpu (default: cuda where it is)"
+BEST_DEVICE = "cuda:0, mps or cpu (default: the first of them that is there)"
 
 
 def new_parser(name: str, description: str) -> Parser:
     return Parser(prog=name, description=description, formatter_class=HelpWithDefaults, allow_abbrev=False)
 
 
+def counts(text: str) -> list[int]:
+    """Positive numbers between commas. Errors: ArgumentTypeError."""
+    return [positive(int)(part) for part in text.split(",")]
+
+
 def bench_parser() -> Parser:
     """The flags of bench.py."""
     p = new_parser("bench.py", "Training speed against the plain MiniMind loop and the Hugging Face Trainer.")
     p.add_argument("--sizes", default="26m", help=f"of {', '.join(SIZES)}")
-    p.add_argument("--threads", help="such as 1,2: one run for each (default: one a core)")
+    p.add_argument("--threads", type=counts, help="such as 1,2: one run for each (default: one a core)")
     p.add_argument("--sides", default=",".join(SIDES), help="those to compare")
     p.add_argument("--seconds", type=positive(float), default=240, help="for one size and thread count, all in all")
     p.add_argument(
@@ -61,7 +68,7 @@ def bench_parser() -> Parser:
     )
     p.add_argument("--rows", type=positive(int), help="of a micro-batch (default: 32 on a GPU, 8 on a CPU)")
     p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row")
-    p.add_argument("--documents", default="4000", help="how many")
+    p.add_argument("--documents", type=positive(int), default=4000, help="how many")
     p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours")
     workers = "ours: processes that load batches (default: 1 on a GPU; on a CPU 0, each takes time from the training)"
     p.add_argument("--num_workers", type=not_negative(int), help=workers)
@@ -71,6 +78,7 @@ def bench_parser() -> Parser:
     # This process is that side.
     p.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     p.add_argument("--started", type=float, help=argparse.SUPPRESS)
+    p.add_argument("--documents_file", help=argparse.SUPPRESS)
     return p
 
 
@@ -219,7 +227,7 @@ def optimizers_parser() -> Parser:
     p = new_parser("optimizers.py", "Tokens that Muon needs for the validation loss that tuned AdamW reaches.")
     p.add_argument("--hidden_size", type=positive(int), default=256, help="width of the model")
     p.add_argument("--tokens", type=positive(int), default=4_000_000, help="that AdamW trains")
-    p.add_argument("--seeds", type=positive(int), default=3, help="runs of each")
+    p.add_argument("--num_seeds", type=positive(int), default=3, help="runs of each")
     p.add_argument("--rates", type=positive(float), nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="of AdamW")
     p.add_argument("--muon_rate", type=positive(float), default=2e-3, help="of what AdamW trains beside Muon")
     p.add_argument("--shares", type=positive(float), nargs="+", default=[0.6], help="of the tokens, for Muon")
@@ -331,7 +339,7 @@ def scaling_parser() -> Parser:
     p = new_parser(
         "scaling.py", "What ranks send each other, measured and by formula, and what follows for many of them."
     )
-    p.add_argument("--size", choices=SIZES, default="26m", help="of the model")
+    p.add_argument("--size", choices=MINIMIND_SIZES, default="26m", help="of the model")
     p.add_argument("--ranks", type=positive(int), nargs="+", default=[2, 4], help="numbers of them, for the bytes")
     p.add_argument("--slow_mbit", type=positive(float), default=100, help="of the slow network, megabits a second")
     p.add_argument("--only_simulate", action="store_true", help="leave out what is measured in network namespaces")

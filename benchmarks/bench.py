@@ -13,7 +13,7 @@
     ours         Corpus, loader, engine and compiled blocks as train_pretrain.py puts them together
 
 Every side is a process of its own, so that its peak memory is its own, and trains only while it is its turn: rounds of
-short slices, in which bf16 matrix products are measured too. A ratio is the median over the rounds, with its range.
+short slices, in which matrix products are measured too, in bf16 where the machine has it. A ratio is the median over the rounds, with its range.
 Of `electra` (the small networks, see benchmarks/electra_sides.py) the sides are plain, which is fp32 on a GPU too, plain-bf16,
 the same step under bf16 autocast, and ours.
 All sides train on the same documents: English and Chinese Wikipedia (docs/corpora.md), or the embedded corpus where
@@ -49,12 +49,16 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.arguments import SIDES, SIZES, bench_parser
+from benchmarks.out_file import check_out
 from benchmarks.reference import CORPORA
 from benchmarks.sides import train_side
+from common.errors import UserError
+from common.files import atomic_file
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
 from trainer.machine.command_line import run_cli
+from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.pretrain.flops import flops_per_token
 
@@ -149,7 +153,7 @@ class Side:
             "device": torch.device(args.device).type,
             "use_compile": args.use_compile,
             "num_workers": args.num_workers,
-            "documents": documents,
+            "documents_file": documents,
             "started": time.time(),
         }
         command = [sys.executable, __file__]
@@ -198,21 +202,23 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
     pairs: the number of (input, target) pairs of each document.
     """
     deadline = time.monotonic() + args.seconds
+    device = torch.device(args.device)
+    dtype, _ = pick_dtype("bfloat16", device)
     rates: list[float] = []
     torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         sides = start_sides(size, threads, args, documents, stack)
         if not sides:
-            raise SystemExit(f"{size}: none of the sides {', '.join(args.sides)} could start")
+            raise UserError(f"{size}: none of the sides {', '.join(args.sides)} could start")
         round_seconds = 0.0
         while len(rates) < 3 or time.monotonic() + round_seconds < deadline:
             begin = time.monotonic()
-            rates.append(product_rate(torch.device(args.device)))
+            rates.append(product_rate(device, dtype))
             # To and fro, so that no side always has its turn behind the same other one.
             for side in sides if len(rates) % 2 else sides[::-1]:
                 answer = side.ask(str(args.slice))
                 if answer is None:
-                    raise SystemExit(f"{side.name} on {size} has ended within the run (its error stands above)")
+                    raise UserError(f"{side.name} on {size} has ended within the run (its error stands above)")
                 # A turn has too few rows to tell the padding by them.
                 if side.name == "plain" and size != "electra":
                     answer["text"] = answer["positions"] * plain_share(pairs, args.max_seq_len)
@@ -272,8 +278,10 @@ def flops_of(side: Side, size: str, max_seq_len: int, pairs: Sequence[int]) -> f
     if size == "electra":
         text = sum(part["text"] for part in side.slices)
         return electra_flops(text / sum(part["positions"] for part in side.slices))
-    # What a token sees, see flops_per_token: the Trainer's documents stand end to end, ours see themselves alone.
-    context = sum(n * n for n in pairs) / sum(pairs)
+    # What a token sees, see flops_per_token: the Trainer's documents stand end to end, ours see themselves alone. No document is
+    # seen beyond the length of a row.
+    seen = [min(n, max_seq_len) for n in pairs]
+    context = sum(n * n for n in seen) / sum(seen)
     if side.name.startswith("hf"):
         context = max_seq_len
     return flops_per_token(MiniMindConfig(**SIZES[size]), context)
@@ -332,7 +340,7 @@ def show(record: Record) -> None:
     """Print a record as a table and its ratios."""
     print(
         f"\n{record['size']}, {record['threads']} threads, {record['device']}, {record['rows']} x {record['max_seq_len']}, "
-        f"{record['rounds']} rounds; best bf16 product {record['product_flops'] / 1e9:,.0f} GFLOP/s"
+        f"{record['rounds']} rounds; best product {record['product_flops'] / 1e9:,.0f} GFLOP/s"
     )
     print(
         "| side | M parameters | text tokens/s | padding | utilisation (best slice) | peak GB | first update s | from start s |"
@@ -351,11 +359,10 @@ def show(record: Record) -> None:
 
 def fill_in(args: argparse.Namespace) -> None:
     """What only torch knows, for the flags that were not given."""
-    if args.device is None:
-        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    args.device = str(pick_device(args.device))
     on_gpu = args.device.startswith("cuda")
     if args.threads is None:
-        args.threads = str(torch.get_num_threads())
+        args.threads = [torch.get_num_threads()]
     if args.rows is None:
         args.rows = 32 if on_gpu else 8
     if args.num_workers is None:
@@ -367,7 +374,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = p.parse_args(argv)
     fill_in(args)
     if args.side:
-        args.threads = int(args.threads)
+        (args.threads,) = args.threads
         train_side(args, SIZES[args.sizes])
         return
     sizes = args.sizes.split(",")
@@ -377,16 +384,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             if name not in known:
                 p.error(f"{name!r} is none of {', '.join(known)}")
     out = Path(args.out)
+    check_out(out)
     records = []
     with tempfile.TemporaryDirectory() as folder:
         documents = Path(folder, "documents.jsonl")
-        pairs = write_documents(documents, int(args.documents))
+        pairs = write_documents(documents, args.documents)
         print(f"{len(pairs):,} documents of {sum(pairs) / len(pairs):.0f} tokens on average", flush=True)
-        for size, threads in itertools.product(sizes, map(int, args.threads.split(","))):
+        for size, threads in itertools.product(sizes, args.threads):
             records.append(measure(size, threads, args, documents, pairs))
             show(records[-1])
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(records, indent=1), encoding="utf-8")
+            with atomic_file(out) as file:
+                file.write(json.dumps(records, indent=1).encode())
     print(f"\nall figures: {out}")
 
 

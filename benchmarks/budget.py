@@ -1,4 +1,4 @@
-"""A plan of --budget against configurations that a person would try around it, all for the same time.
+"""A plan of --budget against configurations that a person would try around it, all for the same time on a CPU. Linux alone.
 
     python benchmarks/budget.py --budget 3m --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # half an hour
     python benchmarks/budget.py --budget 10m --only deeper wider --data_path en.jsonl --val_path valid.jsonl
@@ -35,8 +35,10 @@ from statistics import median
 from benchmarks.arguments import budget_parser
 from benchmarks.trained import TRAINER, Outcome, flag_words, keep_flags, text_words, trained
 from benchmarks.update_sides import Shape, Side, measure
+from common.errors import UserError
 from common.settings import parse
 from trainer.budget import laws
+from trainer.machine.command_line import run_cli
 from trainer.machine.processes import available_threads, divide
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import DESCRIPTION, PROG, PretrainSettings
@@ -94,16 +96,19 @@ def folder_of(args: argparse.Namespace, name: str) -> Path:
 
 
 def planned(args: argparse.Namespace) -> list[str]:
-    """The flags of the plan. Where an earlier start has asked for it, that one holds. Errors: SystemExit where it asked with
-    other flags."""
+    """The flags of the plan. Where an earlier start has asked for it, that one holds. Errors: UserError where it asked with
+    other flags, and where it does not plan."""
     folder = folder_of(args, PLAN)
     kept = folder / "plan.txt"
-    asked = ["--budget", args.budget, "--seed", str(args.seed), *text_words(args)]
+    # Updates are timed on the CPU.
+    asked = ["--budget", args.budget, "--seed", str(args.seed), "--device", "cpu", *text_words(args)]
     keep_flags(folder / "plan_flags.json", asked, kept.exists())
     if not kept.exists():
         command = [sys.executable, str(TRAINER), "--dry_run", "1", *asked, "--out_dir", str(folder)]
-        told = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
-        kept.write_text(told, encoding="utf-8")
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, encoding="utf-8")
+        if done.returncode:
+            raise UserError(f"{PROG} could not plan (its error stands above)")
+        kept.write_text(done.stdout, encoding="utf-8")
     return flags_of(kept.read_text(encoding="utf-8"))
 
 
@@ -158,6 +163,9 @@ def main() -> None:
     plan = settings_of(plan_flags)
     assert plan.max_updates is not None
     changes_of: dict[str, Mapping[str, object]] = {PLAN: {}, **hand_made(plan)}
+    unknown = sorted(set(args.only or ()) - set(changes_of))
+    if unknown:
+        raise UserError(f"--only: {unknown[0]!r} is none of {', '.join(changes_of)}")
     shapes = {name: shape_of(settings_of([*plan_flags, *flag_words(one)])) for name, one in changes_of.items()}
     seconds = update_seconds(args, shapes)
     ends: dict[str, Outcome] = {}
@@ -178,4 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

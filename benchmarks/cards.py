@@ -13,6 +13,7 @@ if __package__ in (None, ""):
 
 from benchmarks.arguments import STEP_SIZES
 from model.config import MiniMindConfig, parameter_count
+from trainer.machine.command_line import run_cli
 from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.memory import training_memory
 from trainer.pretrain.memory_plan import SAFE_SHARE
@@ -150,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

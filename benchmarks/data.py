@@ -48,6 +48,7 @@ from dataset.packing import EpochPlan
 from dataset.store.sharded import ShardedStore, ShardFolder
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from trainer.machine.command_line import run_cli
 
 CORES = len(os.sched_getaffinity(0))
 T = 512
@@ -73,6 +74,7 @@ import sys, time
 began = time.perf_counter()
 sys.path[0] = sys.argv[1]
 from dataset.corpus import Corpus
+from trainer.machine.command_line import run_cli
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 encoder = DocumentEncoder(load_tokenizer(sys.argv[1] + "/model"))
 imported = time.perf_counter()
@@ -310,6 +312,8 @@ def mixture(work: Path, encoder: DocumentEncoder) -> Iterator[Row]:
 def huge(work: Path, gigabytes: float, seconds: float = 60) -> Iterator[Row]:
     """Tokenise and train with the trainer itself; sample the memory of all its processes."""
     data = repeated(work / f"{gigabytes:g}gb.jsonl", gigabytes * 1e9)
+    # Tokenising is measured too, so no store may be there.
+    shutil.rmtree(work / "huge", ignore_errors=True)
     began = time.perf_counter()
     with trainer(data, work / "huge", work / "out", "--num_workers", "1") as (process, lines):
         updates = 0
@@ -399,8 +403,9 @@ class Sampler:
             for pid in family(self.pid) if self.pid else [os.getpid()]:
                 # A process may have ended since it was found.
                 with contextlib.suppress(OSError):
+                    figures = resident(pid)
                     peaks = self.peaks.setdefault(pid, {})
-                    for kind, value in resident(pid).items():
+                    for kind, value in figures.items():
                         peaks[kind] = max(value, peaks.get(kind, 0))
 
     def peak(self, kind: str) -> int:
@@ -439,4 +444,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

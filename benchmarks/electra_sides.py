@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.sides import Turns
+from benchmarks.training import LEARNING_RATE
+from common.errors import UserError
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.loader import Loader, UpdateSchedule
 from dataset.store.token_store import open_or_build
@@ -55,10 +57,10 @@ def rows_of(args: argparse.Namespace) -> int:
 
 def batches(args: argparse.Namespace, folder: str) -> Iterator[tuple[Batch, Totals]]:
     """(Batch, Totals) without end."""
-    tokenizer = train_wordpiece(Source(args.documents).documents(), ENTRIES)
+    tokenizer = train_wordpiece(Source(args.documents_file).documents(), ENTRIES)
     encoder = LineEncoder(tokenizer)
     rows = rows_of(args)
-    store = open_or_build(args.documents, encoder, cache_dir=folder, num_procs=args.threads, progress=False)
+    store = open_or_build(args.documents_file, encoder, cache_dir=folder, num_procs=args.threads, progress=False)
     examples = Examples(store, T, encoder.sep_id, 42)
     assembler = ElectraAssembler(store, tokenizer, T, SHARE, "electra", 42)
     # As the trainer's: its processes live on from epoch to epoch, and a GPU fetches batches by itself.
@@ -67,6 +69,8 @@ def batches(args: argparse.Namespace, folder: str) -> Iterator[tuple[Batch, Tota
         for epoch in itertools.count():
             plan = ElectraPlan(examples, SHARE, 42, epoch)
             whole = plan.n_rows // rows * rows
+            if not whole:
+                raise UserError(f"{plan.n_rows} examples are less than a batch of {rows}: give more --documents")
             schedule = UpdateSchedule(whole, rows)
             for update, (batch,) in loader.updates(plan, schedule):
                 assert batch is not None
@@ -99,7 +103,7 @@ def plain_loss(model: ElectraPretrainer, batch: Batch) -> torch.Tensor:
 def train_plain(args: argparse.Namespace, device: torch.device, turns: Turns, dtype: torch.dtype) -> None:
     """dtype: of matrix products; float32 goes without autocast."""
     model = new_model().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, eps=1e-6, fused=False, foreach=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=1e-6, fused=False, foreach=False)
     with tempfile.TemporaryDirectory() as folder:
         for step, (batch, totals) in enumerate(batches(args, folder)):
             if not step:
@@ -118,7 +122,7 @@ def train_plain(args: argparse.Namespace, device: torch.device, turns: Turns, dt
 def train_ours(args: argparse.Namespace, device: torch.device, turns: Turns) -> None:
     model = new_model().to(device)
     dtype, _ = pick_dtype("bfloat16", device)
-    optimizer = build_adamw(parameter_groups(model, 0.01), 5e-4, eps=1e-6)
+    optimizer = build_adamw(parameter_groups(model, 0.01), LEARNING_RATE, eps=1e-6)
     engine = Engine(
         model,
         optimizer,
@@ -128,12 +132,12 @@ def train_ours(args: argparse.Namespace, device: torch.device, turns: Turns) -> 
         ranks=Ranks(),
         n_sums=N_SUMS,
     )
-    compile_blocks(model, args.use_compile, device, print, (rows_of(args), T))
+    compile_blocks(model, args.use_compile, device, print, (rows_of(args), T), dtype=dtype)
     with tempfile.TemporaryDirectory() as folder:
         for step, (batch, totals) in enumerate(batches(args, folder)):
             if not step:
                 turns.begin(model)
             engine.micro_batch(batch.to(device), totals, last=True)
-            engine.update(5e-4)
+            engine.update(LEARNING_RATE)
             engine.poll()
             turns.done(totals.targets, batch.ids.numel())

@@ -38,6 +38,7 @@ from scripts.common import load_model
 from scripts.evaluate import precision
 from scripts.scoring import Group, batches, score_groups
 from scripts.tasks import Limits, Pairs, records, start_ids
+from trainer.machine.command_line import run_cli
 
 # Two sentences as ids: the good one, the bad one.
 Pair = list[list[int]]
@@ -89,8 +90,8 @@ def write_pairs(path: str | Path, n: int, seed: int = 0) -> None:
                 n -= 1
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, float]:
-    args = evaluate_parser().parse_args(argv)
+def main() -> None:
+    args = evaluate_parser().parse_args()
     args.threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     margins: dict[str, list[float]] = {name: [] for name in scorers}
     # To warm up
     for score in scorers.values():
-        score(range(5))
+        score(range(min(5, len(pairs))))
     for i in range(args.slices):
         chosen = range(len(pairs) * i // args.slices, len(pairs) * (i + 1) // args.slices)
         for name, score in scorers.items():
@@ -133,8 +134,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             f"{name:22} {len(pairs) / seconds[name]:7.1f} pairs/s, {wall:5.2f}x ({work:.2f}x by CPU time), "
             f"margins within {apart:.1e}, {same:.1%} same verdicts"
         )
-    return cpu
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

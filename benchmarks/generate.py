@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -33,6 +33,7 @@ from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from scripts.arguments import generate_parser as script_parser
 from scripts.common import load_model
 from scripts.generate import generate
+from trainer.machine.command_line import run_cli
 
 
 @torch.no_grad()
@@ -50,8 +51,8 @@ def plain_loop(
     return ids
 
 
-def main(argv: Sequence[str] | None = None) -> float:
-    args = generate_parser().parse_args(argv)
+def main() -> None:
+    args = generate_parser().parse_args()
     args.threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -81,8 +82,7 @@ def main(argv: Sequence[str] | None = None) -> float:
         print(f"{name:12} {statistics.median(values):7.1f} tokens/s (rounds: {', '.join(f'{v:.1f}' for v in values)})")
     ratio = statistics.median(rates["generate.py"]) / statistics.median(rates["plain loop"])
     print(f"ratio        {ratio:7.2f}")
-    return ratio
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

@@ -54,6 +54,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import FrameType
 from typing import IO, Any, NoReturn
 
@@ -63,7 +64,9 @@ from benchmarks import gpu_checks, gpu_electra, gpu_figures
 from benchmarks.arguments import GPU_SECTIONS, USUAL_SECTIONS
 from benchmarks.gpu_checks import Check, NotPromised
 from benchmarks.gpu_figures import FULL, SMALL, Measurement
-from common.errors import UserError, user_errors
+from benchmarks.out_file import opened
+from common.errors import UserError
+from trainer.machine.command_line import run_cli
 
 LAST_START_S = 500
 END_S = 535
@@ -269,32 +272,15 @@ def table_of(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def opened(path: Path) -> IO[str]:
-    """The file of --out, empty. Errors: UserError."""
-    try:
-        with user_errors():
-            if not path.parent.is_dir():
-                path.parent.mkdir(parents=True)
-                print(f"--out: made the folder {path.parent}")
-            return open(path, "w", encoding="utf-8")
-    except UserError as error:
-        raise UserError(f"--out {path} cannot be written ({error}); name a file") from error
-
-
 def main(args: argparse.Namespace) -> int:
-    """The exit code."""
+    """The exit code. Errors: UserError."""
     if args.section is not None:
         run_section(args)
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
-        print("this machine shows no CUDA device; --device cpu --seconds small tries the command itself")
-        return 2
+        raise UserError("this machine shows no CUDA device; --device cpu --seconds small tries the command itself")
     path = Path(args.out)
-    try:
-        out = opened(path)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    out = opened(path)
     record = Record(out)
     start = time.monotonic()
     with out, ended_in_order(), tempfile.TemporaryDirectory() as compiled_code:
@@ -320,4 +306,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(ARGUMENTS))
+    run_cli(partial(main, ARGUMENTS))

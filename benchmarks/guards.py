@@ -35,6 +35,7 @@ from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine, Outcome
+from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks
@@ -142,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

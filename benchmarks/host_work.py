@@ -50,6 +50,7 @@ from model.fast.compiled_backend import CompiledBackend
 from model.fast.flex_attention import BLOCK, flex_mask
 from model.loss import chunked_cross_entropy
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
+from trainer.machine.command_line import run_cli
 from trainer.pretrain.loss import pretrain_loss
 
 # Rows that micro-batches of other sizes are compared by
@@ -227,4 +228,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

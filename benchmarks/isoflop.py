@@ -35,6 +35,7 @@ import numpy as np
 from benchmarks.arguments import isoflop_parser
 from benchmarks.trained import flag_words, text_words, trained
 from trainer.budget.laws import LossLaw
+from trainer.machine.command_line import run_cli
 
 # The floors and powers that are tried.
 FLOORS = np.arange(0.0, 3.51, 0.1)
@@ -216,4 +217,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

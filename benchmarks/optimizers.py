@@ -2,7 +2,7 @@
 
     python benchmarks/optimizers.py                                    # 7 M model, 4 M tokens, 3 seeds: an hour and a half on two cores
     python benchmarks/optimizers.py --hidden_size 512 --shares 0.6     # the 26 M model: about 4 hours
-    python benchmarks/optimizers.py --tokens 100000 --seeds 1 --rates 2e-3     # to see it work
+    python benchmarks/optimizers.py --tokens 100000 --num_seeds 1 --rates 2e-3     # to see it work
 
 AdamW trains `--tokens` tokens of en_wiki and zh_wiki with each of `--rates`, and with every seed at the best of them.
 Muon trains `--shares` of the tokens with every seed. Where MINIMIND_REFERENCE leads to no corpora, the embedded corpus
@@ -31,34 +31,47 @@ from statistics import mean
 from benchmarks.arguments import optimizers_parser
 from benchmarks.bench import sources
 from benchmarks.trained import flag_words, trained
+from common.errors import UserError
+from common.files import atomic_file
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from trainer.machine.command_line import run_cli
 
 # Documents of each source, the first ones; training begins after them.
 VALIDATION = 60
 
 
 def write_corpora(work: Path, sizes: Sequence[int]) -> None:
-    """valid.jsonl and, for each number of tokens, {size}.jsonl of the documents that hold so many."""
+    """For each number of tokens {size}.jsonl of the documents that hold so many, and valid.jsonl, which comes last: where it is
+    there, all of them are. Errors: UserError."""
     encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
     texts = itertools.chain.from_iterable(zip(*sources(), strict=False))
-    with open(work / "valid.jsonl", "w", encoding="utf-8") as file:
-        for text in itertools.islice(texts, VALIDATION * len(sources())):
-            file.write(json.dumps({"text": text}) + "\n")
+    held_out = [line_of(text) for text in itertools.islice(texts, VALIDATION * len(sources()))]
     documents = []
     # Tokens to train up to the end of each document.
     ends = [0]
     for text in texts:
-        documents.append(json.dumps({"text": text}) + "\n")
+        documents.append(line_of(text))
         ends.append(ends[-1] + len(encoder.encode([text])[0]) - 1)
         if ends[-1] >= max(sizes):
             break
     if ends[-1] < max(sizes):
-        raise SystemExit(
+        raise UserError(
             f"the texts have {ends[-1]:,} tokens, and {max(sizes):,} are asked for: give a smaller --tokens"
         )
     for size in sizes:
         kept = sum(end <= size for end in ends[1:])
-        (work / f"{size}.jsonl").write_text("".join(documents[:kept]), encoding="utf-8")
+        write_lines(work / f"{size}.jsonl", documents[:kept])
+    write_lines(work / "valid.jsonl", held_out)
+
+
+def line_of(text: str) -> str:
+    """A document as a line of jsonl."""
+    return json.dumps({"text": text}) + "\n"
+
+
+def write_lines(path: Path, lines: Sequence[str]) -> None:
+    with atomic_file(path) as file:
+        file.write("".join(lines).encode())
 
 
 def val_loss(work: Path, args: argparse.Namespace, size: int, optimizer: str, rate: float, seed: int) -> float:
@@ -81,17 +94,17 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     shares = {share: round(args.tokens * share) for share in args.shares}
     sizes = [args.tokens, *shares.values()]
-    if not all((work / f"{size}.jsonl").exists() for size in sizes):
+    if not all((work / f"{name}.jsonl").exists() for name in ("valid", *sizes)):
         write_corpora(work, sizes)
 
     swept = {rate: val_loss(work, args, args.tokens, "adamw", rate, 1) for rate in args.rates}
     best = min(swept, key=swept.__getitem__)
-    adamw = [val_loss(work, args, args.tokens, "adamw", best, seed) for seed in range(1, args.seeds + 1)]
+    adamw = [val_loss(work, args, args.tokens, "adamw", best, seed) for seed in range(1, args.num_seeds + 1)]
     print(
         f"AdamW, {args.tokens:,} tokens, learning rate {best:g}: {mean(adamw):.4f} ({min(adamw):.4f} to {max(adamw):.4f})"
     )
     for share, size in shares.items():
-        muon = [val_loss(work, args, size, "muon", args.muon_rate, seed) for seed in range(1, args.seeds + 1)]
+        muon = [val_loss(work, args, size, "muon", args.muon_rate, seed) for seed in range(1, args.num_seeds + 1)]
         verdict = "missed"
         if mean(muon) <= mean(adamw):
             verdict = "reached on average"
@@ -101,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

@@ -40,12 +40,13 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from benchmarks.arguments import SIZES, parallel_parser
-from benchmarks.training import packed_batch
+from benchmarks.arguments import MINIMIND_SIZES, parallel_parser
+from benchmarks.training import LEARNING_RATE, WARM_UP, packed_batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.children import side_by_side
+from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import Ranks, join_copies
 from trainer.optim.build import build_optimizer
 from trainer.parallel import Shards, build_on_main, own_part
@@ -54,9 +55,6 @@ from trainer.pretrain.loss import n_sums, pretrain_loss
 CPU = torch.device("cpu")
 T = 128
 MEAN_LENGTH = 80
-LR = 5e-4
-# Updates before the first turn.
-WARM_UP = 2
 
 
 class Way(NamedTuple):
@@ -82,7 +80,7 @@ MEMORY_WAYS = ("shared memory", "DistributedDataParallel", DIVIDED)
 def updates(args: argparse.Namespace, ranks: Ranks, way: Way) -> Iterator[Engine]:
     """Makes an update whenever the next element is asked for, and gives the engine."""
     torch.manual_seed(0)
-    config = MiniMindConfig(**SIZES[args.size])
+    config = MiniMindConfig(**MINIMIND_SIZES[args.size])
     shards = None
     if way.group_size is None:
         model = MiniMindForCausalLM(config).train()
@@ -92,7 +90,7 @@ def updates(args: argparse.Namespace, ranks: Ranks, way: Way) -> Iterator[Engine
     ranks_of_engine = replace(ranks, on_one_machine=way.may_share)
     engine = Engine(
         model,
-        build_optimizer(model, LR, ranks=ranks_of_engine, shards=shards),
+        build_optimizer(model, LEARNING_RATE, ranks=ranks_of_engine, shards=shards),
         partial(pretrain_loss, model),
         device=CPU,
         dtype=getattr(torch, args.dtype),
@@ -105,7 +103,7 @@ def updates(args: argparse.Namespace, ranks: Ranks, way: Way) -> Iterator[Engine
     totals = Totals(ranks.world_size * args.rows * T, ranks.world_size * batch.n_documents)
     while True:
         engine.micro_batch(batch, totals, last=True)
-        engine.update(LR)
+        engine.update(LEARNING_RATE)
         engine.poll()
         yield engine
 
@@ -137,7 +135,9 @@ def compare_ways(args: argparse.Namespace) -> int:
             dist.broadcast(goes_on, src=0)
         if ranks.is_main:
             show_ways(args, seconds)
+        # No engine may be left, also not that of the last turn.
         sides.clear()
+        del side
         leave()
         return 0
 
@@ -234,4 +234,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_cli(main)

@@ -28,11 +28,13 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from benchmarks.arguments import plain_loop_parser
+from common.errors import UserError
 from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.evaluation import evaluate
+from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import Ranks
 from trainer.optim.schedules import get_lr
 
@@ -59,12 +61,14 @@ def plain_steps(
 ) -> Iterator[tuple[float, int]]:
     """Train `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each.
 
-    context: makes the context of a step's forward pass.
+    context: makes the context of a step's forward pass. Errors: UserError where the documents are less than a batch.
     """
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=False, foreach=False)
     generator = torch.Generator().manual_seed(seed)
     loader = DataLoader(dataset, batch_size, shuffle=True, drop_last=True, generator=generator)
+    if len(dataset) < batch_size:
+        raise UserError(f"{len(dataset)} documents are less than a batch of {batch_size}: give more, or fewer rows")
     # As many epochs as it takes.
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
     for step, batch in zip(range(updates), batches, strict=False):
@@ -112,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

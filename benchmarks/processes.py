@@ -32,6 +32,7 @@ import torch
 
 from benchmarks.arguments import STEP_SIZES, processes_parser
 from benchmarks.update_sides import Shape, Side, measure
+from trainer.machine.command_line import run_cli
 
 # It ends with the benchmark, also where that is killed.
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
@@ -67,6 +68,11 @@ def main() -> int:
     args = processes_parser().parse_args()
     if args.rows % args.batch_size:
         processes_parser().error(f"--rows {args.rows}: a multiple of --batch_size {args.batch_size} is wanted")
+    for n in args.processes:
+        if args.batch_size % n:
+            processes_parser().error(
+                f"--processes {n}: they cannot share the {args.batch_size} rows of --batch_size alike"
+            )
     args.threads = args.threads or torch.get_num_threads()
     shapes = [shape_of(args, n) for n in (1, *args.processes)]
     with contextlib.ExitStack() as at_end:
@@ -94,4 +100,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_cli(main)

@@ -40,6 +40,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.arguments import readers_parser
+from benchmarks.out_file import check_out
 from common.errors import DataError, UserError, user_errors
 from common.wording import one_line
 from dataset.embedded_corpus import build_embedded_corpus
@@ -127,11 +128,17 @@ class Reader:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = readers_parser().parse_args(argv)
+    out = Path(args.out) if args.out else None
+    if out is not None:
+        check_out(out)
+    out = Path(args.out) if args.out else None
+    if out is not None:
+        check_out(out)
     with user_errors():
         table = markdown(rows_of_table(args))
     print(table)
-    if args.out:
-        Path(args.out).write_text(table + "\n", encoding="utf-8")
+    if out is not None:
+        out.write_text(table + "\n", encoding="utf-8")
     return 1 if DISAGREES in table else 0
 
 

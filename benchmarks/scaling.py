@@ -5,7 +5,8 @@
 
 1. Bytes: in a network namespace of their own, ranks of this machine train, and the kernel counts what goes over the
    network that they share. Beside it stands the formula of `bytes_of_update`.
-2. The simulation against a measurement: the same network at a low rate, so that it takes most of the time of an update.
+2. Seconds: the same network at a low rate, so that sending takes most of the time of an update. Beside the measured seconds stand
+   those in which the bytes of the formula are sent.
 3. Simulated: the seconds of an update on 1 to 1,024 ranks, from the seconds of a micro-batch (measured here, or given) and
    the rate of each rank's link. Ranks send in rings, whatever the network offers beside that. There is no noise, and no
    other traffic.
@@ -48,7 +49,7 @@ import torch
 import torch.distributed as dist
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from benchmarks.arguments import SIZES, scaling_parser
+from benchmarks.arguments import MINIMIND_SIZES, scaling_parser
 from benchmarks.parallel import Way, leave, updates
 from benchmarks.training import Training
 from common.errors import UserError
@@ -236,9 +237,10 @@ def show_bytes(args: argparse.Namespace, sizes: Sizes) -> None:
             print(f"| {n} | {flag} | {sent / 1e6:.1f} | {formula / 1e6:.1f} | {sent / formula:.3f} |", flush=True)
 
 
-def show_check(args: argparse.Namespace, sizes: Sizes) -> None:
-    """The simulation beside a measured run of two ranks on a slow network, which both of them share."""
-    link = Link(args.slow_mbit * 1e6 / 8 / 2, 1e-4)
+def show_slow_network(args: argparse.Namespace, sizes: Sizes) -> None:
+    """The seconds in which the bytes of the formula are sent, beside a measured run of two ranks on a slow network."""
+    # In bytes a second of one rank: both share the network.
+    rate = args.slow_mbit * 1e6 / 8 / 2
     print(
         f"\n{args.size}, two ranks on {args.slow_mbit:g} Mbit/s together, one row of 128 an update: seconds of an update"
     )
@@ -246,14 +248,14 @@ def show_check(args: argparse.Namespace, sizes: Sizes) -> None:
     print("|---|---|---|---|")
     for flag, group in (("none", 1), ("full", 2)):
         _, seconds = measured(args, 2, group, args.slow_mbit)
-        formula = bytes_of_update(sizes, 2, group) / link.rate
+        formula = bytes_of_update(sizes, 2, group) / rate
         print(f"| {flag} | {seconds:.1f} | {formula:.1f} | {seconds / formula:.2f} |", flush=True)
 
 
 def measure_micro_batch(args: argparse.Namespace) -> tuple[float, float]:
     """Seconds of a processor for the forward and the backward pass of a micro-batch on one thread."""
     torch.set_num_threads(1)
-    training = Training(SIZES[args.size], torch.device("cpu"), args.rows, compiled=False)
+    training = Training(MINIMIND_SIZES[args.size], torch.device("cpu"), args.rows, compiled=False)
     seconds = []
     for _ in range(3):
         # Not those of the clock: other programs take a part of them.
@@ -289,14 +291,19 @@ def show_simulation(args: argparse.Namespace, sizes: Sizes) -> None:
 
 
 def main() -> int:
-    args = scaling_parser().parse_args()
+    parser = scaling_parser()
+    args = parser.parse_args()
     if args.updates_of:
         return measure_updates(args, *map(int, args.updates_of))
+    if min(args.ranks) < 2:
+        parser.error("--ranks: one rank sends nothing, 2 are the fewest")
+    if (args.forward_s is None) != (args.backward_s is None):
+        parser.error("--forward_s and --backward_s go together")
     with torch.device("meta"):
-        sizes = sizes_of(MiniMindForCausalLM(MiniMindConfig(**SIZES[args.size])))
+        sizes = sizes_of(MiniMindForCausalLM(MiniMindConfig(**MINIMIND_SIZES[args.size])))
     if not args.only_simulate:
         show_bytes(args, sizes)
-        show_check(args, sizes)
+        show_slow_network(args, sizes)
     show_simulation(args, sizes)
     return 0
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from benchmarks.plain_loop import plain_steps, step_context
+from benchmarks.training import LEARNING_RATE, WARM_UP
 from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
 from dataset.loader import Assembler, Loader, UpdateSchedule
@@ -28,18 +29,15 @@ from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
-from trainer.machine.measure import peak_memory
+from trainer.machine.measure import peak_memory, synchronize
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
-LR = 5e-4
 # Updates: more than any run makes.
 ENDLESS = 10**6
-# Updates before the first turn: compiling, and what the second still has to set up.
-WARM_UP = 2
 
 
 class Turns:
@@ -64,12 +62,12 @@ class Turns:
         """An update has trained `text` targets in `positions` positions. Ends the process when no turn comes any more."""
         self.updates += 1
         if self.updates == 1:
-            self.synchronize()
+            synchronize(self.device)
             self.first["first_update_seconds"] = time.perf_counter() - self.start
             self.first["start_to_first_update_seconds"] = time.time() - self.started
         if self.updates <= WARM_UP:
             if self.updates == WARM_UP:
-                self.synchronize()
+                synchronize(self.device)
                 self.answer(self.first)
                 self.wait()
             return
@@ -77,7 +75,7 @@ class Turns:
         self.slice["text"] += text
         self.slice["positions"] += positions
         if time.perf_counter() - self.start >= self.limit:
-            self.synchronize()
+            synchronize(self.device)
             self.answer({**self.slice, "seconds": time.perf_counter() - self.start})
             self.wait()
 
@@ -90,10 +88,6 @@ class Turns:
         self.slice = {"updates": 0, "text": 0, "positions": 0}
         self.limit = float(command)
         self.start = time.perf_counter()
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
     def answer(self, values: dict[str, Any]) -> None:
         # Whoever asked has gone.
@@ -108,11 +102,11 @@ def new_model(config: MiniMindConfig, device: torch.device) -> MiniMindForCausal
 
 def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
     model = new_model(config, device)
-    dataset = PretrainDataset(args.documents, load_tokenizer(TOKENIZER), args.max_seq_len)
+    dataset = PretrainDataset(args.documents_file, load_tokenizer(TOKENIZER), args.max_seq_len)
     positions = args.rows * (args.max_seq_len - 1)
     turns.begin(model)
     context = partial(step_context, device)
-    for _, text in plain_steps(model, dataset, args.rows, ENDLESS, LR, context=context):
+    for _, text in plain_steps(model, dataset, args.rows, ENDLESS, LEARNING_RATE, context=context):
         turns.done(text, positions)
 
 
@@ -129,7 +123,7 @@ def train_hf(
     if hasattr(their_config, "output_router_logits"):
         # The auxiliary loss, as on the other sides.
         their_config.output_router_logits = True
-    with open(args.documents, encoding="utf-8") as file:
+    with open(args.documents_file, encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
     documents = DocumentEncoder(load_tokenizer(TOKENIZER)).encode(texts)
     ids = torch.tensor(list(itertools.chain.from_iterable(documents)))
@@ -142,7 +136,7 @@ def train_hf(
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
             folder, per_device_train_batch_size=args.rows, max_steps=ENDLESS, dataloader_drop_last=True,
-            learning_rate=LR, weight_decay=0.01, max_grad_norm=1.0, optim="adamw_torch_fused", torch_compile=compiled,
+            learning_rate=LEARNING_RATE, weight_decay=0.01, max_grad_norm=1.0, optim="adamw_torch_fused", torch_compile=compiled,
             bf16=pick_dtype("bfloat16", device)[0] is torch.bfloat16, use_cpu=device.type == "cpu",
             logging_strategy="no", logging_nan_inf_filter=False, save_strategy="no", report_to="none", disable_tqdm=True,
         )  # fmt: skip
@@ -159,7 +153,7 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
     dtype, _ = pick_dtype("bfloat16", device)
     engine = Engine(
         model,
-        build_optimizer(model, LR),
+        build_optimizer(model, LEARNING_RATE),
         partial(pretrain_loss, model),
         device=device,
         dtype=dtype,
@@ -168,9 +162,15 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
     )
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(
-            [args.documents], encoder, max_seq_len=T, seed=42, cache_dir=folder, num_procs=args.threads, progress=False
+            [args.documents_file],
+            encoder,
+            max_seq_len=T,
+            seed=42,
+            cache_dir=folder,
+            num_procs=args.threads,
+            progress=False,
         )
-        compile_blocks(model, args.use_compile, device, print, (args.rows, T))
+        compile_blocks(model, args.use_compile, device, print, (args.rows, T), dtype=dtype)
         turns.begin(model)
         # Its processes live on from epoch to epoch, as in the trainer: a GPU is through these documents in a moment.
         loader = Loader(Assembler(corpus.store), num_workers=args.num_workers, pin_memory=device.type == "cuda")
@@ -180,7 +180,7 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
                 for _, (batch,) in loader.updates(plan, UpdateSchedule(plan.n_rows, args.rows)):
                     assert batch is not None
                     engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
-                    engine.update(LR)
+                    engine.update(LEARNING_RATE)
                     engine.poll()
                     turns.done(batch.n_targets, batch.targets.numel())
 

@@ -28,6 +28,8 @@ import torch
 from benchmarks.arguments import STEP_SIZES, step_parser
 from benchmarks.timing import step_seconds
 from benchmarks.training import Training
+from trainer.machine.command_line import run_cli
+from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.measure import peak_memory, product_rate, seconds, synchronize
 from trainer.pretrain.flops import flops_per_token
 
@@ -35,10 +37,10 @@ from trainer.pretrain.flops import flops_per_token
 def main() -> None:
     args = step_parser().parse_args()
     args.threads = args.threads or torch.get_num_threads()
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
     torch.set_num_threads(args.threads)
-    device = torch.device(args.device)
+    device = pick_device(args.device)
+    dtype, _ = pick_dtype("bfloat16", device)
     training = Training(
         STEP_SIZES[args.size],
         device,
@@ -52,7 +54,7 @@ def main() -> None:
     times = []
     rate = 0.0
     for _ in range(args.steps):
-        rate = max(rate, product_rate(device))
+        rate = max(rate, product_rate(device, dtype))
         time.sleep(args.pause)
         times.append(step_seconds(training.step, device))
     if args.profile:
@@ -81,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

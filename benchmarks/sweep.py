@@ -27,20 +27,23 @@ from statistics import mean, stdev
 
 from benchmarks.arguments import sweep_parser
 from benchmarks.trained import Outcome, flag_words, text_words, trained
+from common.errors import UserError
+from trainer.machine.command_line import run_cli
 
 AS_PLANNED = "as planned"
 
 
 def variants_of(words: Sequence[str]) -> dict[str, list[str]]:
-    """{name: its flags} of NAME=FLAGS, the plan itself first. Errors: SystemExit for a word that is none."""
+    """{name: its flags} of NAME=FLAGS, the plan itself first. Errors: UserError for a word that is none."""
     found: dict[str, list[str]] = {AS_PLANNED: []}
     for word in words:
         name, equals, flags = word.partition("=")
         if not equals or not name or name in found:
-            raise SystemExit(
-                f'--variants "{word}": give NAME=FLAGS, each name once, as "half the batch=--batch_size 2"'
-            )
-        found[name] = shlex.split(flags)
+            raise UserError(f'--variants "{word}": give NAME=FLAGS, each name once, as "half the batch=--batch_size 2"')
+        try:
+            found[name] = shlex.split(flags)
+        except ValueError as error:
+            raise UserError(f'--variants "{word}": {error}') from error
     return found
 
 
@@ -86,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

@@ -41,9 +41,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.arguments import time_to_loss_parser
-from benchmarks.sides import LR
 from benchmarks.trained import Outcome, flag_words, text_words, trained
+from benchmarks.training import LEARNING_RATE
+from common.errors import UserError
 from trainer.budget.settings import seconds_of
+from trainer.machine.command_line import run_cli
 
 BENCH = ROOT / "benchmarks" / "bench.py"
 ROWS = 8
@@ -62,7 +64,7 @@ class Rival:
 
 
 RIVALS = {
-    "plain": Rival(("plain",), (LR,), "float32", {"pack": 0, "lr_schedule": "minimind"}),
+    "plain": Rival(("plain",), (LEARNING_RATE,), "float32", {"pack": 0, "lr_schedule": "minimind"}),
     "hf": Rival(("hf", "hf-compiled"), (5e-4, 1e-3, 2e-3), "bfloat16", {"lr_schedule": "linear"}),
 }
 
@@ -76,10 +78,10 @@ class Speed:
 
 
 def updates_in(minutes: float, speed: Speed) -> int:
-    """The whole updates that a trainer makes in so many minutes. Errors: SystemExit where that is none."""
+    """The whole updates that a trainer makes in so many minutes. Errors: UserError where that is none."""
     updates = int(60 * minutes * speed.updates_per_second)
     if not updates:
-        raise SystemExit(
+        raise UserError(
             f"--minutes {minutes:g}: the other trainer takes {1 / speed.updates_per_second:.1f} s for an update: give more minutes"
         )
     return updates
@@ -94,14 +96,14 @@ def fastest(record: Mapping[str, Any]) -> Speed:
 
 
 def measured(args: argparse.Namespace, rival: Rival) -> Speed:
-    """The rival's speed, unless an earlier start has measured it. Errors: SystemExit where none of its forms could start."""
+    """The rival's speed, unless an earlier start has measured it. Errors: UserError where none of its forms could start."""
     kept = Path(args.work) / f"{args.rival}_bench.json"
     if not kept.exists():
         flags = {"sizes": "26m", "rows": ROWS, "max_seq_len": T, "seconds": args.seconds, "out": kept}
         words = [sys.executable, str(BENCH), "--sides", ",".join(rival.sides), *flag_words(flags)]
         code = subprocess.run(words, check=False).returncode
         if code:
-            raise SystemExit(f"bench.py ended with exit code {code} and has not measured {args.rival}")
+            raise UserError(f"bench.py ended with exit code {code} and has not measured {args.rival}")
     (record,) = json.loads(kept.read_text(encoding="utf-8"))
     for name in rival.sides:
         if name not in record["sides"]:
@@ -176,4 +178,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

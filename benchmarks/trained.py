@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import UserError
 from common.files import atomic_file
 from common.paths import ROOT
 from trainer.pretrain.settings import PROG
@@ -34,7 +35,7 @@ def trained(folder: Path, flags: Sequence[str]) -> Outcome:
     """What a run of train_pretrain.py in this folder leads to.
 
     A run that an earlier start of a benchmark has finished is not trained again, and one that was stopped goes on.
-    Errors: SystemExit that names the log of a run that ended with an error, or a folder whose run has other flags.
+    Errors: UserError that names the log of a run that ended with an error, or a folder whose run has other flags.
     """
     done = folder / "done"
     is_begun = done.exists() or any(folder.glob(METRICS))
@@ -45,7 +46,7 @@ def trained(folder: Path, flags: Sequence[str]) -> Outcome:
         with open(path, "a", encoding="utf-8") as log:
             code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
         if code:
-            raise SystemExit(f"{PROG} ended with exit code {code}; its log: {path}")
+            raise UserError(f"{PROG} ended with exit code {code}; its log: {path}")
         done.touch()
     return outcome(folder)
 
@@ -54,7 +55,7 @@ def keep_flags(path: Path, flags: Sequence[str], is_begun: bool) -> None:
     """Write the flags of something that begins now into a file of its folder, so that a later command with others is refused.
 
     is_begun: an earlier command has made it, or a part of it. Where that was an earlier version, there is no such file, and
-    nothing is compared. Errors: SystemExit that names the folder and the flags.
+    nothing is compared. Errors: UserError that names the folder and the flags.
     """
     now = values_of(flags)
     if not is_begun:
@@ -67,7 +68,7 @@ def keep_flags(path: Path, flags: Sequence[str], is_begun: bool) -> None:
     before = json.loads(path.read_text(encoding="utf-8"))
     different = sorted(flag for flag in {*before, *now} if before.get(flag) != now.get(flag))
     if different:
-        raise SystemExit(
+        raise UserError(
             f"{path.parent} was made with another {', '.join(different)}: name another --work, or remove that folder"
         )
 

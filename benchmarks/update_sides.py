@@ -25,20 +25,19 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from benchmarks.training import MEAN_LENGTH, packed_batch
+from benchmarks.training import LEARNING_RATE, MEAN_LENGTH, WARM_UP, packed_batch
+from common.errors import UserError
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.children import side_by_side
 from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype
 from trainer.machine.ranks import Ranks, join_copies
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
-LR = 5e-4
-# Updates before the first turn: compiling, and what the second still has to set up.
-WARM_UP = 2
 LEAST_ROUNDS = 3
 
 
@@ -92,7 +91,7 @@ class Side:
     def _answer(self) -> str:
         answer = self.answers.readline()
         if not answer:
-            raise SystemExit(f"the side {self.shape} has ended (its error stands above)")
+            raise UserError(f"the side {self.shape} has ended (its error stands above)")
         return answer
 
 
@@ -147,14 +146,15 @@ def goes_on(ranks: Ranks) -> bool:
 def updates(shape: Shape, ranks: Ranks) -> Iterator[None]:
     """Makes an update whenever the next element is asked for."""
     device = torch.device("cpu")
+    dtype, _ = pick_dtype("bfloat16", device)
     torch.manual_seed(0)
     model = MiniMindForCausalLM(MiniMindConfig(**shape.fields)).train()
     engine = Engine(
         model,
-        build_optimizer(model, LR, kind=shape.optimizer, ranks=ranks),
+        build_optimizer(model, LEARNING_RATE, kind=shape.optimizer, ranks=ranks),
         partial(pretrain_loss, model),
         device=device,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         ranks=ranks,
         n_sums=n_sums(model.config),
     )
@@ -163,12 +163,12 @@ def updates(shape: Shape, ranks: Ranks) -> Iterator[None]:
     batch: Batch
     batch, _ = packed_batch(rows, shape.T, MEAN_LENGTH, model.config.vocab_size, generator)
     totals = Totals(shape.rows * shape.T, batch.n_documents * shape.rows // rows)
-    compile_blocks(model, "1", device, print, (rows, shape.T))
+    compile_blocks(model, "1", device, print, (rows, shape.T), dtype=dtype)
     n_micro_batches = shape.rows // shape.batch_size
     while True:
         for number in range(n_micro_batches):
             engine.micro_batch(batch, totals, last=number == n_micro_batches - 1)
-        engine.update(LR)
+        engine.update(LEARNING_RATE)
         engine.poll()
         yield
 

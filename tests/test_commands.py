@@ -9,11 +9,13 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import arguments as benchmark_arguments
-from dataset import tokenize_arguments
+from dataset import embedded_corpus, tokenize_arguments
+from dataset.chat import embedded_questions
 from scripts import arguments as script_arguments
 from scripts import inspect_settings, tasks
 from tests.helpers import ROOT
@@ -113,7 +115,26 @@ def flags_of_make(*target):
 
 def test_the_command_of_make_pretrain():
     settings = pretrain_settings.parse_args(flags_of_make("pretrain"))
-    assert settings.optimizer == "muon" and settings.sample_prompts and settings.data_path is None
+    assert settings.optimizer == "muon" and settings.sample_prompts
+    # Named, so that no other file in dataset/ is trained in its place.
+    assert settings.data_path == ["dataset/python_docs.jsonl"]
+
+
+@pytest.mark.parametrize("target", ["pretrain", "chat"])
+def test_make_builds_the_text_that_it_trains(target, tmp_path, monkeypatch):
+    """The lines of Python by which it does so, run in another folder, with little text."""
+    monkeypatch.setattr(embedded_corpus, "documents", lambda: iter(["a text"]))
+    monkeypatch.setattr(embedded_questions, "questions", lambda: iter([("what?", "that.")]))
+    monkeypatch.chdir(tmp_path)
+    # As if none of it were there.
+    command = ["make", "-n", "--always-make", "-C", str(ROOT), target]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    programs = [shlex.split(line)[2] for line in lines if " -c " in line]
+    for program in programs:
+        exec(program)  # noqa: S102 - the Makefile's own
+    built = sorted(str(path) for path in Path("dataset").glob("*.jsonl"))
+    trained = [shlex.split(line) for line in lines if "trainer/train_" in line]
+    assert built == sorted({words[words.index("--data_path") + 1] for words in trained})
 
 
 def test_the_command_of_make_electra():
@@ -132,7 +153,8 @@ def test_the_commands_of_make_chat():
     asked = script_arguments.quiz_parser().parse_args(quiz[2:])
     assert asked.weight == f"out/full_sft_{settings.hidden_size}.pth"
     assert asked.base == f"out/{base.save_weight}_{base.hidden_size}.pth"
-    assert asked.questions == 40 and asked.data_path is settings.data_path is None
+    assert asked.questions == 40 and asked.data_path is None
+    assert base.data_path == ["dataset/python_docs.jsonl"] and settings.data_path == ["dataset/python_questions.jsonl"]
     # What make pretrain has left may be half-trained.
     assert base.save_weight != pretrain_settings.parse_args([]).save_weight
     assert base.from_resume and settings.from_resume
@@ -146,9 +168,9 @@ def test_make_chat_can_fine_tune_anew():
 
 
 def test_the_command_of_make_pretrain_with_a_budget():
-    """The plan has everything to choose but the prompts of the samples."""
+    """The plan has everything to choose but the text and the prompts of the samples."""
     flags = flags_of_make("pretrain", "BUDGET=10m", "ARGS=--seed 7")
-    assert pretrain_settings.given_settings(flags) == {"budget", "sample_prompts", "seed"}
+    assert pretrain_settings.given_settings(flags) == {"budget", "data_path", "sample_prompts", "seed"}
 
 
 ENTRY_SCRIPTS = (

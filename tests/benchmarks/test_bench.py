@@ -15,6 +15,7 @@ from benchmarks import bench, electra_sides, sides
 from benchmarks.arguments import SIDES
 from benchmarks.bench import cut_documents, plain_share, ratios, summary
 from benchmarks.sides import WARM_UP, Turns
+from common.errors import UserError
 from dataset import loader
 from dataset.electra.electra_dataset import Batch, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -161,7 +162,7 @@ def test_the_plain_side_leaves_autocast_after_each_step(bf16_on_the_cpu, tmp_pat
     compute with the weights of the start."""
     config = MiniMindConfig(vocab_size=6400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     documents = write_corpus(tmp_path / "documents.jsonl", 30)
-    args, steps = SimpleNamespace(documents=documents, max_seq_len=16, rows=2), Steps()
+    args, steps = SimpleNamespace(documents_file=documents, max_seq_len=16, rows=2), Steps()
     with pytest.raises(Done):
         sides.train_plain(args, config, Gpu(), steps)
     assert steps.inside == [False] * 3
@@ -230,7 +231,7 @@ def test_the_electra_sides_keep_their_loader_from_epoch_to_epoch(tmp_path, monke
     monkeypatch.setattr(loader, "WorkerPool", Pool)
     monkeypatch.setattr(electra_sides, "ElectraPlan", Plan)
     args = SimpleNamespace(
-        documents=documents, rows=1, max_seq_len=electra_sides.T, threads=1, num_workers=1, device="cpu"
+        documents_file=documents, rows=1, max_seq_len=electra_sides.T, threads=1, num_workers=1, device="cpu"
     )
     with contextlib.closing(electra_sides.batches(args, str(tmp_path / "tokens"))) as batches:
         while len(epochs) < 3:
@@ -254,8 +255,8 @@ def test_a_side_without_memory_ends_in_a_line(monkeypatch):
 def test_a_measurement_of_nothing_is_refused(monkeypatch):
     """Otherwise it would measure matrix products alone until its time is over."""
     monkeypatch.setattr(bench, "start_sides", lambda *_: [])
-    args = SimpleNamespace(seconds=240.0, sides=["hf", "hf-compiled"])
-    with pytest.raises(SystemExit, match="26m: none of the sides hf, hf-compiled could start"):
+    args = SimpleNamespace(seconds=240.0, sides=["hf", "hf-compiled"], device="cpu")
+    with pytest.raises(UserError, match="26m: none of the sides hf, hf-compiled could start"):
         bench.measure("26m", torch.get_num_threads(), args, None, [])
 
 

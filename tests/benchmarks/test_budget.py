@@ -9,6 +9,7 @@ from benchmarks import budget
 from benchmarks.arguments import budget_parser
 from benchmarks.budget import flags_of, folder_of, hand_made, planned, settings_of, shape_of
 from benchmarks.trained import flag_words, outcome
+from common.errors import UserError
 from model.config import MiniMindConfig
 from tests.helpers import train, write_corpus
 from trainer.train_pretrain import main
@@ -85,7 +86,9 @@ def test_a_plan_is_kept_for_its_seed_and_its_text(monkeypatch, tmp_path):
 
     def run(command, **_):
         asked.append(command)
-        return SimpleNamespace(stdout="the same by flags:\n  python trainer/train_pretrain.py --hidden_size 64\n")
+        return SimpleNamespace(
+            returncode=0, stdout="the same by flags:\n  python trainer/train_pretrain.py --hidden_size 64\n"
+        )
 
     monkeypatch.setattr(budget.subprocess, "run", run)
 
@@ -96,7 +99,7 @@ def test_a_plan_is_kept_for_its_seed_and_its_text(monkeypatch, tmp_path):
     assert len(asked) == 1 and asked[0][asked[0].index("--cache_dir") + 1] == str(tmp_path / "cache")
     plan_of("--data_path", "a", "--seed", "43")
     assert len(asked) == 2
-    with pytest.raises(SystemExit, match="3m_seed42_plan was made with another --data_path: name another --work"):
+    with pytest.raises(UserError, match="3m_seed42_plan was made with another --data_path: name another --work"):
         plan_of("--data_path", "b")
 
 

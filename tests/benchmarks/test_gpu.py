@@ -14,6 +14,7 @@ import torch
 
 from benchmarks import gpu, gpu_checks
 from benchmarks.arguments import USUAL_SECTIONS, gpu_parser
+from common.errors import UserError
 from dataset.loader import Batch
 from tests.helpers import ROOT
 from tests.scripts.playground.pages import wait_until
@@ -234,9 +235,10 @@ def test_a_file_that_cannot_be_written_ends_in_one_line_before_anything_runs(tmp
     monkeypatch.setattr(gpu, "ask", None)
     (tmp_path / "file").touch()
     for out in (tmp_path, tmp_path / "file" / "gpu.jsonl"):
-        assert gpu.main(arguments("--out", str(out))) == 2
-        said = capsys.readouterr()
-        assert said.err.count("\n") == 1 and f"--out {out} cannot be written" in said.err and not said.out
+        with pytest.raises(UserError, match="cannot be written") as refused:
+            gpu.main(arguments("--out", str(out)))
+        assert str(refused.value).startswith(f"--out {out} ") and "\n" not in str(refused.value)
+        assert not capsys.readouterr().out
 
 
 def test_a_folder_that_is_made_is_told(tmp_path, monkeypatch, capsys):

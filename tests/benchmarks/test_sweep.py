@@ -6,6 +6,7 @@ from benchmarks import sweep
 from benchmarks.arguments import sweep_parser
 from benchmarks.sweep import AS_PLANNED, row, variants_of, verdict
 from benchmarks.trained import Outcome
+from common.errors import UserError
 
 
 def test_variants_are_names_and_flags():
@@ -19,7 +20,7 @@ def test_variants_are_names_and_flags():
 
 @pytest.mark.parametrize("words", [["--muon_lr 0.02"], ["=--muon_lr 0.02"], ["a=--x 1", "a=--x 2"], [f"{AS_PLANNED}="]])
 def test_a_variant_without_a_name_of_its_own_is_refused(words):
-    with pytest.raises(SystemExit, match="give NAME=FLAGS"):
+    with pytest.raises(UserError, match="give NAME=FLAGS"):
         variants_of(words)
 
 

@@ -14,9 +14,11 @@ from transformers import Trainer
 from benchmarks import time_to_loss
 from benchmarks.arguments import bench_parser
 from benchmarks.plain_loop import plain_steps, step_context
-from benchmarks.sides import LR, train_hf
+from benchmarks.sides import train_hf
 from benchmarks.time_to_loss import RIVALS, ROWS, Speed, T, fastest, precision, rival_flags, updates_in
 from benchmarks.trained import Outcome, flag_words
+from benchmarks.training import LEARNING_RATE
+from common.errors import UserError
 from dataset.lm_dataset import PretrainDataset
 from dataset.tokenizing.encoder import load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
@@ -36,7 +38,7 @@ def test_updates_follow_from_minutes_and_speed():
 
 
 def test_minutes_shorter_than_an_update_are_refused():
-    with pytest.raises(SystemExit, match=r"--minutes 0.05: the other trainer takes 4.0 s for an update"):
+    with pytest.raises(UserError, match=r"--minutes 0.05: the other trainer takes 4.0 s for an update"):
         updates_in(0.05, Speed(0.25, "cpu"))
 
 
@@ -52,7 +54,7 @@ def test_the_fastest_form_counts():
 def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
     """Reference: the rates and the optimiser of three of its updates, and the context that bench.py measures them in."""
     rival = RIVALS["plain"]
-    settings = parse_args(flag_words(rival_flags(rival, precision(rival, device), LR, 3)))
+    settings = parse_args(flag_words(rival_flags(rival, precision(rival, device), LEARNING_RATE, 3)))
     made = []
 
     class Kept(torch.optim.AdamW):
@@ -65,7 +67,7 @@ def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
     tokenizer = load_tokenizer(ROOT / "model")
     model = MiniMindForCausalLM(MiniMindConfig(hidden_size=32, num_hidden_layers=1, vocab_size=len(tokenizer)))
     rates = []
-    for _ in plain_steps(model, PretrainDataset(text, tokenizer, 16), 2, 3, LR):
+    for _ in plain_steps(model, PretrainDataset(text, tokenizer, 16), 2, 3, LEARNING_RATE):
         rates.append(made[0].param_groups[0]["lr"])
     (optimizer,) = made
     schedule = SCHEDULES[settings.lr_schedule]
@@ -80,7 +82,7 @@ def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
 def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
     """Reference: the TrainingArguments of bench.py's side."""
     rival = RIVALS["hf"]
-    settings = parse_args(flag_words(rival_flags(rival, precision(rival, "cpu"), LR, 20)))
+    settings = parse_args(flag_words(rival_flags(rival, precision(rival, "cpu"), LEARNING_RATE, 20)))
     seen = []
 
     def train(trainer):
@@ -90,7 +92,7 @@ def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
     text = write_corpus(tmp_path / "text.jsonl", n_documents=60)
     config = MiniMindConfig(hidden_size=32, num_hidden_layers=1)
     train_hf(
-        Namespace(max_seq_len=T, rows=ROWS, documents=text),
+        Namespace(max_seq_len=T, rows=ROWS, documents_file=text),
         config,
         torch.device("cpu"),
         SimpleNamespace(begin=lambda model: None),
@@ -99,7 +101,9 @@ def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
     assert settings.batch_size * settings.accumulation_steps == theirs.per_device_train_batch_size
     assert theirs.gradient_accumulation_steps == 1
     assert settings.max_seq_len == len(rows[0]["input_ids"]) and settings.pack
-    assert settings.lr_schedule == theirs.lr_scheduler_type.value == "linear" and settings.learning_rate == LR
+    assert (
+        settings.lr_schedule == theirs.lr_scheduler_type.value == "linear" and settings.learning_rate == LEARNING_RATE
+    )
     assert settings.warmup_iters == theirs.warmup_steps == 0
     assert settings.weight_decay == theirs.weight_decay and settings.grad_clip == theirs.max_grad_norm
     assert settings.optimizer == "adamw" and theirs.optim == "adamw_torch_fused"
@@ -180,6 +184,6 @@ def test_a_rival_that_cannot_start_ends_with_a_line(start, monkeypatch, tmp_path
     """Nothing is kept, so the next command tries it again."""
     monkeypatch.setattr(subprocess, "run", lambda words, check: SimpleNamespace(returncode=1))
     monkeypatch.setattr(time_to_loss, "subprocess", subprocess)
-    with pytest.raises(SystemExit, match="exit code 1 and has not measured hf"):
+    with pytest.raises(UserError, match="exit code 1 and has not measured hf"):
         start()
     assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import trained
+from common.errors import UserError
 
 FLAGS = ["--data_path", "a", "b", "--seed", "42", "--report", "0", "--cache_dir", "work/cache"]
 
@@ -27,7 +28,7 @@ def commands(monkeypatch):
 
 
 def test_a_run_that_fails_is_told_with_its_log(tmp_path):
-    with pytest.raises(SystemExit, match=r"exit code 2; its log: .*log\.txt"):
+    with pytest.raises(UserError, match=r"exit code 2; its log: .*log\.txt"):
         trained.trained(tmp_path / "run", ["--no_such_flag", "1"])
     assert "no_such_flag" in (tmp_path / "run" / "log.txt").read_text()
     assert not (tmp_path / "run" / "done").exists()
@@ -62,7 +63,7 @@ def test_a_folder_of_other_flags_is_refused(tmp_path, commands, flags, names, is
     trained.trained(tmp_path / "run", FLAGS)
     if not is_done:
         (tmp_path / "run" / "done").unlink()
-    with pytest.raises(SystemExit, match=f"run was made with another {names}: name another --work, or remove that"):
+    with pytest.raises(UserError, match=f"run was made with another {names}: name another --work, or remove that"):
         trained.trained(tmp_path / "run", flags)
     assert len(commands) == 1
 

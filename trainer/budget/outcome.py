@@ -71,12 +71,17 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
 
 
 def plan_lines(
-    plan: Plan, others: Mapping[str, Plan | None], costs: RunCosts, chosen: PretrainSettings, said: Collection[str]
+    plan: Plan,
+    others: Mapping[str, Plan | None],
+    costs: RunCosts,
+    chosen: PretrainSettings,
+    given: Collection[str],
+    decided: Collection[str],
 ) -> list[str]:
     """The plan for a person, and the command that repeats it.
 
-    others: {"half of it": the plan for that}. chosen: the settings with the plan. said: names of those that the user or
-    the plan has said.
+    others: {"half of it": the plan for that}. chosen: the settings with the plan. given: names of those that the user has said;
+    decided: of those that the plan has said.
     """
     rates = f"{chosen.learning_rate:g} (AdamW)"
     if chosen.optimizer == "muon":
@@ -100,9 +105,9 @@ def plan_lines(
     return [
         f"plan for {budget_text(chosen)}:",
         *table,
-        *notes(costs),
+        *notes(costs, given),
         "the same by flags:",
-        f"  {explicit_command(chosen, said, costs.machine.ranks.micro_batches_at_once)}",
+        f"  {explicit_command(chosen, {*given, *decided}, costs.machine.ranks.micro_batches_at_once)}",
     ]
 
 
@@ -115,9 +120,9 @@ def budget_text(settings: PretrainSettings) -> str:
     return f"{settings.budget_flops:g} FLOP"
 
 
-def notes(costs: RunCosts) -> list[str]:
-    """What the table does not say."""
-    if costs.data.evaluated:
+def notes(costs: RunCosts, given: Collection[str]) -> list[str]:
+    """What the table does not say. given: names of the settings that the user has said."""
+    if costs.data.evaluated or {"val_path", "val_fraction"} & set(given):
         return []
     return [
         f"without validation: of fewer than {FEWEST_DOCUMENTS} documents, or of copies of one, none is held out; name a file of its "

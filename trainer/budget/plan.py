@@ -60,7 +60,7 @@ class Demands:
     @property
     def different(self) -> float:
         """Tokens of different text."""
-        return sum(part.unique for part in self.parts) or self.unique
+        return laws.different_tokens(self.parts or self.unique)
 
     @property
     def at_once(self) -> int:

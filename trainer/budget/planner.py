@@ -86,7 +86,7 @@ def plan_run(
 
     def tell() -> None:
         others = {"half of it": planner.with_budget(0.5), "twice as much": planner.with_budget(2.0)}
-        for line in plan_lines(plan, others, planner.costs, chosen, {*planner.given, *chosen_by_main}):
+        for line in plan_lines(plan, others, planner.costs, chosen, planner.given, set(chosen_by_main)):
             announce(line)
 
     on_main(ranks, tell)
@@ -301,6 +301,8 @@ class Planner:
 
     def _why_nothing(self, lack: str) -> str:
         """The line where no model can be trained. lack: what there is too little of."""
+        if lack == "memory":
+            return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
         line = f"no model can be trained with this budget, since the {lack} is too small"
         spent = seconds_since_start()
         if self.costs.seconds is not None and spent > self.costs.seconds / 2:

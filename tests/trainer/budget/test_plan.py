@@ -186,6 +186,7 @@ def test_little_text_is_read_several_times_by_a_smaller_model():
     much = best_plan(ALL, demands(seconds=3600.0), machine)
     little = best_plan(ALL, demands(seconds=3600.0, unique=much.tokens / 100), machine)
     assert little.loss > much.loss and little.passes > 20
+    assert little.parameters <= much.parameters
 
 
 def test_rows_of_micro_batches_divide_the_update():
