@@ -6,11 +6,13 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from common.errors import DataError
 from dataset.reading.decompress import COMPRESSIONS
+from dataset.reading.own_output import is_own_output
 from dataset.reading.remote import ADDRESS, DataFile, is_address, remote_files
 
 # Files of one document a line, row or object. Those of CORPORA are surely meant as data; beside them a folder's .csv,
@@ -188,7 +190,7 @@ def _files_of_several(path: Path) -> list[Path]:
     for match in matches:
         if match.is_dir():
             for file in _files_below(match):
-                if not is_own_output(file):
+                if not is_own_output(file.relative_to(match), partial(_is_file_in, match)):
                     found[file] = None
         else:
             found[match] = None
@@ -211,6 +213,10 @@ def _is(kind: Callable[[Path], bool], path: Path) -> bool:
         return False
 
 
+def _is_file_in(folder: Path, below: PurePath) -> bool:
+    return (folder / below).is_file()
+
+
 def _files_below(folder: Path) -> list[Path]:
     """All files in a folder and in the folders below it, those behind links among them; hidden folders left out.
 
@@ -229,22 +235,6 @@ def _files_below(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place, name) for name in names if not name.startswith(".")]
     return found
-
-
-def is_own_output(file: Path) -> bool:
-    """Whether a run, a token store or a model has left the file where data lies too."""
-    if file.name.endswith((".metrics.jsonl", ".report.html", ".settings.yaml")) or file.name == "hashes.json":
-        return True
-    # The settings of a model stand beside its weights.
-    if file.suffix == ".json" and file.with_suffix(".pth").exists():
-        return True
-    if any(re.search(r"_resume(_old\d+)?$", folder.name) for folder in file.parents):
-        return True
-    beside = file.parent
-    is_store = (beside / "meta.json").is_file() and (beside / "tokens.bin").is_file()
-    is_model = (beside / "config.json").is_file() and (beside / "model.safetensors").is_file()
-    is_tokenizer = (beside / "tokenizer_config.json").is_file()
-    return is_store or is_model or is_tokenizer
 
 
 def _refuse_what_is_no_file(path: Path) -> None:

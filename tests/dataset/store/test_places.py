@@ -52,7 +52,9 @@ def test_the_lock_of_data_called_tmp_is_no_interrupted_build(tmp_path):
     assert (tmp_path / ".tmp-0123456789abcdef.lock").is_file()
 
 
-@pytest.mark.parametrize("name", ["work", "work-0123", "0123456789abcdef", "work-0123456789abcdef0", "work-0123456789abcdef.old"])
+@pytest.mark.parametrize(
+    "name", ["work", "work-0123", "0123456789abcdef", "work-0123456789abcdef0", "work-0123456789abcdef.old"]
+)
 def test_the_folder_of_another_program_stays(tmp_path, name):
     """--cache_dir may name a folder that other programs use too, such as the home."""
     notes = tmp_path / f".tmp-{name}" / "notes.txt"
