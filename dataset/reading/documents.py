@@ -264,6 +264,8 @@ class LineCounter:
             file.seek(self.position)
             while self.position < block.start - 1:
                 chunk = file.read(min(BLOCK_BYTES, block.start - 1 - self.position))
+                if not chunk:
+                    raise DataError(f"{block.path}: the data changed while it was being read; start again")
                 self.newlines += chunk.count(b"\n")
                 self.position += len(chunk)
         # Counted up to start - 1 only, since a line that begins exactly at `start` is the block's own.
