@@ -203,6 +203,8 @@ def reply(
         raise UserError(
             f"a prompt of {counted(len(ids), 'token')} is too long: {room(model, args)} fit with --max_new_tokens"
         )
+    if not ids:
+        raise UserError("this model begins no text by itself (its tokenizer has no BOS): write something first")
     stream = TextStream(tokenizer)
     print_text(echo)
     start = time.perf_counter()

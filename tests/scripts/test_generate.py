@@ -143,6 +143,13 @@ def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeyp
     assert "\n" not in str(error.value)
 
 
+def test_an_empty_prompt_of_a_model_that_begins_no_text_is_one_line(weight, monkeypatch):
+    """Its tokenizer has no BOS."""
+    monkeypatch.setattr(DocumentEncoder, "prompt_ids", lambda encoder, text: [1] if text else [])
+    with pytest.raises(UserError, match="begins no text by itself"):
+        generate.main(["--weight", weight, "--device", "cpu", ""])
+
+
 def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path):
     model = tiny_model(vocab_size=97)
     save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "small")
