@@ -18,7 +18,7 @@ from dataset.reading import limits
 from dataset.reading.arrow_files import TableReader
 from dataset.reading.csv_files import read_csv
 from dataset.reading.decompress import open_stream
-from dataset.reading.faults import BadLine, BadLines, Fault, Item, line_at, nul_in_text
+from dataset.reading.faults import BadLine, BadLines, Fault, Item, line_at, nul_in_text, pass_over
 from dataset.reading.file_kinds import find_files, kind_of
 from dataset.reading.json_files import read_json
 from dataset.reading.json_lines import BOM, parse_line, text_of_line
@@ -49,10 +49,7 @@ def read_documents(
             if isinstance(text, str):
                 yield number, text
                 continue
-            fault = Fault(str(path), number, *text)
-            if bad_lines is None:
-                raise fault.error()
-            bad_lines.add(fault)
+            pass_over(Fault(str(path), number, *text), bad_lines)
 
 
 # Files are cut into blocks, so that several processes can encode one file, and a store comes out the same whatever their
