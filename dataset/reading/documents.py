@@ -132,19 +132,20 @@ class Block:
 
 def _paragraphs(numbered: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
     """(number of its first line, text) of what stands between blank lines."""
-    lines: list[bytes] = []
+    # Joined as they come: a list of short lines would take many times their bytes.
+    text = bytearray()
     first = 0
     for number, line in numbered:
         # A block holds no line that is too long.
         assert line is not None
         if line.removeprefix(BOM).strip():
-            first = first if lines else number
-            lines.append(line)
-        elif lines:
-            yield first, b"".join(lines)
-            lines = []
-    if lines:
-        yield first, b"".join(lines)
+            first = first if text else number
+            text += line
+        elif text:
+            yield first, bytes(text)
+            text.clear()
+    if text:
+        yield first, bytes(text)
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:
@@ -338,18 +339,15 @@ def _text_blocks(path: DataFile, stream: Stream, file: BinaryIO, block_bytes: in
 
 def _rest_of_paragraph(stream: Stream) -> tuple[bytes | None, int]:
     """(the rest of a line and the lines up to a blank one, None where it is too long, which is passed; its newlines)."""
-    rest = [stream.readline(limits.MAX_DOCUMENT_BYTES + 1)]
-    size = len(rest[0])
-    while size <= limits.MAX_DOCUMENT_BYTES:
-        line = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - size)
-        size += len(line)
-        rest.append(line)
+    rest = bytearray(stream.readline(limits.MAX_DOCUMENT_BYTES + 1))
+    while len(rest) <= limits.MAX_DOCUMENT_BYTES:
+        line = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - len(rest))
+        rest += line
         if not line.strip():
-            whole = b"".join(rest)
-            return whole, whole.count(b"\n")
+            return bytes(rest), rest.count(b"\n")
     # Too long. What was read is let go before the rest is passed, line by line, up to the blank one.
-    newlines = sum(line.count(b"\n") for line in rest)
-    ended = rest[-1].endswith(b"\n")
+    newlines = rest.count(b"\n")
+    ended = rest.endswith(b"\n")
     rest.clear()
     reader = LineReader(stream)
     if not ended:

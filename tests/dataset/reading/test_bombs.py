@@ -9,6 +9,7 @@ import json
 import lzma
 import subprocess
 import sys
+import tracemalloc
 import zlib
 
 import pytest
@@ -195,6 +196,19 @@ def test_a_paragraph_over_the_limit_is_passed_and_the_lines_after_it_keep_their_
     assert short == [(1, "one\ntwo\n"), (705, "three\n"), (756, "four\n")]
     if block_bytes == 7:
         assert [fault[0] for _, fault in found if isinstance(fault, tuple)] == ["too long"]
+
+
+def test_a_paragraph_of_short_lines_takes_little_more_than_its_bytes(tmp_path):
+    """An object of Python for each line would take twenty times as much."""
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"a\n" * 300_000 + b"\nend\n")
+    tracemalloc.start()
+    (block, last) = split_into_blocks(file, "text", 1000, split_text=True)
+    (whole,) = [text for _, text in block.documents("text")]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert whole == "a\n" * 300_000 and [text for _, text in last.documents("text")] == ["end\n"]
+    assert peak < 8 * len(whole)
 
 
 def test_blank_lines_are_passed_over_and_counted_in_every_format(tmp_path):
