@@ -114,6 +114,26 @@ def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokeni
     assert generate.chat_ids(encode, turns, 20) == generate.chat_ids(encode, turns[2:], 20)  # the oldest go first
 
 
+@pytest.mark.parametrize("has_system", [False, True])
+@pytest.mark.parametrize("length", [0, 11, 12, 40, 100, 311, 312, 10**6])
+def test_the_fewest_exchanges_are_dropped_and_the_system_message_stays(has_system, length):
+    """Reference: to drop one after the other. A message has five ids here."""
+    system = [{"role": "system", "content": "s"}] if has_system else []
+    turns = [{"role": ("user", "assistant")[i % 2], "content": str(i)} for i in range(61)]
+    tried = []
+
+    def encode(messages):
+        tried.append(messages)
+        return [message["content"] for message in messages for _ in range(5)]
+
+    ids = generate.chat_ids(encode, [*system, *turns], length)
+    left = turns
+    while len(left) > 1 and 5 * len([*system, *left]) > length:
+        left = left[2:]
+    assert ids == encode([*system, *left])
+    assert len(tried) <= 9, "a process for each would take long"
+
+
 def test_a_question_that_spells_a_special_token_is_asked_as_text(weight, tokenizer, capsys, monkeypatch):
     """Reference: as many special tokens as in a question without them, and the same text."""
     seen = []
