@@ -157,6 +157,14 @@ def test_broken_remembered_digests_are_ignored(tmp_path, encoder, broken):
     check(open_or_build(path, encoder), TEXTS, encoder)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_whoever_may_read_the_store_may_read_the_remembered_digests(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    store = open_or_build(write(tmp_path / "a.jsonl", TEXTS[:5]), encoder, progress=False)
+    remembered = store.folder.parent / "hashes.json"
+    assert remembered.stat().st_mode == (store.folder / "meta.json").stat().st_mode
+
+
 def test_a_flipped_bit_in_remembered_digests_changes_nothing(tmp_path, encoder, monkeypatch):
     """A wrong digest would give the data another identity: a resume would be refused, and the store made again."""
     path = write(tmp_path / "a.jsonl", TEXTS[:5])
