@@ -16,6 +16,7 @@ from dataset.grouped_plan import Groups
 from dataset.loader import Assembler, Batch
 from dataset.packing import Recipe, RowPlan
 from dataset.reading.conversations import FIELDS
+from dataset.reading.disk_cache import DiskCache
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import find_files, kind_of
@@ -143,9 +144,14 @@ class ChatValidation(ValidationBatches):
         return self.answers.only(super().__getitem__(i))
 
 
-def holds_conversations(path: str, text_field: str, text_suffixes: Sequence[str] | None = None) -> bool:
-    """Whether the first document of a path is a conversation, and not a text. Errors: DataError where there is no file."""
-    file = find_files(path, text_suffixes)[0]
+def holds_conversations(
+    path: str, text_field: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None
+) -> bool:
+    """Whether the first document of a path is a conversation, and not a text. cache: as of `find_files`.
+
+    Errors: DataError where there is no file.
+    """
+    file = find_files(path, text_suffixes, cache)[0]
     if kind_of(file).suffix not in KINDS:
         return False
     # Whatever is wrong with a line is told by who reads all of them.

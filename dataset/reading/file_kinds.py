@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from common.errors import DataError
 from dataset.reading.decompress import COMPRESSIONS
+from dataset.reading.disk_cache import DiskCache
 from dataset.reading.own_output import is_own_output
 from dataset.reading.remote import ADDRESS, DataFile, is_address, remote_files
 
@@ -120,14 +121,16 @@ def is_tokenised(path: str) -> bool:
     return path.replace("\\", "/").rpartition("/")[2] == MANIFEST
 
 
-def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> list[DataFile]:
+def find_files(
+    data_path: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None
+) -> list[DataFile]:
     """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
 
     A folder or glob gives the first of these that it has: CORPORA and .txt; text of the default suffixes; TABLES.
     text_suffixes, of the user, are read wherever they are found. What a run of ours, a token store or a model has left
-    in the folder is no data.
+    in the folder is no data. cache: for what lies behind an address; None: the user's own.
     """
-    return choose_files(data_path, text_suffixes).read
+    return choose_files(data_path, text_suffixes, cache).read
 
 
 class Choice(NamedTuple):
@@ -137,7 +140,7 @@ class Choice(NamedTuple):
     left_out: list[DataFile]
 
 
-def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> Choice:
+def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None) -> Choice:
     """What `find_files` reads and leaves out, sorted by path. A README or a license is in neither, unless it is read."""
     data_path = str(data_path)
     if is_tokenised(data_path):
@@ -145,7 +148,7 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> 
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     if is_address(data_path):
-        is_file, remote = remote_files(data_path)
+        is_file, remote = remote_files(data_path, cache)
         return _choice(data_path, [*remote], is_file, text_suffixes)
     refuse_address(data_path)
     path = expanded(data_path)

@@ -16,7 +16,6 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -149,10 +148,7 @@ def files_of(
     """
     files: list[DataFile] = []
     for path in paths:
-        for file in find_files(path, text_suffixes):
-            if isinstance(file, RemoteFile) and cache is not None:
-                file = replace(file, cache=cache)
-            files.append(file)
+        files += find_files(path, text_suffixes, cache)
     return files
 
 

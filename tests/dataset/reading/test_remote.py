@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 import pytest
 
 from common.errors import DataError
+from dataset.chat.chat_corpus import holds_conversations
+from dataset.quality.evaluation_texts import evaluation_of
 from dataset.reading import remote
 from dataset.reading.disk_cache import DiskCache
 from dataset.reading.documents import read_documents, split_into_blocks
@@ -109,6 +111,19 @@ def test_the_name_of_an_object_is_all_of_its_key_and_that_of_a_web_address_its_p
     }
     cache = DiskCache(tmp_path, 1)
     assert {address: remote.RemoteFile(address, 1, "1", cache).name for address in names} == names
+
+
+def test_what_is_looked_at_beside_the_data_lies_in_the_cache_that_was_named(tmp_path, s3, encoder):
+    """Reference: where its pieces lie."""
+    chat = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    address = s3.put("beside/chat.jsonl", chat)
+    cache = remote.cache_in(tmp_path / "named")
+    (file,) = find_files(address, cache=cache)
+    assert file.cache is cache
+    assert holds_conversations(address, "text", cache=cache)
+    assert evaluation_of(s3.put("beside/a.jsonl", LINES), encoder, "text", cache=cache).is_whole
+    assert len([path for path in cache.folder.iterdir() if path.is_file() and path.stat().st_size]) > 1
+    assert not (tmp_path / "xdg").exists()
 
 
 def test_blocks_of_a_large_file_read_little_more_than_their_own_range(tmp_path, s3, monkeypatch):
