@@ -87,9 +87,12 @@ def build_shard(
     if shard is not None:
         # The parts share the folder from the start.
         places = [first_writable(places)]
-    stats = settled_stats(files, places)
-    hashed_at = time.time()
-    data, unknown = hash_files(files, stats, places, shard)
+    try:
+        stats = settled_stats(files, places)
+        hashed_at = time.time()
+        data, unknown = hash_files(files, stats, places, shard)
+    except OSError as error:
+        raise DataError(f"{error.filename or paths[0]}: {error.strerror or error}") from error
     options = [FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]
     key = hashlib.sha256(json.dumps(options).encode()).hexdigest()
     source_name = _source_name(Path(paths[0]))

@@ -75,6 +75,16 @@ def test_signatures_of_near_copies_lie_beside_the_store_and_not_in_the_folder_fo
     assert places == [tmp_path / ".token_store", tmp_path / "named"]
 
 
+def test_a_defect_keeps_its_traceback(tmp_path, monkeypatch):
+    def defect(look):
+        raise ValueError("of ours")
+
+    monkeypatch.setattr(DataLook, "figures", defect)
+    with pytest.raises(ValueError, match="of ours") as caught:
+        inspect_data.main(["--data_path", write(tmp_path / "a.jsonl", ["one text"])])
+    assert not isinstance(caught.value, UserError)
+
+
 def look_at(*arguments):
     return DataLook(parse_args([*map(str, arguments), "--tokenizer_path", str(ROOT / "model")]))
 
