@@ -13,7 +13,7 @@ from dataset.reading.conversations import CONVERSATION
 from dataset.reading.disk_cache import DiskCache
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines, Fault, pass_over
-from dataset.reading.file_kinds import find_files, kind_of
+from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_lines import ANY_TEXT
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -24,8 +24,6 @@ BATCH = 256
 BATCH_CHARACTERS = 1 << 20
 # Runs of a file above which they are thinned: 128 MB.
 MANY_RUNS = 1 << 23
-# The kinds of files whose lines or entries are objects of any form.
-OBJECTS = (".jsonl", ".json")
 
 
 class Item(NamedTuple):

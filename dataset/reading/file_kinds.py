@@ -21,6 +21,8 @@ from dataset.reading.remote import ADDRESS, DataFile, is_address, remote_files
 # .csv files are rather settings.
 CORPORA = (".jsonl", ".parquet", ".arrow")
 TABLES = (".csv", ".tsv", ".json")
+# The kinds of files whose lines or entries are objects of any form.
+OBJECTS = (".jsonl", ".json")
 
 # Other names of the same format.
 ALIASES = {".ndjson": ".jsonl"}
