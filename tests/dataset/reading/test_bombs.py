@@ -104,6 +104,21 @@ def test_many_values_on_a_long_line_do_not_become_gigabytes_of_objects(tmp_path)
 
 
 @needs_linux
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_columns_of_an_arrow_file_that_are_not_read_are_not_decompressed(tmp_path, kind):
+    """Half a gigabyte of zeros beside the text, in a record batch of some kilobytes."""
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"zeros": [b"\0" * (1 << 28)] * 2, "text": ["a", "b"]})
+    path = tmp_path / "a.arrow"
+    options = arrow.ipc.IpcWriteOptions(compression="zstd")
+    new = arrow.ipc.new_file if kind == "file" else arrow.ipc.new_stream
+    with arrow.OSFile(str(path), "wb") as file, new(file, table.schema, options=options) as writer:
+        writer.write_table(table)
+    assert path.stat().st_size < 1 << 20
+    assert read_within(path, 300) == "2"
+
+
+@needs_linux
 def test_many_texts_of_one_dictionary_entry_take_the_memory_of_one(tmp_path):
     """40 GB of text in a parquet file of a few kilobytes."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
