@@ -105,6 +105,9 @@ def parse_text(text: str, path: Path, flag: str = CONFIG) -> object:
     except ValueError as error:
         # A tag of YAML asks for a kind that the value is not of, as in `!!int abc`.
         fail(flag, path, None, kind, str(error))
+    except (LookupError, AttributeError, ArithmeticError):
+        # What PyYAML raises where it does not look first, as for `!!bool maybe`.
+        fail(flag, path, None, kind, "a value is not of the kind that its tag !!... names")
     except RecursionError:
         fail(flag, path, None, kind, "too many brackets within each other")
 

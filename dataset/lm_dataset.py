@@ -14,12 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from dataset.reading import limits
 from dataset.reading.documents import BOM, DataError, parse_line
+from dataset.reading.line_reader import WHITE_SPACE
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Bytes of the file that are looked at together.
 SCAN_BYTES = 16 << 20
-# What JSON lets stand around a value, and \v and \f, which bytes.strip() takes for blanks as well.
-BLANK = b" \t\r\n\v\f"
 
 
 class PretrainDataset(Dataset):
@@ -109,7 +108,7 @@ def _find_lines(path: Path) -> tuple[Places, Places, Places]:
     starts, ends, numbers = np.concatenate(found, axis=1)
     # A line of blanks alone is no item either; few lines begin in a way that asks for a closer look.
     filled = np.ones(len(starts), bool)
-    for i in np.flatnonzero(np.isin(data[starts], list(BLANK + BOM[:1]))):
+    for i in np.flatnonzero(np.isin(data[starts], list(WHITE_SPACE + BOM[:1]))):
         filled[i] = not _is_blank(data[starts[i] : ends[i]])
     return starts[filled], ends[filled], numbers[filled]
 
@@ -119,4 +118,4 @@ def _is_blank(line: npt.NDArray[np.uint8]) -> bool:
     if line[: len(BOM)].tobytes() == BOM:
         line = line[len(BOM) :]
     # Piece by piece: a line may be as long as the file.
-    return all(not line[at : at + SCAN_BYTES].tobytes().strip(BLANK) for at in range(0, len(line), SCAN_BYTES))
+    return all(not line[at : at + SCAN_BYTES].tobytes().strip(WHITE_SPACE) for at in range(0, len(line), SCAN_BYTES))

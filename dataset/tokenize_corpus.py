@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
     parse_args()
 
+from common.errors import DataError, UserError, user_errors
 from common.notices import announce
 from common.processes import obey_ctrl_c
 from common.wording import counted, one_line
@@ -35,7 +36,8 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 def main(argv: Sequence[str] | None = None) -> int:
     """Tokenise what the flags name (default: the command line's). Returns the exit code."""
     settings = parse_args(argv)
-    encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), settings.parse_special_tokens)
+    with user_errors():
+        encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), settings.parse_special_tokens)
     options: StoreOptions = {
         "cache_dir": settings.cache_dir,
         "cache_gb": settings.cache_gb,
@@ -77,8 +79,7 @@ if __name__ == "__main__":
     try:
         obey_ctrl_c()
         sys.exit(main())
-    except ValueError as error:
-        # What the user can mend: DataError, no tokenizer there.
+    except (UserError, DataError) as error:
         announce(f"error: {one_line(error)}", to_stderr=True)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+# Run by path: the trainer's parser is above this folder.
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
 
 
 def train(config: dict[str, Any]) -> None:
@@ -34,13 +37,22 @@ def main() -> None:
     parser.add_argument("flags", nargs="*", help="flags of the trainer, after --")
     arguments = parser.parse_args()
 
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    from trainer.pretrain.settings import parse_args
+
+    flags = ["--from_resume", "1", *arguments.flags]
+    # A wrong flag ends the command here: Ray would start its workers again, to find it once more.
+    parse_args(flags)
+    try:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchTrainer
+    except ImportError as error:
+        print(f'error: Ray is needed here ({error}): pip install "ray[train]"', file=sys.stderr)
+        sys.exit(2)
 
     use_gpu = arguments.gpus > 0
     TorchTrainer(
         train,
-        train_loop_config={"root": str(ROOT), "flags": ["--from_resume", "1", *arguments.flags]},
+        train_loop_config={"root": str(ROOT), "flags": flags},
         scaling_config=ScalingConfig(
             num_workers=arguments.workers,
             use_gpu=use_gpu,

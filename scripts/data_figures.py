@@ -30,9 +30,10 @@ from dataset.reading.settings import OFF
 from dataset.shares import name_of
 from dataset.store.deduplicate import open_sources
 from dataset.store.interface import Ints
+from dataset.store.places import first_writable
 from dataset.store.sharded import Store
 from dataset.store.texts import stored_texts
-from dataset.store.token_store import StoreOptions, files_of
+from dataset.store.token_store import StoreOptions, files_of, places_of
 from dataset.tokenizing.encoder import load_tokenizer
 from scripts.data_reading import named_sources, notices_of, reading_of
 from scripts.inspect_settings import InspectSettings
@@ -151,8 +152,8 @@ class DataLook:
         }
         # What is looked at has its copies, whatever is trained.
         self.stores = open_sources(self.groups, self.encoder, **options)
-        cache = cache_in(settings.cache_dir, settings.cache_gb)
-        self.files = [files_of(paths, self.text_suffixes, cache) for paths in self.groups]
+        self.cache = cache_in(settings.cache_dir, settings.cache_gb)
+        self.files = [files_of(paths, self.text_suffixes, self.cache) for paths in self.groups]
         self.corpus = reading.corpus_kind(
             sources,
             self.encoder,
@@ -191,7 +192,7 @@ class DataLook:
             except DataError as error:
                 near_missing = str(error)
             if near_missing is None:
-                copies = near_copies(self.texts.read(), copies)
+                copies = near_copies(self.texts.read(), copies, self._scratch())
             else:
                 for _ in self.texts.read():
                     pass
@@ -206,6 +207,11 @@ class DataLook:
             oddities=self.texts.sorted_oddities() if self.texts else None,
             leaks=self._leaks(),
         )
+
+    def _scratch(self) -> Path:
+        """Where what the search for near copies writes goes: beside the token store of the first source."""
+        paths = self.groups[0]
+        return first_writable(places_of(paths[0], self.files[0][0], self.settings.cache_dir))
 
     def _sources(self, copies: Copies, has_near: bool) -> list[SourceFigures]:
         if self.texts is not None:
@@ -284,7 +290,9 @@ class DataLook:
             runs.append(corpus.validation_runs(corpus.val_documents.astype(np.int64), RUNS_OF_DOCUMENT))
             places.append(None)
         for path in self.settings.against:
-            evaluation = evaluation_of(path, self.encoder, self.text_field, self.settings.skip_bad_lines)
+            evaluation = evaluation_of(
+                path, self.encoder, self.text_field, self.settings.skip_bad_lines, cache=self.cache
+            )
             names.append(path)
             runs.append(evaluation.runs)
             places.append(evaluation.places)
@@ -325,7 +333,7 @@ class DataLook:
         begin, end = (int(offset) for offset in corpus.val_store.offsets[document : document + 2])
         text = self._decoded(corpus.val_store.tokens[begin : min(end, begin + EXCERPT_TOKENS)])
         if isinstance(corpus.val_store, Store) and self.settings.val_path:
-            files = files_of([self.settings.val_path], self.text_suffixes)
+            files = files_of([self.settings.val_path], self.text_suffixes, self.cache)
             for stored in stored_texts(corpus.val_store, files, self.encoder, self.text_field):
                 if stored.number == document:
                     return f"{shown_path(files[stored.file])}:{stored.line}", text
@@ -373,7 +381,7 @@ class TextLook:
         for paths in look.groups:
             self.first_file.append(len(self.files))
             for path in paths:
-                files = files_of([path], look.text_suffixes)
+                files = files_of([path], look.text_suffixes, look.cache)
                 self.source_of_file += [len(self.source_names)] * len(files)
                 self.files += files
                 self.source_names.append(path)

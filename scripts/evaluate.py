@@ -246,7 +246,9 @@ def fingerprint(args: argparse.Namespace, items: Sequence[Item]) -> str:
             while chunk := opened.read(1 << 22):
                 digest.update(chunk)
     for item in items:
-        tokens = [[group.prefix, group.branches, group.starts] for group in item.groups]
+        tokens = []
+        for group in item.groups:
+            tokens.append([list(group.prefix), [list(branch) for branch in group.branches], group.starts])
         digest.update(json.dumps(tokens).encode())
     return digest.hexdigest()
 

@@ -181,8 +181,10 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     """Write `path` (.pth, half precision) and its .json; returns the largest difference of a logit before rounding."""
     if path.suffix != ".pth":
         raise UserError(f"--to_pth {path}: the name must end in .pth")
-    if path.exists() and not overwrite:
-        raise UserError(f"{path} is there already: choose another --to_pth, or pass --overwrite")
+    # The config goes into a .json beside the weights.
+    for written_to in (path, path.with_suffix(".json")):
+        if written_to.exists() and not overwrite:
+            raise UserError(f"{written_to} is there already: choose another --to_pth, or pass --overwrite")
     theirs = load_model(folder)
     if isinstance(theirs, MiniMindForCausalLM):
         model = theirs

@@ -186,13 +186,34 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
 
 
 def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) -> list[int]:
-    """The ids of a conversation up to the model's turn; the oldest exchanges are dropped until it fits."""
-    while True:
-        ids = encode(messages)
-        if len(ids) <= length or len(messages) < 3:
-            return ids
+    """The ids of a conversation up to the model's turn. As few as possible of the oldest exchanges are dropped, so that it fits.
+
+    A system message at the beginning stays. Where the last question alone does not fit, its ids are longer than `length`.
+    """
+    system = [message for message in messages[:1] if message["role"] == "system"]
+    turns = messages[len(system) :]
+
+    def ids_without(exchanges: int) -> list[int]:
         # A question and its answer
-        messages = messages[2:]
+        return encode([*system, *turns[2 * exchanges :]])
+
+    # The last question has no answer yet.
+    enough = (len(turns) - 1) // 2
+    ids = ids_without(0)
+    if len(ids) <= length or not enough:
+        return ids
+    ids = ids_without(enough)
+    # By halving: a foreign template is rendered by a process, which takes a second each time.
+    too_few = 0
+    while len(ids) <= length and enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        tried = ids_without(middle)
+        if len(tried) <= length:
+            enough = middle
+            ids = tried
+        else:
+            too_few = middle
+    return ids
 
 
 def reply(
@@ -203,6 +224,8 @@ def reply(
         raise UserError(
             f"a prompt of {counted(len(ids), 'token')} is too long: {room(model, args)} fit with --max_new_tokens"
         )
+    if not ids:
+        raise UserError("this model begins no text by itself (its tokenizer has no BOS): write something first")
     stream = TextStream(tokenizer)
     print_text(echo)
     start = time.perf_counter()

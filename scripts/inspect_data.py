@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 announce(line)
         # A row that is not there is told before all texts are read.
         check_rows(look, settings.row)
-        sections = sections_of(look.figures())
-        rows = [row_of(look, number) for number in settings.row]
+    sections = sections_of(look.figures())
+    rows = [row_of(look, number) for number in settings.row]
     announce(text_of(sections, rows))
     if settings.out is not None:
         write_page(settings.out, sections, rows)

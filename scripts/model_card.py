@@ -250,13 +250,17 @@ def rows_of_settings(settings: Mapping[str, Any]) -> tuple[list[Row], list[Row]]
     return shaping, others
 
 
+# Behind the path of a source: its share, or that at the begin and that at the end of the run, and the passes over it.
+SHARE = re.compile(r":[\d.]+(>[\d.]+)?(:x[\d.]+)?\Z")
+
+
 def without_places(value: object) -> object:
-    """A flag's value with each path cut down to its last part, which may carry a share (`data.jsonl:0.7`)."""
+    """A flag's value with each path cut down to its last part, which may carry a share (`data.jsonl:0.7..0.2:x4`)."""
     if isinstance(value, list | tuple):
         return [without_places(part) for part in value]
     if not isinstance(value, str) or not re.search(r"[/\\]|^~", value):
         return value
-    has_share = re.search(r":[\d.]+\Z", value)
+    has_share = SHARE.search(value)
     share = has_share[0] if has_share else ""
     path = value.removesuffix(share).rstrip("/\\")
     last = re.split(r"[/\\]", path)[-1]

@@ -30,8 +30,8 @@ LOGITS_AT_ONCE = 2048
 class Group:
     """prefix: ids, at least one. branches: ids that go on from there. starts: how many ids of each branch are only read."""
 
-    prefix: list[int]
-    branches: list[list[int]]
+    prefix: Sequence[int]
+    branches: Sequence[Sequence[int]]
     starts: list[int]
 
     @property

@@ -6,6 +6,7 @@ linearised variance over documents, or over windows where there is one document 
 """
 
 import math
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -13,7 +14,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from common.errors import UserError
 from dataset.reading.documents import BadLines, find_files, read_documents
+from dataset.reading.faults import Fault, pass_over
 from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.safe_cuts import TooLongToEncode
 from scripts.common import Fields, read_records
 from scripts.scoring import Group, Score
 
@@ -80,9 +83,15 @@ class Perplexity:
         items = []
         for path in paths:
             for file in find_files(path):
-                for _, text in read_documents(file, bad_lines=limits.bad_lines):
-                    # As in training: one call for one document.
-                    (ids,) = encoder.encode([text])
+                for line, text in read_documents(file, bad_lines=limits.bad_lines):
+                    # The ids of all documents are kept: an int of Python takes nine times the memory of one in an array.
+                    ids = array("i")
+                    try:
+                        for part in encoder.encode_in_parts(text):
+                            ids.extend(part)
+                    except TooLongToEncode as error:
+                        pass_over(Fault(str(file), line, "too long", str(error)), limits.bad_lines)
+                        continue
                     # A single token has nothing to predict.
                     if len(ids) > 1:
                         sizes = {"bytes": len(encoder.body(text).encode()), "words": len(text.split())}
@@ -237,7 +246,7 @@ TASKS: dict[str, Task] = {
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def windows(ids: list[int], max_length: int, stride: int) -> list[Group]:
+def windows(ids: Sequence[int], max_length: int, stride: int) -> list[Group]:
     """The Groups of one document: each token but the first is scored once, after at least max_length - stride others
     (or all there are). The first window scores max_length tokens, each further one `stride`."""
     groups: list[Group] = []

@@ -16,22 +16,20 @@ from dataset.grouped_plan import Groups
 from dataset.loader import Assembler, Batch
 from dataset.packing import Recipe, RowPlan
 from dataset.reading.conversations import FIELDS
+from dataset.reading.disk_cache import DiskCache
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
-from dataset.reading.file_kinds import find_files, kind_of
+from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_lines import ANY_TEXT
 from dataset.shares import Source
 from dataset.sources import all_documents
 from dataset.store.interface import Documents, HasTokens, Ints
 
-# The kinds of files whose lines or entries are objects of any form
-KINDS = (".jsonl", ".json")
-
 
 class ChatCorpus(Corpus):
     """A Corpus of conversations. One is never split over rows: of a longer one than a row the end is cut off.
 
-    The encoder is a ChatEncoder. Errors: as Corpus, and DataError for files of other kinds than KINDS.
+    The encoder is a ChatEncoder. Errors: as Corpus, and DataError for files of other kinds than OBJECTS.
     """
 
     nothing_to_train = "no answer begins within --max_seq_len"
@@ -143,10 +141,15 @@ class ChatValidation(ValidationBatches):
         return self.answers.only(super().__getitem__(i))
 
 
-def holds_conversations(path: str, text_field: str, text_suffixes: Sequence[str] | None = None) -> bool:
-    """Whether the first document of a path is a conversation, and not a text. Errors: DataError where there is no file."""
-    file = find_files(path, text_suffixes)[0]
-    if kind_of(file).suffix not in KINDS:
+def holds_conversations(
+    path: str, text_field: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None
+) -> bool:
+    """Whether the first document of a path is a conversation, and not a text. cache: as of `find_files`.
+
+    Errors: DataError where there is no file.
+    """
+    file = find_files(path, text_suffixes, cache)[0]
+    if kind_of(file).suffix not in OBJECTS:
         return False
     # Whatever is wrong with a line is told by who reads all of them.
     first = next(read_documents(file, ANY_TEXT, BadLines()), None)
@@ -159,7 +162,7 @@ def holds_conversations(path: str, text_field: str, text_suffixes: Sequence[str]
 def refuse_other_kinds(path: str) -> None:
     """Errors: DataError for a path with files that hold no conversations."""
     for file in find_files(path):
-        if kind_of(file).suffix not in KINDS:
+        if kind_of(file).suffix not in OBJECTS:
             raise DataError(
                 f"{file}: conversations are read from .jsonl, .ndjson and .json files, also compressed; name those alone, "
                 "by their own paths or by a pattern"

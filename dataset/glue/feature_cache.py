@@ -3,8 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import DataError
+from common.files import atomic_file
 from common.paths import user_cache
 from dataset.glue.features import Features, encode_rows, in_both_orders
 from dataset.glue.glue_tasks import QUESTIONS, TAGS, TASKS, Task
@@ -100,16 +99,10 @@ def make_features(
 
 
 def _write(place: Path, name: str, features: Features) -> None:
-    """One rename makes the file: another process never sees half of it."""
+    """Another process never sees half of the file."""
     place.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=place, prefix=f".{name}.")
-    try:
-        with open(handle, "wb") as file:
-            np.savez(file, **features._asdict())
-        os.replace(temporary, place / name)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic_file(place / name) as file:
+        np.savez(file, **features._asdict())
 
 
 def read_features(path: Path) -> Features:

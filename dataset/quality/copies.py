@@ -27,6 +27,7 @@ import numpy as np
 
 from common.arrays import Array
 from common.packages import optional_package
+from dataset.quality.hashing import HALF, MULTIPLIER
 from dataset.store.interface import Column, Ints
 
 SHINGLE = 5
@@ -46,10 +47,6 @@ SEED = 1
 MOST_ROUNDS = 64
 # Pairs of signatures that are compared at once: 60 MB.
 PAIRS = 1 << 16
-
-# An odd number whose bits look random (the golden ratio as a fraction of 2^64), and shifts that bring high bits down.
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-HALF = np.uint64(32)
 
 # No earlier document.
 NONE = -1

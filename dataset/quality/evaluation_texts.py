@@ -1,8 +1,8 @@
 """The texts of an evaluation file, whatever its objects are like, and the runs of tokens that stand for them."""
 
 import json
+from array import array
 from collections.abc import Iterator
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -10,26 +10,32 @@ import numpy as np
 from common.errors import DataError
 from dataset.quality.leaks import RUNS_OF_DOCUMENT, Runs, runs_of
 from dataset.reading.conversations import CONVERSATION
+from dataset.reading.disk_cache import DiskCache
 from dataset.reading.documents import read_documents
-from dataset.reading.faults import BadLines
-from dataset.reading.file_kinds import find_files, kind_of
+from dataset.reading.faults import BadLines, Fault, pass_over
+from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_lines import ANY_TEXT
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.safe_cuts import TooLongToEncode
 
-# Texts that are encoded together.
+# Items that are encoded together, and the characters that they may have in all. A longer item is encoded alone.
 BATCH = 256
+BATCH_CHARACTERS = 1 << 20
 # Runs of a file above which they are thinned: 128 MB.
 MANY_RUNS = 1 << 23
-# The kinds of files whose lines or entries are objects of any form.
-OBJECTS = (".jsonl", ".json")
 
 
 class Item(NamedTuple):
-    """A document or an object of an evaluation file. place: file:line."""
+    """A document or an object of an evaluation file. line: from 1."""
 
-    place: str
+    file: str
+    line: int
     texts: list[str]
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
 
 
 class Sample(NamedTuple):
@@ -59,37 +65,41 @@ def evaluation_of(
     text_field: str,
     skip_bad_lines: bool = False,
     sample: Sample | None = None,
+    cache: DiskCache | None = None,
 ) -> Evaluation:
-    """The runs of the items of a path, or of a sample of them. Errors: DataError."""
-    items = evaluation_items(path, text_field, BadLines() if skip_bad_lines else None)
+    """The runs of the items of a path, or of a sample of them. cache: as of `find_files`. Errors: DataError."""
+    bad_lines = BadLines() if skip_bad_lines else None
+    items = evaluation_items(path, text_field, bad_lines, cache)
     is_whole = True
     most = RUNS_OF_DOCUMENT
     if sample is not None:
         chosen, is_whole = sampled(items, sample)
         items = iter(chosen)
         most = sample.runs
-    runs, places = _runs_of_items(items, encoder, most)
+    runs, places = _runs_of_items(items, encoder, most, bad_lines)
     if not places:
         raise DataError(f"--against {path}: no text in there")
     return Evaluation(path, runs, places, is_whole)
 
 
-def evaluation_items(path: str, text_field: str, bad_lines: BadLines | None = None) -> Iterator[Item]:
+def evaluation_items(
+    path: str, text_field: str, bad_lines: BadLines | None = None, cache: DiskCache | None = None
+) -> Iterator[Item]:
     """Each document; of an object without `text_field` all texts that it has."""
     if text_field == CONVERSATION:
         # What is trained on are conversations. An evaluation file has any form, and tables have a column of texts.
         text_field = "text"
-    for file in find_files(path):
+    for file in find_files(path, cache=cache):
         if kind_of(file).suffix not in OBJECTS:
             for line, text in read_documents(file, text_field, bad_lines):
-                yield Item(f"{file}:{line}", [text])
+                yield Item(str(file), line, [text])
             continue
         for line, record in read_documents(file, ANY_TEXT, bad_lines):
             value = json.loads(record)
             named = value.get(text_field)
             texts = list(texts_in(named if isinstance(named, str) else value))
             if texts:
-                yield Item(f"{file}:{line}", texts)
+                yield Item(str(file), line, texts)
 
 
 def texts_in(value: object) -> Iterator[str]:
@@ -117,7 +127,7 @@ def sampled(items: Iterator[Item], sample: Sample) -> tuple[list[Item], bool]:
     for number, item in enumerate(items):
         if number % every == 0:
             texts, is_cut = _beginnings(item.texts, sample.text_characters)
-            kept.append(Item(item.place, texts))
+            kept.append(Item(item.file, item.line, texts))
             is_whole = is_whole and not is_cut
         if len(kept) > sample.items:
             kept = kept[::2]
@@ -141,22 +151,46 @@ def _beginnings(texts: list[str], most: int) -> tuple[list[str], bool]:
     return kept, most < 0
 
 
-def _runs_of_items(items: Iterator[Item], encoder: DocumentEncoder, most: int) -> tuple[Runs, list[str]]:
+def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
+    """The items in lists that are small enough to be encoded together; a long item in a list of its own."""
+    batch: list[Item] = []
+    characters = 0
+    for item in items:
+        size = sum(map(len, item.texts))
+        if batch and (len(batch) == BATCH or characters + size > BATCH_CHARACTERS):
+            yield batch
+            batch = []
+            characters = 0
+        batch.append(item)
+        characters += size
+    if batch:
+        yield batch
+
+
+def _runs_of_items(
+    items: Iterator[Item], encoder: DocumentEncoder, most: int, bad_lines: BadLines | None
+) -> tuple[Runs, list[str]]:
     """(runs of the items, at most so many of each text; the place of each item)."""
     places: list[str] = []
     hashes: list[Ints] = [np.empty(0, np.uint64)]
     document = [np.empty(0, np.int64)]
     kept = 0
     many = MANY_RUNS
-    while batch := list(islice(items, BATCH)):
+    for batch in _batches(items):
         # Each text by itself: what joins two of them stands in no training text.
         texts = []
         of_text = []
-        for item in batch:
+        for number, item in enumerate(batch, len(places)):
             texts += item.texts
-            of_text += [len(places)] * len(item.texts)
-            places.append(item.place)
-        runs = _runs_of_texts(texts, encoder, most)
+            of_text += [number] * len(item.texts)
+        try:
+            runs = _runs_of_texts(texts, encoder, most)
+        except TooLongToEncode as error:
+            # Texts of a batch are short, so it is an item that stands alone.
+            (item,) = batch
+            pass_over(Fault(item.file, item.line, "too long", str(error)), bad_lines)
+            continue
+        places += [item.place for item in batch]
         hashes.append(runs.hashes)
         document.append(np.array(of_text, np.int64)[runs.document])
         kept += len(runs.hashes)
@@ -185,8 +219,18 @@ def thinned(hashes: Ints, document: Ints) -> Ints:
 
 
 def _runs_of_texts(texts: list[str], encoder: DocumentEncoder, most: int) -> Runs:
-    encoded = encoder.encode_bare(texts)
-    tokens = np.array([token for ids in encoded for token in ids], np.uint32)
-    ends = np.cumsum([len(ids) for ids in encoded], dtype=np.int64)
-    begins = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-    return runs_of(tokens, begins, ends, most)
+    # An int of Python takes nine times the memory of one in an array.
+    tokens = array("I")
+    bounds = [0]
+    if sum(map(len, texts)) <= BATCH_CHARACTERS:
+        for ids in encoder.encode_bare(texts):
+            tokens.extend(ids)
+            bounds.append(len(tokens))
+    else:
+        for text in texts:
+            for ids in encoder.encode_bare_in_parts(text):
+                tokens.extend(ids)
+            bounds.append(len(tokens))
+    begins = np.array(bounds[:-1], np.int64)
+    ends = np.array(bounds[1:], np.int64)
+    return runs_of(np.array(tokens, np.uint32), begins, ends, most)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.arrays import Array
+from dataset.quality.hashing import HALF, MULTIPLIER
 from dataset.store.interface import Column, HasTokens, Ints
 
 # A power of two, see `run_hashes`. About fifty letters of English.
@@ -28,9 +29,6 @@ LEAKED = 0.8
 CHUNK = 1 << 16
 # Bits of a hash that a first look goes by: most places of the training text are sorted out without a search.
 FIRST_LOOK_BITS = 22
-
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-HALF = np.uint64(32)
 
 
 class Runs(NamedTuple):

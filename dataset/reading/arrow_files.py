@@ -13,14 +13,15 @@ from dataset.reading import limits
 from dataset.reading.faults import Item
 from dataset.reading.remote import DataFile, RemoteFile
 
-# pyarrow's Array, DataType, Schema, Scalar, FileMetaData and NativeFile. The package is optional and has no types of its own, so
-# that these names only tell the reader which of its classes is meant.
+# pyarrow's Array, DataType, Schema, Scalar, FileMetaData, NativeFile and IpcReadOptions. The package is optional and has no types
+# of its own, so that these names only tell the reader which of its classes is meant.
 ArrowArray = Any
 ArrowType = Any
 ArrowSchema = Any
 ArrowScalar = Any
 ParquetMetadata = Any
 ArrowFile = Any
+IpcOptions = Any
 
 # A batch of a parquet file has at most so many rows, and fewer where these would take more than a few megabytes.
 MOST_ROWS = 1024
@@ -134,15 +135,19 @@ class TableReader:
         size = max(self.path.stat().st_size, 1)
         with self._ipc_source() as source:
             if source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC:
-                file = ipc.open_file(source)
-                self._check_schema(file.schema)
+                # Opened twice, as a .parquet: columns that are not read are not decompressed.
+                schema = ipc.open_file(source).schema
+                self._check_schema(schema)
+                file = ipc.open_file(source, options=self._text_alone(schema))
                 for i in range(file.num_record_batches):
                     self.done = (i + 1) / file.num_record_batches
                     yield file.get_batch(i).column(self.text_field)
                 return
             source.seek(0)
-            stream = ipc.open_stream(source)
-            self._check_schema(stream.schema)
+            schema = ipc.open_stream(source).schema
+            self._check_schema(schema)
+            source.seek(0)
+            stream = ipc.open_stream(source, options=self._text_alone(schema))
             end_of_batch = source.tell()
             for batch in stream:
                 end_of_batch = source.tell()
@@ -153,6 +158,11 @@ class TableReader:
             end = source.tell()
             source.seek(end_of_batch)
             self.cut_off = source.read(end - end_of_batch) not in END_MARKS
+
+    def _text_alone(self, schema: ArrowSchema) -> IpcOptions:
+        """Of an .arrow only the text column is wanted."""
+        ipc = optional_package("pyarrow.ipc", "to read .arrow")
+        return ipc.IpcReadOptions(included_fields=[schema.get_field_index(self.text_field)])
 
     def _check_schema(self, schema: ArrowSchema) -> None:
         """Errors: DataError where there is no text column of the name, or two."""

@@ -182,7 +182,8 @@ def _listed(value: Any, what: str) -> list[Record]:
             value = json.loads(value)
         except (ValueError, RecursionError):
             raise BadLine("bad tools", f"{what}: neither a list nor JSON of one") from None
-    if not value or value == "":
+    is_blank = isinstance(value, str) and not value.strip()
+    if not value or is_blank:
         return []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise BadLine("bad tools", f"{what}: no list of objects")

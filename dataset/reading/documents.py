@@ -18,7 +18,7 @@ from dataset.reading import limits
 from dataset.reading.arrow_files import TableReader
 from dataset.reading.csv_files import read_csv
 from dataset.reading.decompress import open_stream
-from dataset.reading.faults import BadLine, BadLines, Fault, Item, line_at, nul_in_text
+from dataset.reading.faults import BadLine, BadLines, Fault, Item, line_at, nul_in_text, pass_over
 from dataset.reading.file_kinds import find_files, kind_of
 from dataset.reading.json_files import read_json
 from dataset.reading.json_lines import BOM, parse_line, text_of_line
@@ -49,10 +49,7 @@ def read_documents(
             if isinstance(text, str):
                 yield number, text
                 continue
-            fault = Fault(str(path), number, *text)
-            if bad_lines is None:
-                raise fault.error()
-            bad_lines.add(fault)
+            pass_over(Fault(str(path), number, *text), bad_lines)
 
 
 # Files are cut into blocks, so that several processes can encode one file, and a store comes out the same whatever their
@@ -135,19 +132,20 @@ class Block:
 
 def _paragraphs(numbered: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
     """(number of its first line, text) of what stands between blank lines."""
-    lines: list[bytes] = []
+    # Joined as they come: a list of short lines would take many times their bytes.
+    text = bytearray()
     first = 0
     for number, line in numbered:
         # A block holds no line that is too long.
         assert line is not None
         if line.removeprefix(BOM).strip():
-            first = first if lines else number
-            lines.append(line)
-        elif lines:
-            yield first, b"".join(lines)
-            lines = []
-    if lines:
-        yield first, b"".join(lines)
+            first = first if text else number
+            text += line
+        elif text:
+            yield first, bytes(text)
+            text.clear()
+    if text:
+        yield first, bytes(text)
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:
@@ -264,6 +262,8 @@ class LineCounter:
             file.seek(self.position)
             while self.position < block.start - 1:
                 chunk = file.read(min(BLOCK_BYTES, block.start - 1 - self.position))
+                if not chunk:
+                    raise DataError(f"{block.path}: the data changed while it was being read; start again")
                 self.newlines += chunk.count(b"\n")
                 self.position += len(chunk)
         # Counted up to start - 1 only, since a line that begins exactly at `start` is the block's own.
@@ -339,18 +339,15 @@ def _text_blocks(path: DataFile, stream: Stream, file: BinaryIO, block_bytes: in
 
 def _rest_of_paragraph(stream: Stream) -> tuple[bytes | None, int]:
     """(the rest of a line and the lines up to a blank one, None where it is too long, which is passed; its newlines)."""
-    rest = [stream.readline(limits.MAX_DOCUMENT_BYTES + 1)]
-    size = len(rest[0])
-    while size <= limits.MAX_DOCUMENT_BYTES:
-        line = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - size)
-        size += len(line)
-        rest.append(line)
+    rest = bytearray(stream.readline(limits.MAX_DOCUMENT_BYTES + 1))
+    while len(rest) <= limits.MAX_DOCUMENT_BYTES:
+        line = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - len(rest))
+        rest += line
         if not line.strip():
-            whole = b"".join(rest)
-            return whole, whole.count(b"\n")
+            return bytes(rest), rest.count(b"\n")
     # Too long. What was read is let go before the rest is passed, line by line, up to the blank one.
-    newlines = sum(line.count(b"\n") for line in rest)
-    ended = rest[-1].endswith(b"\n")
+    newlines = rest.count(b"\n")
+    ended = rest.endswith(b"\n")
     rest.clear()
     reader = LineReader(stream)
     if not ended:

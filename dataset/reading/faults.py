@@ -43,6 +43,13 @@ class Fault:
         return DataError(f"{self.path}:{self.line}: {self.reason}; mend the line, or pass --skip_bad_lines", self.kind)
 
 
+def pass_over(fault: Fault, bad_lines: "BadLines | None") -> None:
+    """Count a fault among the bad lines that are skipped. Errors: DataError where none are."""
+    if bad_lines is None:
+        raise fault.error()
+    bad_lines.add(fault)
+
+
 # What a run may keep of its faults is small whatever the data: a count for each of about twenty kinds and three places
 # for each. A corpus of a billion lines of which half are bad costs as much as one with ten bad lines.
 #

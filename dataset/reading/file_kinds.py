@@ -6,11 +6,14 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from common.errors import DataError
 from dataset.reading.decompress import COMPRESSIONS
+from dataset.reading.disk_cache import DiskCache
+from dataset.reading.own_output import is_own_output
 from dataset.reading.remote import ADDRESS, DataFile, is_address, remote_files
 
 # Files of one document a line, row or object. Those of CORPORA are surely meant as data; beside them a folder's .csv,
@@ -18,6 +21,8 @@ from dataset.reading.remote import ADDRESS, DataFile, is_address, remote_files
 # .csv files are rather settings.
 CORPORA = (".jsonl", ".parquet", ".arrow")
 TABLES = (".csv", ".tsv", ".json")
+# The kinds of files whose lines or entries are objects of any form.
+OBJECTS = (".jsonl", ".json")
 
 # Other names of the same format.
 ALIASES = {".ndjson": ".jsonl"}
@@ -118,14 +123,16 @@ def is_tokenised(path: str) -> bool:
     return path.replace("\\", "/").rpartition("/")[2] == MANIFEST
 
 
-def find_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> list[DataFile]:
+def find_files(
+    data_path: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None
+) -> list[DataFile]:
     """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
 
     A folder or glob gives the first of these that it has: CORPORA and .txt; text of the default suffixes; TABLES.
     text_suffixes, of the user, are read wherever they are found. What a run of ours, a token store or a model has left
-    in the folder is no data.
+    in the folder is no data. cache: for what lies behind an address; None: the user's own.
     """
-    return choose_files(data_path, text_suffixes).read
+    return choose_files(data_path, text_suffixes, cache).read
 
 
 class Choice(NamedTuple):
@@ -135,7 +142,7 @@ class Choice(NamedTuple):
     left_out: list[DataFile]
 
 
-def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> Choice:
+def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None) -> Choice:
     """What `find_files` reads and leaves out, sorted by path. A README or a license is in neither, unless it is read."""
     data_path = str(data_path)
     if is_tokenised(data_path):
@@ -143,7 +150,7 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None) -> 
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     if is_address(data_path):
-        is_file, remote = remote_files(data_path)
+        is_file, remote = remote_files(data_path, cache)
         return _choice(data_path, [*remote], is_file, text_suffixes)
     refuse_address(data_path)
     path = expanded(data_path)
@@ -188,7 +195,7 @@ def _files_of_several(path: Path) -> list[Path]:
     for match in matches:
         if match.is_dir():
             for file in _files_below(match):
-                if not is_own_output(file):
+                if not is_own_output(file.relative_to(match), partial(_is_file_in, match)):
                     found[file] = None
         else:
             found[match] = None
@@ -211,6 +218,10 @@ def _is(kind: Callable[[Path], bool], path: Path) -> bool:
         return False
 
 
+def _is_file_in(folder: Path, below: PurePath) -> bool:
+    return (folder / below).is_file()
+
+
 def _files_below(folder: Path) -> list[Path]:
     """All files in a folder and in the folders below it, those behind links among them; hidden folders left out.
 
@@ -229,22 +240,6 @@ def _files_below(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place, name) for name in names if not name.startswith(".")]
     return found
-
-
-def is_own_output(file: Path) -> bool:
-    """Whether a run, a token store or a model has left the file where data lies too."""
-    if file.name.endswith((".metrics.jsonl", ".report.html", ".settings.yaml")) or file.name == "hashes.json":
-        return True
-    # The settings of a model stand beside its weights.
-    if file.suffix == ".json" and file.with_suffix(".pth").exists():
-        return True
-    if any(re.search(r"_resume(_old\d+)?$", folder.name) for folder in file.parents):
-        return True
-    beside = file.parent
-    is_store = (beside / "meta.json").is_file() and (beside / "tokens.bin").is_file()
-    is_model = (beside / "config.json").is_file() and (beside / "model.safetensors").is_file()
-    is_tokenizer = (beside / "tokenizer_config.json").is_file()
-    return is_store or is_model or is_tokenizer
 
 
 def _refuse_what_is_no_file(path: Path) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -26,6 +26,7 @@ from common.errors import DataError
 from common.packages import optional_package
 from common.paths import user_cache
 from dataset.reading.disk_cache import DiskCache, Wanted
+from dataset.reading.own_output import is_own_output
 
 ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # Of each scheme the package that fsspec needs for it.
@@ -53,6 +54,10 @@ def is_address(path: str) -> bool:
     return found is not None and found.group(1).lower() in SCHEMES
 
 
+def _is_of_web(address: str) -> bool:
+    return address.lower().startswith("http")
+
+
 def cache_in(cache_dir: str | Path | None, cache_gb: float = USUAL_CACHE_GB) -> DiskCache:
     """Where pieces go. cache_dir: of --cache_dir; None: the user's cache folder."""
     place = user_cache() if cache_dir is None else Path(cache_dir).expanduser()
@@ -77,7 +82,11 @@ class RemoteFile:
     @property
     def name(self) -> str:
         """As a Path has it; without what a web address has behind a question mark."""
-        return PurePosixPath(urlsplit(self.address).path).name
+        path = self.address
+        # In the key of an object # and ? are characters like others.
+        if _is_of_web(self.address):
+            path = urlsplit(self.address).path
+        return PurePosixPath(path).name
 
     @property
     def suffix(self) -> str:
@@ -318,16 +327,16 @@ def _version_of(info: dict[str, Any]) -> str | None:
 
 
 def remote_files(address: str, cache: DiskCache | None = None) -> tuple[bool, list[RemoteFile]]:
-    """(whether the address is a file, the file or all files below a folder or of a pattern, hidden ones left out).
+    """(whether the address is a file, the file or all files below a folder or of a pattern).
 
-    Errors: DataError.
+    Hidden files are left out, and of a folder what runs have left there. Errors: DataError.
     """
     cache = cache or cache_in(None)
     with _errors_told(address):
         system = file_system(address)
         system.invalidate_cache()
         # A web server lists no files, and a question mark is no pattern there.
-        if address.lower().startswith("http"):
+        if _is_of_web(address):
             file = _remote_file(address, _info(system, address), cache)
             _refuse_whole_files_only(system, file)
             return True, [file]
@@ -335,14 +344,24 @@ def remote_files(address: str, cache: DiskCache | None = None) -> tuple[bool, li
             return True, [_remote_file(address, _info(system, address), cache)]
         # A name is a folder, and what holds one of these is a pattern.
         fixed = re.split(r"[*?\[]", address)[0]
-        found = system.find(address, detail=True) if fixed == address else system.glob(address, detail=True)
+        is_folder = fixed == address
+        found = system.find(address, detail=True) if is_folder else system.glob(address, detail=True)
         scheme = address.partition("://")[0].lower()
+        # It may end within a name, and what stands behind it is then no whole name.
+        beginning = system._strip_protocol(fixed).rstrip("/")
+
+        def is_there(below: PurePath) -> bool:
+            return f"{beginning}/{below}" in found
+
         files = []
         for path, info in sorted(found.items()):
-            below = path.removeprefix(system._strip_protocol(fixed))
-            hidden = any(part.startswith(".") for part in below.split("/"))
-            if info.get("type") == "file" and info.get("size") and not hidden:
-                files.append(_remote_file(f"{scheme}://{path}", info, cache))
+            below = path.removeprefix(beginning)
+            if info.get("type") != "file" or not info.get("size") or "/." in below:
+                continue
+            # On the disk too a pattern names each file that it matches.
+            if is_folder and is_own_output(PurePosixPath(below.removeprefix("/")), is_there):
+                continue
+            files.append(_remote_file(f"{scheme}://{path}", info, cache))
         if not files:
             raise FileNotFoundError(address)
         return False, files

@@ -1,15 +1,15 @@
-"""Which blocks of a corpus a shard makes, so that it reads little that is not its own.
+"""Which blocks of a corpus a part (`--shard k/n`) makes, so that it reads little that is not its own.
 
-Reading may cost as much as tokenising: sixteen shards that each unpack everything would spend most of their time so.
+Reading may cost as much as tokenising: sixteen parts that each unpack everything would spend most of their time so.
 Files are dealt out in *sections*. Where a file has sections that can be read by themselves (blocks of a plain .jsonl,
-row groups of a .parquet), these are its sections; any other file is one. Each section goes to the shard that has the
-fewest bytes so far, so no shard gets more than the mean and one section. A section that is large against a shard's part
-is shared instead: every shard reads it and takes every n-th block.
+row groups of a .parquet), these are its sections; any other file is one. Each section goes to the part that has the
+fewest bytes so far, so no part gets more than the mean and one section. A section that is large against the mean part is
+shared instead: every part reads it and takes every n-th block.
 
 A large corpus is stored in shards (sharded.py). These are stretches of it of about SHARD_BYTES, whatever n is. Where each
 of them is small against a part, they are dealt out as a whole, and nothing has to be put together at the end.
 
-Everything follows from the content of the files and n, so shards on many machines agree without a word.
+Everything follows from the content of the files and n, so parts on many machines agree without a word.
 """
 
 import bisect
@@ -54,8 +54,8 @@ def shard_of(place: Place, starts: Sequence[Start]) -> int:
 class Section:
     """A piece of a file that can be read without what comes before it, or a whole file.
 
-    number: of the section in its file, from 0; None: the file as a whole. owner: the shard that makes it, from 0; None:
-    all shards share it. turn: how far the dealing of a shared section's blocks is shifted.
+    number: of the section in its file, from 0; None: the file as a whole. owner: the part that makes it, from 0; None:
+    all parts share it. turn: how far the dealing of a shared section's blocks is shifted.
     """
 
     file: int
@@ -64,12 +64,12 @@ class Section:
     owner: int | None
     turn: int = 0
 
-    def is_read_by(self, shard: int) -> bool:
-        """Whether the shard (from 0) makes some of its blocks."""
-        return self.owner is None or self.owner == shard
+    def is_read_by(self, part: int) -> bool:
+        """Whether the part (from 0) makes some of its blocks."""
+        return self.owner is None or self.owner == part
 
     def owner_of_block(self, i: int, n: int) -> int:
-        """The shard (from 0) of n that makes block i of this section."""
+        """The part (from 0) of n that makes block i of this section."""
         if self.owner is not None:
             return self.owner
         return (i + self.turn) % n
@@ -86,7 +86,8 @@ class Dealing:
     ) -> None:
         self.files = files
         self.block_options = block_options
-        self.shard = k - 1
+        # From 0.
+        self.part = k - 1
         self.n = n
         pieces = list(_pieces(files, sizes, block_options))
         # Of the shards of the store; one for a small corpus.
@@ -97,7 +98,7 @@ class Dealing:
         self.shards = list(range(len(self.starts)))
         if n == 1 or self.by_shards:
             owners = _dealt_whole(shard_bytes, n)
-            self.shards = [i for i in self.shards if owners[i] == self.shard]
+            self.shards = [i for i in self.shards if owners[i] == self.part]
             self.sections = [
                 Section(*piece, owners[shard_of(Place(piece.file, piece.number or 0, 0), self.starts)])
                 for piece in pieces
@@ -113,7 +114,7 @@ class Dealing:
         shards: only those of these shards of the store.
         """
         for section in self.sections:
-            if not section.is_read_by(self.shard):
+            if not section.is_read_by(self.part):
                 continue
             number = section.number or 0
             if shards is not None and shard_of(Place(section.file, number, 0), self.starts) not in shards:
@@ -124,7 +125,7 @@ class Dealing:
                 continue
             path = self.files[section.file]
             for i, block in enumerate(split_into_blocks(path, *self.block_options, section=section.number)):
-                if section.owner_of_block(i, self.n) != self.shard:
+                if section.owner_of_block(i, self.n) != self.part:
                     continue
                 place = Place(section.file, number, i)
                 if after is None or place > after:
@@ -136,7 +137,7 @@ class Dealing:
         for section in self.sections:
             if section.owner is None:
                 total += section.source_bytes // self.n
-            elif section.owner == self.shard:
+            elif section.owner == self.part:
                 total += section.source_bytes
         return total
 
@@ -189,9 +190,9 @@ def _sections(
 ) -> Iterator[Section]:
     """All sections of the corpus in its order, each with its owner.
 
-    The sections come one after the other, and each goes to the shard that has the fewest bytes at that moment; of
-    several, to the one with the lowest number. When a shard gets its last section it has the fewest bytes, so no more
-    than the mean. That is why no shard ends with more than the mean and one section.
+    The sections come one after the other, and each goes to the part that has the fewest bytes at that moment; of
+    several, to the one with the lowest number. When a part gets its last section it has the fewest bytes, so no more
+    than the mean. That is why no part ends with more than the mean and one section.
     """
     shared_from = sum(sizes) / n * SHARED_FROM
     shared = 0
@@ -205,7 +206,7 @@ def _sections(
             numbered = list(enumerate(section_sizes))
         for number, section_size in numbered:
             if section_size > shared_from:
-                # The blocks of each shared section begin with another shard. Otherwise the first shards would get one
+                # The blocks of each shared section begin with another part. Otherwise the first parts would get one
                 # block more of every such section.
                 yield Section(file, number, section_size, None, shared % n)
                 shared += 1

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from filelock import Timeout
 
 from common.errors import DataError
-from common.files import file_digest
+from common.files import atomic_file, file_digest
 from common.locks import file_lock
 from common.notices import announce
 from dataset.reading.file_kinds import identity_suffix
@@ -245,15 +244,9 @@ def remember_hashes(stats: list[Stats], data: list[tuple[str, str]], place: Path
     with contextlib.suppress(OSError), file_lock(place / ".hashes.lock").acquire(timeout=10):
         old = [entry for entry in _read_hashes(place) if entry[0] not in paths]
         entries = old + new
-        handle, temp = tempfile.mkstemp(dir=place, prefix=".hashes.")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump({"files": entries, "sha256": digest_of_json(entries)}, file)
-            os.replace(temp, place / "hashes.json")
-        except OSError:
-            # A full disk.
-            os.unlink(temp)
-            raise
+        content = json.dumps({"files": entries, "sha256": digest_of_json(entries)})
+        with atomic_file(place / "hashes.json") as file:
+            file.write(content.encode())
 
 
 def sha256_of_file(file: DataFile) -> str:

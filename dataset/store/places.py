@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from dataset.store.writer import read_progress
 ABANDONED_S = 7 * 24 * 3600.0
 # A process that makes shards may not have taken its lock yet in an empty folder that is no older.
 JUST_MADE_S = 60.0
+
+# The name of a store ends in 16 digits of its key, that of a part in which part it is too.
+STORE_NAME = re.compile(r".*-[0-9a-f]{16}(\.part-[0-9]+-of-[0-9]+)?", re.DOTALL)
 
 
 def first_writable(places: list[Path]) -> Path:
@@ -58,6 +62,9 @@ def _clear_up(place: Path, name: str) -> None:
         owner = temp.name.removeprefix(".tmp-")
         # With its own the writer decides whether to go on. The lock of a store of data called `tmp` begins like this too.
         if owner == name or not temp.is_dir():
+            continue
+        # The place may be one that other programs use too.
+        if not STORE_NAME.fullmatch(owner):
             continue
         # Who works on it holds its lock.
         with contextlib.suppress(Timeout), file_lock(place / f".{owner}.lock").acquire(timeout=0):

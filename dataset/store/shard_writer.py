@@ -54,8 +54,10 @@ class ShardWriter:
         # None for a shard that another process has made meanwhile.
         self.writer: StoreWriter | None = None
         self._lock: FileLock | None = None
-        # Of complete shards.
-        self._faults = BadLines()
+        # Of the complete shards, by their numbers. After an interruption or a damage later ones may be complete first.
+        self._faults: dict[int, BadLines] = {}
+        # Of all blocks, where they were known at once.
+        self._kept_faults: BadLines | None = None
         self.temp.mkdir(parents=True, exist_ok=True)
         # Those that are not complete, the one that is written first.
         self.left = [number for number in mine if not self._is_complete(number)]
@@ -77,15 +79,19 @@ class ShardWriter:
     @property
     def bad_lines(self) -> BadLines:
         """Of all these shards, in the order of the corpus."""
-        all_of_them = BadLines()
-        all_of_them.merge(self._faults)
+        if self._kept_faults is not None:
+            return self._kept_faults
+        faults = dict(self._faults)
         if self.writer is not None:
-            all_of_them.merge(self.writer.bad_lines)
+            faults[self.left[0]] = self.writer.bad_lines
+        all_of_them = BadLines()
+        for number in sorted(faults):
+            all_of_them.merge(faults[number])
         return all_of_them
 
     def keep_faults(self, bad_lines: BadLines) -> None:
         """Of all blocks, where they are known at once."""
-        self._faults = bad_lines
+        self._kept_faults = bad_lines
 
     def add(self, block: EncodedBlock, place: Place) -> None:
         """Appends the block that stands at that place of the corpus."""
@@ -135,7 +141,7 @@ class ShardWriter:
     def _next(self) -> None:
         """Complete a shard and begin the next one."""
         if self.writer is not None:
-            self._faults.merge(self.writer.bad_lines)
+            self._faults[self.left[0]] = self.writer.bad_lines
             self.writer.commit({**self.meta, "key": self._key(self.left[0])})
             self.writer = None
         if self._lock is not None:
@@ -163,7 +169,7 @@ class ShardWriter:
             return False
         if store.fingerprint != self._key(number):
             return False
-        self._faults.merge(store.bad_lines)
+        self._faults[number] = store.bad_lines
         self.documents += len(store)
         self.tokens += len(store.tokens)
         return True

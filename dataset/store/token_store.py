@@ -16,7 +16,6 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -88,9 +87,12 @@ def build_shard(
     if shard is not None:
         # The parts share the folder from the start.
         places = [first_writable(places)]
-    stats = settled_stats(files, places)
-    hashed_at = time.time()
-    data, unknown = hash_files(files, stats, places, shard)
+    try:
+        stats = settled_stats(files, places)
+        hashed_at = time.time()
+        data, unknown = hash_files(files, stats, places, shard)
+    except OSError as error:
+        raise DataError(f"{error.filename or paths[0]}: {error.strerror or error}") from error
     options = [FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]
     key = hashlib.sha256(json.dumps(options).encode()).hexdigest()
     source_name = _source_name(Path(paths[0]))
@@ -149,10 +151,7 @@ def files_of(
     """
     files: list[DataFile] = []
     for path in paths:
-        for file in find_files(path, text_suffixes):
-            if isinstance(file, RemoteFile) and cache is not None:
-                file = replace(file, cache=cache)
-            files.append(file)
+        files += find_files(path, text_suffixes, cache)
     return files
 
 

@@ -71,15 +71,15 @@ def merges_of_letters(merges: Sequence[Sequence[str]], letters: Sequence[str]) -
     for letter in letters:
         # One character for each byte
         ((spelling, _),) = to_bytes.pre_tokenize_str(letter)
-        parts = merged(list(spelling), rank_of)
+        parts = after_merges(list(spelling), rank_of)
         while len(parts) > 1:
             added.append(parts[:2])
             rank_of[parts[0], parts[1]] = len(merges) + len(added)
-            parts = merged(parts, rank_of)
+            parts = after_merges(parts, rank_of)
     return added
 
 
-def merged(parts: list[str], rank_of: dict[tuple[str, str], int]) -> list[str]:
+def after_merges(parts: list[str], rank_of: dict[tuple[str, str], int]) -> list[str]:
     """What the merges leave of neighbouring parts: the pair of the lowest rank first, until none is left."""
     while True:
         pairs = [pair for pair in pairwise(parts) if pair in rank_of]

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from common.files import atomic_file
 from dataset.tokenizing.alphabets import letters_of, with_letters
 from dataset.tokenizing.piece_rules import PIECE_RULES
 from dataset.tokenizing.tokenizer_files import bos_template
@@ -154,6 +155,8 @@ def tokenizer_config() -> dict[str, Any]:
 def save(tokenizer: Tokenizer, out_dir: Path) -> None:
     """Write the two files of a tokenizer to a folder."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
     settings = json.dumps(tokenizer_config(), indent=2, ensure_ascii=False)
-    (out_dir / "tokenizer_config.json").write_text(settings + "\n", encoding="utf-8")
+    contents = {"tokenizer.json": tokenizer.to_str(pretty=True), "tokenizer_config.json": settings}
+    for name, content in contents.items():
+        with atomic_file(out_dir / name) as file:
+            file.write(f"{content}\n".encode())

@@ -112,6 +112,10 @@ class DocumentEncoder:
         if self.eos_id is not None:
             yield [self.eos_id]
 
+    def encode_bare_in_parts(self, text: str) -> Iterator[list[int]]:
+        """As `encode_bare`, of one text, in lists that follow each other."""
+        yield from self._body_in_parts(self.body(text))
+
     def use_tiktoken_where_exact(self, sample: list[str]) -> bool:
         """From now on texts are encoded by tiktoken, in half the time, if it is there and gives the same ids: by what
         is known of the tokenizer, and for these texts. Returns whether it does."""

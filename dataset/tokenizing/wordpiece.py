@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, models, trainers
 
+from common.files import atomic_file
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 
@@ -158,4 +159,6 @@ def entries(tokenizer: "Tokenizer | PreTrainedTokenizerBase") -> list[str]:
 def save_wordpiece(tokenizer: "PreTrainedTokenizerBase", out_dir: Path) -> None:
     """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that wants that alone."""
     save_tokenizer(tokenizer, out_dir)
-    (out_dir / "vocab.txt").write_text("".join(f"{token}\n" for token in entries(tokenizer)), encoding="utf-8")
+    with atomic_file(out_dir / "vocab.txt") as file:
+        for token in entries(tokenizer):
+            file.write(f"{token}\n".encode())

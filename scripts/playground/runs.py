@@ -11,7 +11,9 @@ import os
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from trainer.reporting.records import FIGURES, METRICS_SUFFIX, Records
 
 # The latest ones of a folder and of the folders in it.
 MOST_RUNS = 100
+# That a look goes through, in all of them together.
 MOST_ENTRIES = 10_000
 # A line of a metrics file has some hundred bytes; that of a start some thousand.
 MOST_LINE_BYTES = 1 << 20
@@ -246,12 +249,18 @@ def latest(found: Iterator[tuple[float, Path]]) -> list[Path]:
     return [path for _, path in newest]
 
 
-def find_runs(folder: Path, depth: int = 1) -> Iterator[tuple[float, Path]]:
+def find_runs(folder: Path) -> Iterator[tuple[float, Path]]:
     """(time of the last change, path) of the metrics files in a folder and in its folders; links are passed over."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for _, entry in zip(range(MOST_ENTRIES), entries, strict=False):
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False) and depth:
-                    yield from find_runs(Path(entry.path), depth - 1)
-                elif entry.name.endswith(METRICS_SUFFIX) and entry.is_file(follow_symlinks=False):
-                    yield entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)
+    # The folder itself comes first: however much lies in the folders in it, its own runs are found.
+    folders = deque([folder])
+    left = MOST_ENTRIES
+    while folders and left > 0:
+        place = folders.popleft()
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for entry in islice(entries, left):
+                left -= 1
+                with contextlib.suppress(OSError):
+                    if place == folder and entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    elif entry.name.endswith(METRICS_SUFFIX) and entry.is_file(follow_symlinks=False):
+                        yield entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)

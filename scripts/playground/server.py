@@ -16,6 +16,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import re
 import select
 import socket
@@ -69,6 +70,8 @@ class GoneError(ConnectionError):
 class Server(ThreadingHTTPServer):
     """Listens at once. Errors: OSError where the address cannot be had."""
 
+    # Elsewhere this lets a port be had again at once. On Windows it lets two processes listen on one.
+    allow_reuse_address = os.name == "posix"
     daemon_threads = True
     # Those that were begun are waited for in `end`.
     block_on_close = False

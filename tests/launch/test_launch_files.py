@@ -174,6 +174,19 @@ def test_kubeflow():
     assert mounts["/dev/shm"] == {"emptyDir": {"medium": "Memory"}} and "/shared" in mounts
 
 
+@pytest.mark.parametrize("flags, said", [(["--batch_sise", "4"], "--batch_sise"), (FLAGS, 'pip install "ray[train]"')])
+def test_ray_train_tells_a_wrong_flag_and_a_missing_package_in_a_line(monkeypatch, capsys, flags, said):
+    """Before Ray has anything to do with it."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.train", None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["ray_train.py", "--", *flags])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "launch" / "ray_train.py"), run_name="__main__")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith("error: ") and said in line
+
+
 def test_ray_train(monkeypatch):
     """Modules that call the function at once stand in for Ray, which is not among the requirements."""
     asked, calls = [], []

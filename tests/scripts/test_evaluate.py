@@ -283,6 +283,18 @@ def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_text_that_cannot_be_encoded_is_named_or_passed_over(weight, tmp_path, capsys):
+    """Reference: the figures without it. The tokenizer allows no cut between letters without a gap."""
+    texts = ["the cat sat", "a" * 3_000_000, "on a mat"]
+    data = jsonl(tmp_path / "d.jsonl", [{"text": text} for text in texts])
+    with pytest.raises(ValueError, match=r"d\.jsonl:2: .*allows no cut.*; mend the line, or pass --skip_bad_lines"):
+        run("perplexity", weight, data, tmp_path / "r")
+    _, values = run("perplexity", weight, data, tmp_path / "r", "--skip_bad_lines", "1")
+    assert "too long: 1" in capsys.readouterr().err
+    rest = jsonl(tmp_path / "rest.jsonl", [{"text": text} for text in (texts[0], texts[2])])
+    assert run("perplexity", weight, rest, tmp_path / "s")[1] == values
+
+
 def test_a_stride_beyond_the_window_is_refused(weight, tmp_path):
     data = jsonl(tmp_path / "d.jsonl", [{"text": "a cat"}])
     with pytest.raises(UserError, match="--stride 9 exceeds"):

@@ -192,6 +192,11 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     for arguments in (["--out_dir", str(tmp_path / "hf")], ["--to_pth", str(weight)], []):
         with pytest.raises(UserError, match="is no earlier export|is there already|name what to write"):
             export_hf.main(["--weight", str(weight), *arguments])
+    # What the way back writes beside the weights
+    (tmp_path / "notes.json").write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.json is there already: choose another --to_pth"):
+        export_hf.main(["--weight", str(weight), "--to_pth", str(tmp_path / "notes.pth")])
+    assert (tmp_path / "notes.json").read_text() == "mine"
     for folder in (tmp_path, tmp_path / "hf"):  # not even then what is no export
         with pytest.raises(UserError, match="is no earlier export"):
             export_hf.main(["--weight", str(weight), "--out_dir", str(folder), "--overwrite"])

@@ -114,6 +114,26 @@ def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokeni
     assert generate.chat_ids(encode, turns, 20) == generate.chat_ids(encode, turns[2:], 20)  # the oldest go first
 
 
+@pytest.mark.parametrize("has_system", [False, True])
+@pytest.mark.parametrize("length", [0, 11, 12, 40, 100, 311, 312, 10**6])
+def test_the_fewest_exchanges_are_dropped_and_the_system_message_stays(has_system, length):
+    """Reference: to drop one after the other. A message has five ids here."""
+    system = [{"role": "system", "content": "s"}] if has_system else []
+    turns = [{"role": ("user", "assistant")[i % 2], "content": str(i)} for i in range(61)]
+    tried = []
+
+    def encode(messages):
+        tried.append(messages)
+        return [message["content"] for message in messages for _ in range(5)]
+
+    ids = generate.chat_ids(encode, [*system, *turns], length)
+    left = turns
+    while len(left) > 1 and 5 * len([*system, *left]) > length:
+        left = left[2:]
+    assert ids == encode([*system, *left])
+    assert len(tried) <= 9, "a process for each would take long"
+
+
 def test_a_question_that_spells_a_special_token_is_asked_as_text(weight, tokenizer, capsys, monkeypatch):
     """Reference: as many special tokens as in a question without them, and the same text."""
     seen = []
@@ -141,6 +161,13 @@ def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeyp
     with pytest.raises(UserError, match=message) as error:
         generate.main(["--weight", weight, "--device", "cpu", "hi", *arguments])
     assert "\n" not in str(error.value)
+
+
+def test_an_empty_prompt_of_a_model_that_begins_no_text_is_one_line(weight, monkeypatch):
+    """Its tokenizer has no BOS."""
+    monkeypatch.setattr(DocumentEncoder, "prompt_ids", lambda encoder, text: [1] if text else [])
+    with pytest.raises(UserError, match="begins no text by itself"):
+        generate.main(["--weight", weight, "--device", "cpu", ""])
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path):

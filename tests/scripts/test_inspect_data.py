@@ -22,7 +22,7 @@ from dataset.planned_mixture import RunLength
 from dataset.quality.copies import NONE
 from dataset.reading.conversations import CONVERSATION
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from scripts import inspect_data
+from scripts import data_figures, inspect_data
 from scripts.data_figures import DataLook
 from scripts.data_rows import row_of, spans_of
 from scripts.inspect_settings import parse_args
@@ -55,6 +55,34 @@ def planted(tmp_path_factory):
     second = write(folder / "b.jsonl", exact + near)
     valid = write(folder / "valid.jsonl", validation)
     return folder, first, second, valid, leaked
+
+
+def test_signatures_of_near_copies_lie_beside_the_store_and_not_in_the_folder_for_temporary_files(
+    tmp_path, monkeypatch
+):
+    """A large corpus has gigabytes of them. Reference: --deduplicate near."""
+    places = []
+
+    def near_copies(texts, copies, scratch=None):
+        places.append(scratch)
+        list(texts)
+        return copies
+
+    monkeypatch.setattr(data_figures, "near_copies", near_copies)
+    path = write(tmp_path / "a.jsonl", ["one text", "another text"])
+    look_at("--data_path", path).figures()
+    look_at("--data_path", path, "--cache_dir", tmp_path / "named").figures()
+    assert places == [tmp_path / ".token_store", tmp_path / "named"]
+
+
+def test_a_defect_keeps_its_traceback(tmp_path, monkeypatch):
+    def defect(look):
+        raise ValueError("of ours")
+
+    monkeypatch.setattr(DataLook, "figures", defect)
+    with pytest.raises(ValueError, match="of ours") as caught:
+        inspect_data.main(["--data_path", write(tmp_path / "a.jsonl", ["one text"])])
+    assert not isinstance(caught.value, UserError)
 
 
 def look_at(*arguments):

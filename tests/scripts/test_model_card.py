@@ -11,6 +11,7 @@ import torch
 
 from scripts import card_snippet, export_hf
 from scripts.card_snippet import literal
+from scripts.model_card import without_places
 from tests.chats import train as train_chats
 from tests.chats import write_chats
 from tests.helpers import records, train, write_corpus
@@ -187,6 +188,21 @@ def test_a_strange_record_of_samples_gives_a_whole_card(tmp_path, monkeypatch, c
     compile(snippet_of(card), "snippet", "exec")
     assert ("is another one" in card) == (prompt != "The harbour")
     assert len(card) < 50_000
+
+
+@pytest.mark.parametrize(
+    "value, said",
+    [
+        ("/data/web/", "web"),
+        ("/data/a.jsonl:0.7", "a.jsonl:0.7"),
+        ("code/:0.3..0.8:x4", "code:0.3..0.8:x4"),
+        ("web/:0.7>0.2", "web:0.7>0.2"),
+        ("/data/code/:0.3:x2.5", "code:0.3:x2.5"),
+        (["/a/b:0.1..0.9", "c"], ["b:0.1..0.9", "c"]),
+    ],
+)
+def test_a_path_is_told_by_its_last_part_and_its_share(value, said):
+    assert without_places(value) == said
 
 
 def test_the_card_takes_the_last_sample_that_its_lines_can_draw(tmp_path, monkeypatch):

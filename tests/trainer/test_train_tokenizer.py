@@ -1,6 +1,8 @@
 """The tokenizer and the script that trains it. References: the ids of the public tokenizers, plain UTF-8, and the texts themselves."""
 
+import errno
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from transformers import AutoTokenizer
 from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
 from dataset.tokenizing.sample import Source
+from dataset.tokenizing.wordpiece import save_wordpiece
 from tests.helpers import ROOT, SHARED, needs_shared
 from trainer.train_tokenizer import compare, load, main
 
@@ -41,6 +44,25 @@ def corpus(tmp_path_factory):
     lines = [json.dumps({"text": " ".join(draw.choices(words, k=40))}) for _ in range(200)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def test_a_full_disk_leaves_the_tokenizer_that_was_there(tmp_path, tokenizer, monkeypatch):
+    """Reference: the bytes of the files before."""
+
+    byte_level_bpe.save(tokenizer.backend_tokenizer, tmp_path)
+    save_wordpiece(tokenizer, tmp_path / "wordpiece")
+    files = [tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json", tmp_path / "wordpiece" / "vocab.txt"]
+    before = [file.read_bytes() for file in files]
+
+    def no_space(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match=r"tokenizer\.json"):
+        byte_level_bpe.save(tokenizer.backend_tokenizer, tmp_path)
+    with pytest.raises(OSError, match=r"vocab\.txt"):
+        save_wordpiece(tokenizer, tmp_path / "wordpiece")
+    assert [file.read_bytes() for file in files] == before
 
 
 # ---------------------------------------------------------------------------------------------- the committed files

@@ -178,6 +178,7 @@ def test_cache_depends_on_content_and_length_and_is_made_again_if_damaged(tmp_pa
 
     first = cached()
     assert first.parent == tmp_path / ".glue_cache" and cached() == first
+    assert first.stat().st_mode == path.stat().st_mode, "whoever may read the data may read its features"
     assert cached(max_seq_len=9) != first and cached(labelled=False) != first
     made = first.read_bytes()
     first.write_bytes(made[:40])

@@ -13,9 +13,10 @@ from dataset.quality import evaluation_texts as module
 from dataset.quality.evaluation_texts import Item, Sample, evaluation_items, evaluation_of, sampled, thinned
 from dataset.quality.leaks import RUN, Search, TrainingText, read_through
 from dataset.store.token_store import open_or_build
-from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.dataset.test_corpus_sources import write_texts
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
+from tests.helpers import ROOT
 
 OBJECTS = [
     {"context": "a", "choices": ["b", {"c": "d"}], "answer": 1},
@@ -46,7 +47,7 @@ def test_objects_of_any_kind_give_their_texts(tmp_path, name, pack):
     """Half a surrogate pair, which an escape can spell, is no text that a tokenizer takes."""
     path = tmp_path / name
     path.write_bytes(pack("".join(json.dumps(line) + "\n" for line in OBJECTS).encode()))
-    assert list(evaluation_items(str(path), "text")) == [Item(f"{path}:{line}", texts) for line, texts in TEXTS]
+    assert list(evaluation_items(str(path), "text")) == [Item(str(path), line, texts) for line, texts in TEXTS]
 
 
 def test_tables_text_files_and_folders_are_read_as_data_is(tmp_path):
@@ -73,8 +74,40 @@ def test_a_faulty_line_is_named_or_passed_over(tmp_path):
         evaluation_of(str(path), encoder, "text")
 
 
+def test_a_text_that_cannot_be_encoded_is_named_or_passed_over(tmp_path):
+    """Letters without a gap, between which the tokenizer allows no cut."""
+    encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
+    texts = ["the cat sat", "a" * 3_000_000, "on a mat"]
+    path = write_texts(tmp_path / "a.jsonl", texts)
+    with pytest.raises(DataError, match=r"a\.jsonl:2: .*allows no cut.*; mend the line, or pass --skip_bad_lines"):
+        evaluation_of(path, encoder, "text")
+    evaluation = evaluation_of(path, encoder, "text", skip_bad_lines=True)
+    assert evaluation.places == [f"{path}:1", f"{path}:3"] and evaluation.runs.documents == 2
+
+
+def test_long_texts_are_encoded_alone_and_give_the_same_runs(tmp_path, monkeypatch):
+    """Reference: all texts in one batch."""
+    encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
+    texts = ["short", "the cat sat on a mat and " * 40, "rain fell over far hills while " * 30, "end"]
+    path = write_texts(tmp_path / "a.jsonl", texts)
+    together = evaluation_of(path, encoder, "text")
+    monkeypatch.setattr(module, "BATCH_CHARACTERS", 20)
+    sizes = []
+    runs_of_texts = module._runs_of_texts
+
+    def noted(texts, *rest):
+        sizes.append(len(texts))
+        return runs_of_texts(texts, *rest)
+
+    monkeypatch.setattr(module, "_runs_of_texts", noted)
+    apart = evaluation_of(path, encoder, "text")
+    assert sizes == [1, 1, 1, 1] and apart.places == together.places
+    for there, here in zip(together.runs, apart.runs, strict=True):
+        assert np.array_equal(there, here)
+
+
 def test_a_sample_is_evenly_spread_and_bounded():
-    items = [Item(f"a:{number}", ["x" * 10, "y" * 10]) for number in range(1000)]
+    items = [Item("a", number, ["x" * 10, "y" * 10]) for number in range(1000)]
     read = []
 
     def reading():
@@ -83,7 +116,7 @@ def test_a_sample_is_evenly_spread_and_bounded():
             yield item
 
     kept, is_whole = sampled(reading(), Sample(items=60, characters=10**6, text_characters=12, runs=4))
-    numbers = [int(item.place[2:]) for item in kept]
+    numbers = [item.line for item in kept]
     assert 30 < len(kept) <= 60 and len(set(np.diff(numbers).tolist())) == 1 and max(numbers) > 900 and not is_whole
     assert all(item.texts == ["x" * 10, "y" * 2] for item in kept)
     read.clear()

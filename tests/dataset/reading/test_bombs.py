@@ -9,6 +9,7 @@ import json
 import lzma
 import subprocess
 import sys
+import tracemalloc
 import zlib
 
 import pytest
@@ -100,6 +101,21 @@ def test_many_values_on_a_long_line_do_not_become_gigabytes_of_objects(tmp_path)
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"text": "a", "more": [' + b"[]," * 12_000_000 + b"[]]}\n")
     assert "a.jsonl:1: more than 4,000,000 JSON values" in read_within(file, 500)
+
+
+@needs_linux
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_columns_of_an_arrow_file_that_are_not_read_are_not_decompressed(tmp_path, kind):
+    """Half a gigabyte of zeros beside the text, in a record batch of some kilobytes."""
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"zeros": [b"\0" * (1 << 28)] * 2, "text": ["a", "b"]})
+    path = tmp_path / "a.arrow"
+    options = arrow.ipc.IpcWriteOptions(compression="zstd")
+    new = arrow.ipc.new_file if kind == "file" else arrow.ipc.new_stream
+    with arrow.OSFile(str(path), "wb") as file, new(file, table.schema, options=options) as writer:
+        writer.write_table(table)
+    assert path.stat().st_size < 1 << 20
+    assert read_within(path, 300) == "2"
 
 
 @needs_linux
@@ -195,6 +211,19 @@ def test_a_paragraph_over_the_limit_is_passed_and_the_lines_after_it_keep_their_
     assert short == [(1, "one\ntwo\n"), (705, "three\n"), (756, "four\n")]
     if block_bytes == 7:
         assert [fault[0] for _, fault in found if isinstance(fault, tuple)] == ["too long"]
+
+
+def test_a_paragraph_of_short_lines_takes_little_more_than_its_bytes(tmp_path):
+    """An object of Python for each line would take twenty times as much."""
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"a\n" * 300_000 + b"\nend\n")
+    tracemalloc.start()
+    (block, last) = split_into_blocks(file, "text", 1000, split_text=True)
+    (whole,) = [text for _, text in block.documents("text")]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert whole == "a\n" * 300_000 and [text for _, text in last.documents("text")] == ["end\n"]
+    assert peak < 8 * len(whole)
 
 
 def test_blank_lines_are_passed_over_and_counted_in_every_format(tmp_path):

@@ -42,6 +42,7 @@ def test_both_names_of_the_list_are_read(field):
     "message, wanted",
     [
         (turn("assistant", "Yes", tools="", tool_calls="", reasoning_content=""), SAID),
+        (turn("assistant", "Yes", tool_calls=" \n"), SAID),
         (turn("assistant", None), turn("assistant", "", weight=0)),
         (turn("assistant", " \n", reasoning_content="\n"), turn("assistant", " \n", reasoning_content="\n", weight=0)),
         (turn("assistant", "No", weight=0), turn("assistant", "No", weight=0)),
@@ -80,6 +81,7 @@ def test_a_question_keeps_what_looks_like_thoughts():
         {"messages": [turn("system", "Be nice", tools=[TOOL]), ASKED, SAID]},
         {"messages": [turn("system", "Be nice", tools=json.dumps([TOOL])), ASKED, SAID]},
         {"messages": [turn("system", "Be nice", functions=[TOOL]), ASKED, SAID], "tools": None},
+        {"messages": [turn("system", "Be nice", tools=[TOOL]), ASKED, SAID], "tools": " "},
     ],
 )
 def test_tools_are_found_where_people_write_them(record):

@@ -213,6 +213,16 @@ def test_byte_ranges_cover_every_line_once(tmp_path, step):
     assert [line for line, text in found if not isinstance(text, str)] == [5] and bad.total == 1
 
 
+def test_a_file_that_gets_shorter_ends_the_count_of_its_lines(tmp_path):
+    """Without an end to the count a run would hang."""
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\n".join(GOOD * 20))
+    blocks = list(split_into_blocks(file, "text", 100))
+    file.write_bytes(GOOD[0])
+    with pytest.raises(DataError, match=r"a\.jsonl: the data changed while it was being read; start again"):
+        LineCounter().lines_before(blocks[-1])
+
+
 LINES = st.lists(st.sampled_from([*GOOD, b"", b" \t", b"\r", b"not JSON"]), max_size=30)
 
 

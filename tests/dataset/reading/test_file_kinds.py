@@ -169,6 +169,15 @@ def test_what_a_run_or_a_store_leaves_in_the_folder_is_no_data(tmp_path):
         find_files(str(tmp_path))
 
 
+@pytest.mark.parametrize("place", ["hr_resume", "job_resume/data", "run_resume_old1/a/b"])
+def test_a_folder_that_is_called_as_one_of_a_run_is_read_where_it_is_named(tmp_path, place):
+    """What the folder above the data is called says nothing: a corpus may be one of resumes."""
+    data = write_line(tmp_path / place / "deep" / "a.jsonl")
+    write_line(tmp_path / place / "p_16_resume" / "b.jsonl")
+    assert find_files(str(tmp_path / place)) == [data]
+    assert find_files(str(tmp_path / place / "de*")) == [data]
+
+
 def test_tables_beside_a_token_store_stay_the_only_data(tmp_path):
     table = tmp_path / "a.csv"
     table.write_text("text\nthe cat\n")

@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, Thread
 import pytest
 
 from common.errors import DataError
+from dataset.chat.chat_corpus import holds_conversations
+from dataset.quality.evaluation_texts import evaluation_of
 from dataset.reading import remote
 from dataset.reading.disk_cache import DiskCache
 from dataset.reading.documents import read_documents, split_into_blocks
@@ -77,19 +79,51 @@ def test_a_folder_and_a_pattern_give_the_same_choice_as_on_the_disk(tmp_path, s3
         "x/deep/two.jsonl",
         "x/README.md",
         "x/notes.txt",
+        "x/one-1.jsonl",
         "x/.hidden/three.jsonl",
         "x/table.csv",
+        "x/four#1.jsonl",
+        "x/p_16.metrics.jsonl",
+        "x/p_16_resume/x.jsonl",
+        "x/hr_resume/y.jsonl",
+        "x/hr_resume/p_8_resume/z.jsonl",
+        "x/model/config.json",
+        "x/model/model.safetensors",
+        "x/model/vocab.txt",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(LINES)
         s3.put(f"choice/{name}", LINES)
-    for pattern in ("x", "x/*.jsonl", "x/**/*.jsonl"):
+    for pattern in ("x", "x/*.jsonl", "x/**/*.jsonl", "x/one*", "x/o*.jsonl", "x/.hid*/*", "x/hr_resume", "x/model/v*"):
         local = choose_files(str(tmp_path / pattern))
         for begin in ("s3://choice", f"file://{tmp_path}"):
             there = choose_files(f"{begin}/{pattern}")
             for mine, theirs in zip(local, there, strict=True):
                 wanted = [f"{begin}/{file.relative_to(tmp_path).as_posix()}" for file in mine]
                 assert [str(file) for file in theirs] == wanted
+
+
+def test_the_name_of_an_object_is_all_of_its_key_and_that_of_a_web_address_its_path(tmp_path):
+    names = {
+        "s3://bucket/a/b?c#d.jsonl": "b?c#d.jsonl",
+        "file:///data/b#d.jsonl": "b#d.jsonl",
+        "https://host/a/b.jsonl?token=c/d.txt#e": "b.jsonl",
+    }
+    cache = DiskCache(tmp_path, 1)
+    assert {address: remote.RemoteFile(address, 1, "1", cache).name for address in names} == names
+
+
+def test_what_is_looked_at_beside_the_data_lies_in_the_cache_that_was_named(tmp_path, s3, encoder):
+    """Reference: where its pieces lie."""
+    chat = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    address = s3.put("beside/chat.jsonl", chat)
+    cache = remote.cache_in(tmp_path / "named")
+    (file,) = find_files(address, cache=cache)
+    assert file.cache is cache
+    assert holds_conversations(address, "text", cache=cache)
+    assert evaluation_of(s3.put("beside/a.jsonl", LINES), encoder, "text", cache=cache).is_whole
+    assert len([path for path in cache.folder.iterdir() if path.is_file() and path.stat().st_size]) > 1
+    assert not (tmp_path / "xdg").exists()
 
 
 def test_blocks_of_a_large_file_read_little_more_than_their_own_range(tmp_path, s3, monkeypatch):

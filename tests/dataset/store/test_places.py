@@ -33,7 +33,8 @@ def test_who_waits_says_so_where_he_is_asked_to(tmp_path, capsys, monkeypatch, t
 
 def test_an_empty_folder_is_left_to_a_process_that_has_just_made_it(tmp_path):
     """Parts of one corpus that start together: their locks lie in the folder, and none of them is taken yet."""
-    made, left, kept_nothing = (tmp_path / f".tmp-{name}" for name in ("made", "left", "kept_nothing"))
+    names = ("corpus-0123456789abcdef", "a_b-exact-0000000000000000", "c.d-ffffffffffffffff.part-1-of-12")
+    made, left, kept_nothing = (tmp_path / f".tmp-{name}" for name in names)
     for folder in (made, left, kept_nothing):
         folder.mkdir()
     two_minutes_ago = time.time() - 120
@@ -45,7 +46,20 @@ def test_an_empty_folder_is_left_to_a_process_that_has_just_made_it(tmp_path):
 
 def test_the_lock_of_data_called_tmp_is_no_interrupted_build(tmp_path):
     """The store of `tmp.jsonl` is called `tmp-` and a digest, so its lock looks like the folder of an interrupted build."""
-    for name in ("tmp-0123", "other-4567"):
+    for name in ("tmp-0123456789abcdef", "other-0123456789abcdef"):
         with places.lock(tmp_path, name):
             pass
-    assert (tmp_path / ".tmp-0123.lock").is_file()
+    assert (tmp_path / ".tmp-0123456789abcdef.lock").is_file()
+
+
+@pytest.mark.parametrize(
+    "name", ["work", "work-0123", "0123456789abcdef", "work-0123456789abcdef0", "work-0123456789abcdef.old"]
+)
+def test_the_folder_of_another_program_stays(tmp_path, name):
+    """--cache_dir may name a folder that other programs use too, such as the home."""
+    notes = tmp_path / f".tmp-{name}" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("not ours")
+    with places.lock(tmp_path, "corpus-0123456789abcdef"):
+        assert notes.read_text() == "not ours"
+    assert not (tmp_path / f".{name}.lock").exists()

@@ -159,6 +159,21 @@ def test_bad_lines_are_counted_as_in_one_store(tmp_path, encoder, monkeypatch, n
         open_or_build(path, encoder, progress=False)
 
 
+def test_the_first_bad_lines_are_kept_after_a_damage_too(tmp_path, encoder, monkeypatch):
+    """The shard with the first ones is made last."""
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    for number in (5, 250, 300, 390):
+        lines[number] = "nonsense"
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    path = str(tmp_path / "a.jsonl")
+    store = open_or_build(path, encoder, skip_bad_lines=True, progress=False, num_procs=1)
+    before = store.bad_lines.to_dict()
+    (store.folder / store.shards[0].name / "offsets.bin").unlink()
+    again = open_or_build(path, encoder, skip_bad_lines=True, progress=False, num_procs=1)
+    assert again.bad_lines.to_dict() == before
+    assert [fault["line"] for fault in before["places"]["not JSON"]] == [6, 251, 301]
+
+
 def test_a_part_makes_whole_shards_and_reads_nothing_else_of_a_large_file(tmp_path, encoder, monkeypatch):
     """Reference: the byte ranges of the blocks that were tokenised."""
     path = write(tmp_path / "a.jsonl", TEXTS * 3)

@@ -1,5 +1,6 @@
 """The token store. Reference: read_documents and DocumentEncoder, one document after the other, in this process."""
 
+import errno
 import gzip
 import hashlib
 import json
@@ -16,9 +17,10 @@ import numpy as np
 import pytest
 
 from common import files
+from common.errors import UserError
 from dataset import tokenize_corpus
 from dataset.reading.documents import DataError, read_documents
-from dataset.store import builder, file_digests
+from dataset.store import builder, file_digests, token_store
 from dataset.store import check as store_check
 from dataset.store import format as store_format
 from dataset.store import writer as store_writer
@@ -155,6 +157,14 @@ def test_broken_remembered_digests_are_ignored(tmp_path, encoder, broken):
     (tmp_path / ".token_store" / "hashes.json").write_bytes(broken.encode("utf-8", "surrogateescape"))
     check(open_or_build(path, encoder), TEXTS, encoder)
     check(open_or_build(path, encoder), TEXTS, encoder)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_whoever_may_read_the_store_may_read_the_remembered_digests(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
+    store = open_or_build(write(tmp_path / "a.jsonl", TEXTS[:5]), encoder, progress=False)
+    remembered = store.folder.parent / "hashes.json"
+    assert remembered.stat().st_mode == (store.folder / "meta.json").stat().st_mode
 
 
 def test_a_flipped_bit_in_remembered_digests_changes_nothing(tmp_path, encoder, monkeypatch):
@@ -790,6 +800,29 @@ def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
     monkeypatch.setattr(encode_worker._Worker, "__call__", call)
     with pytest.raises(DataError, match="ended with code -9"):
         open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=2)
+
+
+def test_files_that_cannot_be_read_are_one_line(tmp_path, encoder, monkeypatch):
+    """As of a disk that is gone since the folder was listed."""
+    gone = tmp_path / "gone.jsonl"
+    monkeypatch.setattr(token_store, "files_of", lambda *_: [gone])
+    with pytest.raises(DataError) as caught:
+        open_or_build(str(gone), encoder, progress=False)
+    assert str(caught.value) == f"{gone}: {os.strerror(errno.ENOENT)}"
+
+
+def test_tokenize_corpus_tells_a_missing_tokenizer_and_keeps_the_traceback_of_a_defect(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", TEXTS[:5])
+    with pytest.raises(UserError, match="no such tokenizer folder"):
+        tokenize_corpus.main(["--data_path", path, "--tokenizer_path", str(tmp_path / "none")])
+
+    def defect(*_, **__):
+        raise ValueError("of ours")
+
+    monkeypatch.setattr(tokenize_corpus, "build_shard", defect)
+    with pytest.raises(ValueError, match="of ours") as caught:
+        tokenize_corpus.main(["--data_path", path])
+    assert not isinstance(caught.value, UserError | DataError)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dataset.tokenizing.alphabets import ALPHABETS, letters_of, merged, with_letters
+from dataset.tokenizing.alphabets import ALPHABETS, after_merges, letters_of, with_letters
 from dataset.tokenizing.byte_level_bpe import train_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT
@@ -63,8 +63,8 @@ def test_the_sample_may_hold_the_letters_already():
 def test_merges_are_taken_by_rank():
     """Reference: by hand."""
     rank_of = {("b", "c"): 0, ("a", "b"): 1, ("a", "bc"): 2}
-    assert merged(list("abcab"), rank_of) == ["abc", "ab"]
-    assert merged(list("xyz"), rank_of) == list("xyz")
+    assert after_merges(list("abcab"), rank_of) == ["abc", "ab"]
+    assert after_merges(list("xyz"), rank_of) == list("xyz")
 
 
 def test_the_data_path_encodes_letters_fast_and_alike(tmp_path):

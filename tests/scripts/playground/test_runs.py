@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scripts.playground import runs as runs_module
-from scripts.playground.runs import MOST_POINTS, LiveRun, RunFolder
+from scripts.playground.runs import MOST_POINTS, LiveRun, RunFolder, find_runs
 from tests.helpers import train
 from tests.scripts.playground.pages import HOSTILE, ask, serving
 from tests.trainer.reporting.test_html_report import START, metrics_file
@@ -152,6 +152,18 @@ def test_links_pipes_and_folders_are_passed_over(tmp_path):
         refreshed(run)
     with pytest.raises(OSError):
         refreshed(LiveRun(out / "pipe.metrics.jsonl", "pipe"))
+
+
+def test_a_look_at_many_folders_ends(tmp_path, monkeypatch):
+    """So many entries in all are looked at, those of the folder itself first."""
+    monkeypatch.setattr(runs_module, "MOST_ENTRIES", 10)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            (tmp_path / name / f"{number}.metrics.jsonl").touch()
+    (tmp_path / "own.metrics.jsonl").touch()
+    found = [path for _, path in find_runs(tmp_path)]
+    assert found[0] == tmp_path / "own.metrics.jsonl" and len(found) == 10 - 3
 
 
 LINES = [

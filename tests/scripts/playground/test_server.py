@@ -4,6 +4,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 import re
 import socket
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from scripts.playground import models
 from scripts.playground import server as server_module
+from scripts.playground.runs import RunFolder
 from scripts.playground.server import MOST_CONNECTIONS
 from tests.scripts.playground.pages import (
     HOSTILE,
@@ -33,6 +35,13 @@ from tests.scripts.playground.pages import (
 def server(tmp_path_factory):
     with serving([played_model("one"), played_model("two <b>", seed=1)], tmp_path_factory.mktemp("out")) as server:
         yield server
+
+
+def test_a_port_that_is_taken_is_not_shared(server, tmp_path):
+    """On Windows the option that HTTPServer sets would let both listen."""
+    with pytest.raises(OSError):
+        server_module.Server("127.0.0.1", server.server_port, [], RunFolder(tmp_path))
+    assert server_module.Server.allow_reuse_address == (os.name == "posix")
 
 
 def test_the_page_may_run_its_own_script_and_nothing_else(server):
