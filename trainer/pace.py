@@ -14,6 +14,7 @@ comes back, at the same update. The course is saved with every checkpoint.
 """
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -79,7 +80,7 @@ class Pace:
     seconds: the budget, of which `spent` have passed when this is made. planned: the Course without surprises.
     closing: seconds that are wanted behind the last update, for files. evaluation: how many updates take as long as an
     evaluation; there is one after every `evaluation_every` updates (0: none) and one at the end. samples: seconds that are
-    sampled with each of them.
+    sampled with each of them. most_updates: the run has no more, however much time is left.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class Pace:
         evaluation: float = 0.0,
         evaluation_every: int = 0,
         samples: float = 0.0,
+        most_updates: float = math.inf,
     ) -> None:
         self.seconds = seconds
+        self.most_updates = most_updates
         self.planned = planned
         self.closing = closing
         self.evaluation = evaluation
@@ -143,6 +146,7 @@ class Pace:
             of_evaluation = self.evaluation * speed + self.samples
         closing = self.closing * slower + (evaluations + 1) * of_evaluation
         time_left = self.seconds - self.spent() - closing
+        time_left = min(time_left, (self.most_updates - update) * speed)
         missed_by = abs(left * speed - time_left)
         tolerance = TOLERANCE / 2 if first_look else TOLERANCE
         if missed_by <= tolerance * self.seconds:

@@ -1,5 +1,7 @@
 """The clock of a run with a budget. Reference: a simulated machine whose speed is known at each moment."""
 
+import math
+
 import pytest
 
 from trainer import pace
@@ -24,9 +26,9 @@ def machine(monkeypatch):
     return machine
 
 
-def run(machine, budget, planned, seconds_of_update, spent=0.0, closing=0.0, evaluation=0.0, every=0):
+def run(machine, budget, planned, seconds_of_update, spent=0.0, closing=0.0, evaluation=0.0, every=0, most=math.inf):
     """Train to the end; returns (seconds that it took in all, the courses, the rate factor of each update)."""
-    keeper = Pace(budget, spent, planned, closing, evaluation, every)
+    keeper = Pace(budget, spent, planned, closing, evaluation, every, most_updates=most)
     began = machine.now - spent
     course = None
     courses = []
@@ -52,6 +54,22 @@ def test_without_a_clock_the_course_is_the_schedule():
     course = Course(fall_from=60, end=100)
     for update in range(100):
         assert course.factor(update) == pytest.approx(wsd(update / 100, 0.4), abs=1e-12)
+
+
+@pytest.mark.parametrize(("seconds_of_update", "end"), [(1.0, 300), (0.5, 300), (4.0, 250)])
+def test_time_that_is_left_over_makes_a_run_no_longer_than_it_may_be(machine, seconds_of_update, end):
+    """A slow machine still ends on time. Reference: the seconds of the updates that fit."""
+    planned = Course(105, 300)
+    seconds, _, factors = run(machine, 1000.0, planned, lambda _: seconds_of_update, most=300)
+    assert len(factors) == pytest.approx(end, rel=0.02)
+    assert seconds == pytest.approx(end * seconds_of_update, rel=0.02)
+
+
+def test_a_fast_machine_trains_up_to_what_a_run_may_have(machine):
+    planned = Course(350, 1000)
+    _, courses, factors = run(machine, 1000.0, planned, lambda _: 0.25, most=1500)
+    assert len(factors) == pytest.approx(1500, abs=1)
+    assert courses[0].end - courses[0].fall_from == 650
 
 
 def test_a_machine_as_planned_is_left_alone(machine):

@@ -52,9 +52,12 @@ MEASURED_TOKENS = (7.6e5, 7.2e7)
 
 # Passes over the text after which another one is worth 1/e of a first one: R* of the source.
 WORTH_OF_REPEATS = 15.4
-# Up to so many the expected loss was compared with a run, which met it within 4 % (docs/budget.md, "Ending on time"). A small model
-# that reads a small text more often may learn it by heart, and its validation loss may rise.
-MEASURED_PASSES = 6
+# Up to so many the expected loss was compared with runs (docs/budget.md, "Ending on time"; docs/experiments.md, "Little text").
+# Further passes over little text were worth less and less, and a model that reads it too often learns it by heart: its validation
+# loss rises. So plans read no text more often, and where that is all, they end before their budget does.
+MOST_PASSES = 8
+# The largest model for a token of different text that was measured, with so many passes (docs/experiments.md, "Little text").
+PARAMETERS_OF_A_TOKEN = 22
 
 
 class Part(NamedTuple):
@@ -85,7 +88,7 @@ def different_tokens(unique: float | Sequence[Part]) -> float:
 
 def is_repeated_too_often(passes: float) -> bool:
     """Whether nothing is known of the loss after so many passes over the text."""
-    return round(passes) > MEASURED_PASSES
+    return round(passes) > MOST_PASSES
 
 
 def expected_loss(
@@ -115,10 +118,15 @@ SIDE_RATE = 8e-3
 EMBED_RATE = 32e-3
 # Of text that is read once; more of it changes little there.
 WEIGHT_DECAY = 0.01
-# Decay times updates of text that is read at least twice: near the best of 0.01 to 1 in three of five cases with 644 to 1,292
-# updates and 2.7 to 5.6 passes, and too little in the other two (docs/experiments.md, "Learning per token").
+# Decay times updates of text that is read two to four times, by a model with no more parameters than there are different tokens.
+# More passes want much more of it, and larger models too: without, the validation loss rises while the model learns the text by
+# heart. All of it is fitted to runs of 580 to 1,292 updates with 2 to 8 passes and 0.6 to 10 parameters a token
+# (docs/experiments.md, "Learning per token" and "Little text").
 DECAY_OF_REPEATED_TEXT = 130
-MOST_WEIGHT_DECAY = 0.3
+PASSES_WITH_THIS_DECAY = 4.5
+POWER_OF_PASSES = 3
+POWER_OF_SIZE = 0.5
+MOST_WEIGHT_DECAY = 1.0
 # Of the run, over which the rate falls to zero at its end. 40 % is as good, and the whole run half a percent worse; a clock can
 # move the beginning of such a fall.
 DECAY_SHARE = 0.65
@@ -126,10 +134,15 @@ DECAY_SHARE = 0.65
 WARMUP_UPDATES = 20
 
 
-def muon_weight_decay(passes: float, updates: int) -> float:
-    """Of Muon and of AdamW beside it, with the rates above, in a run that reads its text so often in so many updates."""
+def muon_weight_decay(passes: float, updates: int, parameters_of_a_token: float) -> float:
+    """Of Muon and of AdamW beside it, with the rates above, in a run that reads its text so often in so many updates.
+
+    parameters_of_a_token: how many the model has for each token of different text.
+    """
     repeated = min(max(passes - 1, 0.0), 1.0)
-    decay = repeated * DECAY_OF_REPEATED_TEXT / updates
+    of_many_passes = max(passes / PASSES_WITH_THIS_DECAY, 1.0) ** POWER_OF_PASSES
+    of_large_models = max(parameters_of_a_token, 1.0) ** POWER_OF_SIZE
+    decay = repeated * of_many_passes * of_large_models * DECAY_OF_REPEATED_TEXT / updates
     return min(max(decay, WEIGHT_DECAY), MOST_WEIGHT_DECAY)
 
 

@@ -18,6 +18,8 @@ from trainer.pretrain.settings import PretrainSettings
 # A text_scale so near to 1 is that of the text which was measured.
 LIKE_THE_MEASURED_TEXT = 0.05
 LOG_LINES = 200
+# Of a budget: a plan that uses less of it leaves something over.
+USED = 0.9
 # Of a run; where so few would be further apart than the seconds below, there are more.
 SAVES = 10
 MOST_SECONDS_BETWEEN_SAVES = 600.0
@@ -63,7 +65,9 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         # Who names a rate means it for all that AdamW trains.
         if "learning_rate" not in given:
             chosen["embed_lr"] = laws.EMBED_RATE
-        chosen["weight_decay"] = float(f"{laws.muon_weight_decay(plan.passes, plan.updates):.2g}")
+        different = plan.tokens / plan.passes
+        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / different)
+        chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
     assert set(chosen) <= set(PLANNED), "a resume reads no other settings from the plan that was kept"
@@ -91,13 +95,14 @@ def plan_lines(
             f"{chosen.learning_rate:g} (AdamW, the rest)"
         )
     left = plan.other_seconds + plan.seconds
+    total_seconds = seconds_since_start() + left
     table = plan_table(
         plan,
         others,
         rates,
         error=loss_error(plan, costs, chosen),
         bytes_per_token=costs.data.bytes_per_token,
-        total_seconds=seconds_since_start() + left,
+        total_seconds=total_seconds,
         # Nothing ends a run on time whose budget is no time.
         until=time.time() + left if costs.seconds is not None else None,
         T=costs.data.T,
@@ -105,7 +110,7 @@ def plan_lines(
     return [
         f"plan for {budget_text(chosen)}:",
         *table,
-        *notes(costs, given),
+        *notes(plan, costs, given, total_seconds),
         "the same by flags:",
         f"  {explicit_command(chosen, {*given, *decided}, costs.machine.ranks.micro_batches_at_once)}",
     ]
@@ -120,14 +125,29 @@ def budget_text(settings: PretrainSettings) -> str:
     return f"{settings.budget_flops:g} FLOP"
 
 
-def notes(costs: RunCosts, given: Collection[str]) -> list[str]:
-    """What the table does not say. given: names of the settings that the user has said."""
+def notes(plan: Plan, costs: RunCosts, given: Collection[str], total_seconds: float) -> list[str]:
+    """What the table does not say. given: names of the settings that the user has said; total_seconds: of the whole command."""
+    found = []
+    if leaves_budget_over(plan, costs, total_seconds):
+        found.append(
+            f"the text is small for this budget: the run ends after {laws.MOST_PASSES} passes over it, since a model that reads it more "
+            "often learns it by heart; more text would use the rest"
+        )
     if costs.data.evaluated or {"val_path", "val_fraction"} & set(given):
-        return []
-    return [
+        return found
+    found.append(
         f"without validation: of fewer than {FEWEST_DOCUMENTS} documents, or of copies of one, none is held out; name a file of its "
         "own with --val_path, or a share with --val_fraction"
-    ]
+    )
+    return found
+
+
+def leaves_budget_over(plan: Plan, costs: RunCosts, total_seconds: float) -> bool:
+    """Whether the text is read as often as helps before the budget is spent."""
+    if costs.seconds is not None:
+        return total_seconds < USED * costs.seconds
+    flops = costs.settings.budget_flops
+    return flops is not None and plan.flops < USED * flops
 
 
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:

@@ -1,7 +1,8 @@
 """The plan of a run that has a budget: which model, trained how, for how many updates.
 
 A plan is found by trying all sizes of a list. For each one it is worked out how many tokens the budget buys, with the
-batch that suits so many tokens, and what loss is then to be expected. Of each width the one counts whose number of layers
+batch that suits so many tokens, and what loss is then to be expected. Little text is read only so often, and by models that are no
+larger than was measured for it; then the run ends before its budget does. Of each width the one counts whose number of layers
 suits its tokens; of these, the one with the lowest expected loss wins. Whatever the user has said by a flag is not tried, but kept.
 """
 
@@ -56,6 +57,7 @@ class Demands:
     text_scale: float = 1.0
     muon: bool = True
     parts: tuple[laws.Part, ...] = ()
+    most_passes: float = laws.MOST_PASSES
 
     @property
     def different(self) -> float:
@@ -160,7 +162,7 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
         raise NothingFits("memory")
     if not plans:
         raise NothingFits("budget")
-    suitable = deep_as_their_tokens_want(plans)
+    suitable = small_enough_for_their_text(deep_as_their_tokens_want(plans), demands.different)
     if demands.tokens is not None:
         suitable = (
             worth_their_tokens(suitable, demands.tokens)
@@ -188,6 +190,17 @@ def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
         if known is None or distance(plan) < distance(known):
             best_of_width[width] = plan
     return list(best_of_width.values())
+
+
+def small_enough_for_their_text(plans: Sequence[Plan], different: float) -> list[Plan]:
+    """Those whose models are no larger than was measured for so many tokens of different text.
+
+    The law of the loss knows nothing of larger ones, which may learn little text by heart. Where there is none, those of the
+    smallest width: the user may have said it.
+    """
+    most = laws.PARAMETERS_OF_A_TOKEN * different
+    least_width = min(plan.config.hidden_size for plan in plans)
+    return [plan for plan in plans if plan.parameters <= most or plan.config.hidden_size == least_width]
 
 
 def worth_their_tokens(plans: Sequence[Plan], tokens: float) -> list[Plan]:
@@ -223,7 +236,7 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
         tokens=tokens,
         passes=tokens / demands.different,
         seconds=seconds,
-        other_seconds=costs.other_seconds(config, cut.rows, demands.seconds or seconds),
+        other_seconds=costs.other_seconds(config, cut.rows, min(demands.seconds or seconds, seconds)),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
         loss=laws.expected_loss(parameters, tokens, demands.parts or demands.unique, scale, demands.muon),
@@ -284,14 +297,16 @@ def free_cuts(world_size: int, sharing: int, device_type: str) -> list[Cut]:
 
 
 def affordable_tokens(config: MiniMindConfig, rows: int, demands: Demands, costs: Costs) -> float:
-    """What the budget buys with updates of so many rows."""
+    """What the budget buys with updates of so many rows, as far as it helps to read the text again."""
     if demands.tokens is not None:
+        # Somebody has counted them.
         return demands.tokens
+    most = demands.most_passes * demands.different
     if demands.flops is not None:
-        return demands.flops / costs.token_flops(config)
+        return min(demands.flops / costs.token_flops(config), most)
     assert demands.seconds is not None
     seconds = max(demands.seconds - costs.other_seconds(config, rows, demands.seconds), 0.0)
-    return seconds / costs.update_seconds(config, rows) * demands.tokens_of_update(rows)
+    return min(seconds / costs.update_seconds(config, rows) * demands.tokens_of_update(rows), most)
 
 
 def closest_cut(rows: float, choices: Sequence[Cut]) -> Cut:

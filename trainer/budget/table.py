@@ -38,7 +38,7 @@ def loss_text(plan: Plan, error: float | None, bytes_per_token: float) -> str:
     if error is None:
         return "not known for such a run"
     if laws.is_repeated_too_often(plan.passes):
-        return f"not known for {plan.passes:.0f} passes over one text: up to {laws.MEASURED_PASSES} were measured"
+        return f"not known for {plan.passes:.0f} passes over one text: up to {laws.MOST_PASSES} were measured"
     low = plan.loss * (1 - error)
     high = plan.loss * (1 + error)
     return f"{plan.loss:.3f} ({low:.2f} to {high:.2f}), {bits_per_byte(plan.loss, bytes_per_token):.3f} bits per byte"

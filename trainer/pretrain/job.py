@@ -29,6 +29,7 @@ from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_coun
 from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
+from trainer.budget import laws
 from trainer.budget.forecast import Alarm, Forecast
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import closing_seconds, evaluation_share, sample_seconds
@@ -387,6 +388,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         rows = rows_of_update(settings, self.ranks)
         evaluated = len(self.validation) * EVAL_ROWS if self.validation else 0
         steps = settings.accumulation_steps
+        # A faster machine reads a text no more often than a plan does.
+        most_updates = math.inf
+        if settings.from_weight == "none":
+            most_updates = max(updates, laws.MOST_PASSES * self.plan(0).n_rows // rows)
         return Pace(
             seconds_of(settings.budget),
             seconds_since_start(),
@@ -395,6 +400,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
             evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows,
             evaluation_every=max(1, settings.eval_interval // steps) if settings.eval_interval else 0,
+            most_updates=most_updates,
         )
 
     def settings_to_keep(self) -> PretrainSettings:

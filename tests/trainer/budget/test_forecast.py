@@ -8,7 +8,7 @@ from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
 from trainer.budget import forecast
 from trainer.budget.forecast import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, Alarm, Forecast
-from trainer.budget.laws import MEASURED_PASSES, Part, expected_loss, row_scale
+from trainer.budget.laws import MOST_PASSES, Part, expected_loss, row_scale
 from trainer.pretrain import job
 from trainer.reporting.log_lines import bar_line
 
@@ -33,10 +33,10 @@ def test_the_curve_ends_at_the_expected_loss():
 
 def test_nothing_is_expected_of_text_that_is_read_more_often_than_was_measured():
     forecast = Forecast(2e6, 1e6, 512, 1.0)
-    assert forecast.loss(MEASURED_PASSES * 1e6, 0.0) == expected_loss(2e6, MEASURED_PASSES * 1e6, 1e6)
-    assert forecast.loss((MEASURED_PASSES + 1) * 1e6, 0.0) is None
+    assert forecast.loss(MOST_PASSES * 1e6, 0.0) == expected_loss(2e6, MOST_PASSES * 1e6, 1e6)
+    assert forecast.loss((MOST_PASSES + 1) * 1e6, 0.0) is None
     of_two = Forecast(2e6, [Part(0.5, 4e5), Part(0.5, 6e5)], 512, 1.0)
-    assert of_two.loss(6e6, 0.0) is not None and of_two.loss(7e6, 0.0) is None
+    assert of_two.loss(8e6, 0.0) is not None and of_two.loss(9e6, 0.0) is None
 
 
 def test_adamw_is_expected_to_take_more_tokens():

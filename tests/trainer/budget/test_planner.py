@@ -102,8 +102,9 @@ def test_the_rates_are_those_of_the_laws(text, tmp_path):
     usual = planned(tmp_path / "a", text)
     settings = usual.settings
     assert (settings.muon_lr, settings.learning_rate, settings.embed_lr) == (0.01, 8e-3, 32e-3)
-    passes = usual.progress.tokens / usual.job.corpus.plan(0).n_pairs
-    decay = muon_weight_decay(passes, settings.max_updates)
+    different = usual.job.corpus.plan(0).n_pairs
+    parameters = sum(parameter.numel() for parameter in usual.job.model.parameters())
+    decay = muon_weight_decay(usual.progress.tokens / different, settings.max_updates, parameters / different)
     assert settings.weight_decay == pytest.approx(decay, rel=0.05)
     named = planned(tmp_path / "b", text, learning_rate=1e-3).settings
     assert (named.muon_lr, named.learning_rate, named.embed_lr) == (0.01, 1e-3, 0.0)

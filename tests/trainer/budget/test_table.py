@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.trainer.budget.test_plan import ALL, SimulatedMachine, demands
-from trainer.budget.laws import MEASURED_PASSES
+from trainer.budget.laws import MOST_PASSES
 from trainer.budget.plan import best_plan
 from trainer.budget.table import plan_table, quantity
 
@@ -21,20 +21,20 @@ def table_of(plan, others=None, error=0.03):
     return {line[2 : width + 2].strip(): line[width + 2 :].strip() for line in lines}
 
 
-@pytest.mark.parametrize("passes", [0.4, MEASURED_PASSES, MEASURED_PASSES + 1, 21.3])
+@pytest.mark.parametrize("passes", [0.4, MOST_PASSES, MOST_PASSES + 1, 21.3])
 def test_a_loss_is_promised_for_as_many_passes_as_were_measured(passes):
     plan = dataclasses.replace(PLAN, passes=passes)
     twice = dataclasses.replace(PLAN, passes=2 * passes)
     told = table_of(plan, {"twice as much": twice})
-    if passes <= MEASURED_PASSES:
+    if passes <= MOST_PASSES:
         assert told["expected validation loss"].startswith(f"{plan.loss:.3f} (")
     else:
         assert (
             told["expected validation loss"]
-            == f"not known for {passes:.0f} passes over one text: up to 6 were measured"
+            == f"not known for {passes:.0f} passes over one text: up to 8 were measured"
         )
         assert f"{plan.loss:.3f}" not in str(told) and "note" not in told
-    assert (": loss" in told["twice as much would give"]) == (2 * passes <= MEASURED_PASSES)
+    assert (": loss" in told["twice as much would give"]) == (2 * passes <= MOST_PASSES)
 
 
 @pytest.mark.parametrize(
