@@ -180,7 +180,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         check_library(settings.deduplicate)
         data_path = settings.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
         self.data_path = data_path
-        self.tokenizer = open_vocabulary(settings, data_path, self.folder, self.ranks)
+        self.tokenizer = open_vocabulary(settings, data_path, self.stem, self.ranks)
         self.encoder = LineEncoder(self.tokenizer)
         self.store, self.held_out = first_rank_first(self.ranks, self._open_stores)
         # Those to train; None: all.

@@ -24,6 +24,7 @@ from trainer.electra.settings import ElectraSettings
 from trainer.machine.measure import total_memory
 from trainer.machine.out_of_memory import gigabytes
 from trainer.machine.ranks import Ranks, on_main
+from trainer.saving.checkpoint import Checkpoints
 
 # Folder of the vocabulary that is trained where none is given.
 OWN = "vocabulary"
@@ -68,14 +69,15 @@ def architecture(model: Pretrainer) -> dict[str, list[Any]]:
 
 
 def open_vocabulary(
-    settings: ElectraSettings, data_path: list[str], folder: Path, ranks: Ranks
+    settings: ElectraSettings, data_path: list[str], stem: Path, ranks: Ranks
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
-    that of its start."""
+    that of its start. stem: the path of the run's files without their endings."""
     if settings.vocab_path:
         return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
-    if settings.from_resume and (folder / OWN / "vocab.txt").exists():
-        return load_wordpiece(folder / OWN)
+    kept = kept_vocabulary(stem) if settings.from_resume else None
+    if kept is not None:
+        return load_wordpiece(kept)
     # The embeddings in --model_path belong to its own vocabulary.
     if settings.model_path:
         return model_vocabulary(settings)
@@ -89,6 +91,20 @@ def open_vocabulary(
         return entries(train_wordpiece(sample, OWN_ENTRIES, settings.lower_case))
 
     return wordpiece(on_main(ranks, train_it), settings.lower_case)
+
+
+def kept_vocabulary(stem: Path) -> Path | None:
+    """The folder of the vocabulary that an earlier run has begun with, or None where there is nothing to go on with."""
+    checkpoints = Checkpoints(f"{stem}_resume")
+    # A run that ended before its first save has left a vocabulary too, perhaps of other data.
+    if not checkpoints.paths():
+        return None
+    # A run whose folder was renamed back has its vocabulary among its checkpoints until the resume begins. What stands
+    # beside them then is that of the later run.
+    for folder in (checkpoints.folder, stem.parent):
+        if (folder / OWN / "vocab.txt").exists():
+            return folder / OWN
+    return None
 
 
 def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
