@@ -220,12 +220,15 @@ def test_a_killed_run_goes_on_bitwise(data, tmp_path, after, batch_size, dtype):
 
 def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys):
     train(**data, out_dir=tmp_path, max_steps=6)
+    assert "dropout" not in job.ElectraJob.may_change
     assert train(**data, out_dir=tmp_path, max_steps=8, from_resume=1).progress.update == 8
     assert "--max_steps is 8, was 6" in capsys.readouterr().out
     assert train_electra.main(flags(**data, out_dir=tmp_path, max_steps=8, from_resume=1)) == 0
     assert "already done its 8 updates: nothing to do (a higher --max_steps goes on)" in capsys.readouterr().out
     with pytest.raises(UserError, match="mask_share"):
         train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, mask_share=0.2)
+    with pytest.raises(UserError, match="another architecture: hidden_dropout_prob"):
+        train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, dropout=0.2)
     with pytest.raises(UserError, match="another architecture: no position_init there, position_init"):
         train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, position_init="sinusoidal")
 

@@ -98,7 +98,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         "disallow_correct",
         "gen_smooth",
         "disc_smooth",
-        "dropout",
         "warmup_steps",
         "adam_epsilon",
     )

@@ -39,7 +39,8 @@ CPU = torch.device("cpu")
 # By --objective.
 PRETRAINERS: dict[str, type[Pretrainer]] = {ELECTRA: ElectraPretrainer, MLM: MaskedLanguageModel}
 PretrainerT = TypeVar("PretrainerT", bound=Pretrainer)
-# The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins
+# The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins. So a resume cannot
+# change the dropout.
 ARCHITECTURE = (
     "vocab_size",
     "embedding_size",
