@@ -232,6 +232,22 @@ def test_results_that_do_not_say_of_which_files_they_are_are_made_again(place, t
         assert wanted in capsys.readouterr().out
 
 
+def test_an_evaluation_alone_does_not_replace_a_trained_seed(place, tmp_path, capsys):
+    """Also where the trained seed is another one: the table of the task would be lost."""
+    first = fine_tune(place, tmp_path, epochs=1, seed=43, do_predict=1)
+    for seed in (42, 43):
+        alone = {"do_train": 0, "epochs": None, "learning_rate": None, "seed": seed}
+        error = complaint(capsys, place, tmp_path, **alone, from_resume=1)
+        assert "holds a trained seed, which --do_train 0 would replace" in error and "seed_43" in error
+    assert json.loads((tmp_path / "eval_results.json").read_text()) == first
+    assert (tmp_path / "cola" / "seed_43" / "predictions" / "CoLA.tsv").exists()
+    # An evaluation goes on with one.
+    for _ in range(2):
+        fine_tune(place, tmp_path / "alone", do_train=0, epochs=None, learning_rate=None,
+                  model_path=tmp_path / "cola" / "seed_43" / "model", from_resume=1)  # fmt: skip
+    assert "done before, " in capsys.readouterr().out
+
+
 def test_predictions_of_weights_that_are_gone_are_not_left(place, tmp_path):
     """The second command trains anew, and predicts nothing."""
     fine_tune(place, tmp_path, epochs=1, do_predict=1, num_seeds=2)
