@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +29,9 @@ from trainer.reporting.records import FIGURES, RunRecords, is_number, trains_ans
 
 # Evaluations with samples.
 EARLIER = 20
+# A metrics file may have been written by anybody: no longer command is read, and no longer path is one of Linux.
+LONGEST_COMMAND = 100_000
+LONGEST_PATH = 4096
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
 # Stand for the page's own colours in a drawing.
 INK, GRID = "#010203", "#040506"
@@ -371,16 +375,28 @@ def trained(run: RunRecords) -> list[tuple[str, str, str, str]]:
     return rows
 
 
+def repository_of(started: str) -> str:
+    """The path of the repository, as a prefix, of the command of a run; empty where it was started in there."""
+    try:
+        words = shlex.split(started)
+    except ValueError:
+        # A quotation without its end: no run wrote that.
+        return ""
+    for word in words:
+        found = re.fullmatch(r"(.*)trainer/train_\w+\.py", word, re.DOTALL)
+        if found:
+            return found[1] if len(word) <= LONGEST_PATH else ""
+    return ""
+
+
 def go_on(run: RunRecords) -> list[tuple[str, str]]:
     """Commands for what comes next: [(what for, command)]. They work in the folder in which the run was started."""
     if not run.starts:
         return []
     start = run.starts[-1]
-    started = start["command"]
+    started = start["command"] if len(start["command"]) <= LONGEST_COMMAND else ""
     stem = run.path.with_name(run.name)
-    # The path of the repository, where the run was started elsewhere.
-    found = re.search(r"(\S*?)trainer/train_\w+\.py", started)
-    places = {"top": found[1] if found else "", "stem": str(stem), "folder": str(stem.parent)}
+    places = {"top": repository_of(started), "stem": str(stem), "folder": str(stem.parent)}
     commands = []
     if started:
         # The flag may stand there with a value, with `=`, or alone.
