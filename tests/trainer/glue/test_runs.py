@@ -28,7 +28,7 @@ from tests.operators import Operators
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.job import GlueJob
+from trainer.glue.job import GlueJob, updates_of_epochs
 from trainer.glue.loss import forward, glue_loss
 from trainer.glue.model import Layers, init_model
 from trainer.machine.compiling import compiler_missing
@@ -104,6 +104,13 @@ def test_max_steps_ends_a_run_that_was_resumed_with_other_batches(place, tmp_pat
     rates = rates_of(tmp_path / "b")
     assert rates == pytest.approx([3e-3 * (t / 3 if t < 3 else (38 - t) / 35) for t in range(38)])
     assert weights_of(tmp_path / "b")
+
+
+@pytest.mark.parametrize("hundredths", [55, 57, 110, 207, 250])
+def test_a_part_of_an_epoch_has_no_update_too_many(hundredths):
+    """Reference: whole numbers. 0.55 * 100 is a little more than 55 in binary numbers."""
+    for n_updates in (1, 7, 100, 12_271):
+        assert updates_of_epochs(hundredths / 100, n_updates) == -(-hundredths * n_updates // 100)
 
 
 def test_max_steps_overrides_the_epochs(place, tmp_path, capsys):
