@@ -116,7 +116,8 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
     test = {}
     if settings.do_predict:
         for target, usual in task.test:
-            places = DIAGNOSTICS if target == "AX" else (usual,)
+            # A task of one's own may have that name too.
+            places = DIAGNOSTICS if own is None and target == "AX" else (usual,)
             file = next((place for place in places if (folder / place).exists()), usual)
             if (folder / file).exists():
                 test[target], eval_keys[f"test {target}"] = read(file, labelled=False)

@@ -278,6 +278,18 @@ def test_flags_that_do_nothing_are_named(place, tmp_path, capsys):
     assert "--head plain has no effect: words and answers have a head of one matrix anyway" in out
 
 
+def test_a_task_with_the_name_of_the_diagnostics_reads_its_own_file(place, tmp_path, monkeypatch):
+    """Also in a folder of the benchmark."""
+    for name in ("AX", "RTE"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "AX" / "AX.tsv").write_text("index\tsentence1\tsentence2\n0\th\ti\n")
+    monkeypatch.chdir(tmp_path / "RTE")
+    options = of_kind(place, "classification", task="AX", test_file=place / "test.csv", do_predict=1, max_steps=1)
+    fine_tune(place, tmp_path / "out", **options)
+    lines = (tmp_path / "out" / "AX" / "seed_42" / "predictions" / "AX.tsv").read_text().splitlines()
+    assert len(lines) == 1 + FILES["test"]
+
+
 def test_classes_of_a_file_are_sorted_and_parts_of_speech_have_no_entities(place, tmp_path):
     (tmp_path / "pos.jsonl").write_text('{"words": ["a", "b"], "tags": ["NN", "DT"]}\n')
     flags = ["--task", "pos", "--kind", "tags", "--train_file", str(tmp_path / "pos.jsonl"), "--do_eval", "0"]
