@@ -9,6 +9,7 @@ from typing import Any
 from transformers import ElectraConfig, PreTrainedTokenizerBase
 
 from common.errors import UserError
+from common.files import MOST_CONFIG_BYTES, read_small
 from common.packages import loader_reason
 from common.settings_files import KeyTwiceError, no_key_twice
 from dataset.reading.file_kinds import expanded
@@ -163,7 +164,7 @@ def config_of_file(
 def fields_of_file(what: str, path: Path) -> dict[str, Any]:
     """The object in a JSON file. Errors: UserError."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_key_twice)
+        fields = json.loads(read_small(path, MOST_CONFIG_BYTES), object_pairs_hook=no_key_twice)
     except OSError as error:
         raise UserError(f"{what} cannot be read ({error.strerror})") from error
     except KeyTwiceError as error:

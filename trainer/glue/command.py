@@ -28,7 +28,7 @@ from trainer.glue.model import check_models
 from trainer.glue.notices import notices
 from trainer.glue.own_task import own_task
 from trainer.glue.predictions import PREDICTIONS
-from trainer.glue.results import are_figures, line_of, read_json, show_table, write_json
+from trainer.glue.results import are_figures, line_of, read_json, show_table, write_json, written_alone
 from trainer.glue.scores import look_back
 from trainer.glue.settings import SCHEDULE_FLAGS, GlueSettings, OwnTaskSettings
 from trainer.glue.submission import write_submission
@@ -152,9 +152,10 @@ def write_for_task(command: Command, data: Data, results: dict[str, Any]) -> Non
 
 def show_results(command: Command, out: Path) -> None:
     """Print and write the tables of all tasks that are in a folder, and what goes to the leaderboard."""
-    found = show_table(out, command.say)
-    if command.settings.do_predict:
-        write_submission(out, found, command.settings.submit, command.say)
+    with written_alone(out):
+        found = show_table(out, command.say)
+        if command.settings.do_predict:
+            write_submission(out, found, command.settings.submit, command.say)
 
 
 # -------------------------------------------------------------------------------------------------- a run

@@ -1,14 +1,18 @@
 """Results of fine-tuning: statistics over seeds, which seed is chosen, and the tables and files of them."""
 
+import contextlib
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from common.files import atomic_file
+from filelock import FileLock
+
+from common.files import atomic_file, read_object
 from dataset.glue.glue_tasks import TASKS
+from trainer.reporting.records import LARGEST
 from trainer.reporting.reporter import Say, finite
 
 Figures = Mapping[str, float | None]
@@ -28,6 +32,11 @@ COLUMNS = (
 NOT_AVERAGED = "wnli"
 # Of a metric over the seeds.
 STATISTICS = {"mean", "median", "deviation"}
+# Of a file of results: that of a hundred seeds has less than 1 MB.
+MOST_RESULT_BYTES = 1 << 24
+# It stays, is empty and means nothing by itself. What it guards takes some seconds.
+TABLES_LOCK = ".eval_results.lock"
+LONGEST_WAIT_S = 60.0
 # Digits: a seed is below 2**32.
 LONGEST_SEED = 10
 # The leaderboard shows F1 before accuracy.
@@ -186,7 +195,24 @@ def are_figures(found: object) -> bool:
     """Whether this is {metric: value}."""
     if not isinstance(found, dict):
         return False
-    return all(value is None or (type(value) in (int, float) and abs(value) < math.inf) for value in found.values())
+    # JSON's integers know no bound, and a bool is an int in Python.
+    return all(value is None or (type(value) in (int, float) and abs(value) <= LARGEST) for value in found.values())
+
+
+@contextlib.contextmanager
+def written_alone(out: Path) -> Iterator[None]:
+    """Keep other commands from writing the tables of a folder; one that is writing them is waited for.
+
+    Each of them reads what all tasks have left: without it an older table might be written last.
+    """
+    lock = FileLock(out / TABLES_LOCK, fallback_to_soft=False, preserve_lock_file=True)
+    # A file system without locks, or a machine that was lost: the table of this command is written all the same.
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire(timeout=LONGEST_WAIT_S)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def show_table(out: Path, say: Say) -> dict[str, Any]:
@@ -216,12 +242,10 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path, *parts: str) -> dict[str, Any] | None:
     """The dict that write_json wrote, with a dict under each of `parts`; None where it is absent, damaged or foreign."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found: dict[str, Any] = read_object(path, MOST_RESULT_BYTES)
+    except ValueError:
         return None
-    if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in parts):
-        return None
-    return found
+    return found if all(isinstance(found.get(part), dict) for part in parts) else None
 
 
 def line_of(results: Mapping[str, float | None]) -> str:

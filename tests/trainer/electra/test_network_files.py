@@ -1,6 +1,7 @@
 """--generator_config and --discriminator_config. Reference: the fields of the files."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -155,6 +156,10 @@ def test_a_faulty_file_is_named_in_one_line(data, tmp_path, generator, wanted):
 def test_a_file_that_is_not_there(data, tmp_path):
     flags = {**files(tmp_path), "generator_config": tmp_path / "nothing.json"}
     with pytest.raises(UserError, match="--generator_config .*nothing.json cannot be read"):
+        train(**data, out_dir=tmp_path, **flags)
+    # It would be waited for without end.
+    os.mkfifo(tmp_path / "nothing.json")
+    with pytest.raises(UserError, match="--generator_config .*nothing.json cannot be read .not a regular file"):
         train(**data, out_dir=tmp_path, **flags)
 
 
