@@ -265,6 +265,7 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     assert "--shard 2: 1 rank cannot be divided" in line(shard=2)
     assert "max_position_embeddings is 32" in line(max_seq_len=64)
     assert "--eval_all_checkpoints 1 needs --save_steps" in line(eval_all_checkpoints=1)
+    assert "--eval_all_checkpoints 1 needs a training" in line(eval_all_checkpoints=1, save_steps=1, do_train=0)
     assert "--max_seq_len: 4 must be at least 5" in line(max_seq_len=4)
     assert "leave nothing to do" in line(do_train=0, do_eval=0)
     (tmp_path / "CoLA").mkdir()
