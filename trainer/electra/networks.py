@@ -78,7 +78,7 @@ def open_vocabulary(
         return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
     kept = kept_vocabulary(stem) if settings.from_resume else None
     if kept is not None:
-        return load_wordpiece(kept)
+        return load_wordpiece(kept, named_by="--from_resume 1: ")
     # The embeddings in --model_path belong to its own vocabulary.
     if settings.model_path:
         return model_vocabulary(settings)
@@ -113,7 +113,7 @@ def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
     check_networks(settings)
     place = folder_of(settings) / PRETRAINERS[settings.objective].ENCODER
     try:
-        return load_wordpiece(place)
+        return load_wordpiece(place, named_by="")
     except ValueError as error:
         raise UserError(
             f"--model_path {settings.model_path} needs its vocabulary: name it by --vocab_path ({error})"
