@@ -424,6 +424,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         """What is trained, and on what. per_position: FLOPs of a training step."""
         settings = self.settings
         encoder = self.model.encoder_config
+        # Networks from files have sizes of their own.
+        is_of_files = settings.model_path is not None or settings.discriminator_config is not None
+        size = "" if is_of_files else f" {settings.size}"
         one_segment = float((self.examples.second == 0).mean())
         lines = notices_of_paths(settings.data_path or [], settings.text_suffixes)
         copies = notice_of(self.store)
@@ -431,7 +434,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             lines.append(copies)
         lines += self.store.bad_lines.report()
         lines += [
-            f"model: {self.objective.title} {settings.size}, {self._parameters() / 1e6:.2f} M parameters, "
+            f"model: {self.objective.title}{size}, {self._parameters() / 1e6:.2f} M parameters, "
             f"{counted(encoder.num_hidden_layers, 'layer')} of width {encoder.hidden_size}"
             f"{self.objective.remark}, {encoder.vocab_size:,} entries, "
             f"{per_position / 1e6:.1f} MFLOP per position",

@@ -63,7 +63,7 @@ COMPARED = (
     "do_predict",
     "eval_all_checkpoints",
 )
-# Those that change nothing of the training, or change what is told of its data.
+# Those that change nothing of the training: the key of the training file tells where one of them changes its data.
 EVALUATION = {"do_eval", "do_predict", "eval_all_checkpoints", *OWN_TASK}
 
 
@@ -251,7 +251,7 @@ def done_before(
     others = [what for what, key in begins_with.items() if earlier.get(what, key) != key]
     changed += others
     has_model = (folder / WEIGHTS).is_file()
-    # With such a flag there are other files anyway.
+    # With such a flag another choice of files is told already.
     same_kinds = {"do_eval", "do_predict"}.isdisjoint(different)
     if same_kinds and evaluated_on_others(earlier, data, has_model):
         changed.append("development or test file")

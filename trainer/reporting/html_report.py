@@ -401,7 +401,7 @@ def go_on(run: RunRecords) -> list[tuple[str, str]]:
     if started:
         # The flag may stand there with a value, with `=`, or alone.
         command = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
-        commands.append(("train on, after a stop or with more epochs", f"{command} --from_resume 1"))
+        commands.append(("train on, after a stop or for longer", f"{command} --from_resume 1"))
     for next_command in commands_of_record(start.get("next_commands")):
         commands.append((next_command.purpose, next_command.filled(places)))
     return commands

@@ -89,6 +89,18 @@ def test_the_files_that_a_run_has_saved_are_taken(data, tmp_path):
         assert getattr(second.job.model, name).config.hidden_size == wanted.hidden_size
 
 
+def test_the_size_is_told_where_it_decides(data, tmp_path, capsys):
+    """Files of the networks have sizes of their own, and so has the folder of --model_path."""
+    train(**data, out_dir=tmp_path / "a", max_steps=1)
+    assert "model: ELECTRA small, " in capsys.readouterr().out
+    train(**data, out_dir=tmp_path / "b", max_steps=1, **files(tmp_path))
+    sizes = dict.fromkeys(
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+    )
+    train(**data, **sizes, out_dir=tmp_path / "c", max_steps=1, model_path=tmp_path / "a" / "electra_small")
+    assert capsys.readouterr().out.count("model: ELECTRA, ") == 2
+
+
 def test_a_tilde_is_written_out(data, tmp_path, monkeypatch):
     """As the shell does, which does not see a --config file. Reference: the folder that HOME names."""
     monkeypatch.setenv("HOME", str(tmp_path))
