@@ -89,6 +89,15 @@ def test_a_task_learns_and_is_evaluated_as_it_was_saved(place, tmp_path, kind):
     assert again[name]["metrics"] == found
 
 
+@pytest.mark.parametrize("kind", [*WANTED, "stsb", "mnli"])
+def test_features_are_made_once(place, tmp_path, kind):
+    """What is found in the cache is checked, and is what was put there."""
+    options = of_kind(place, kind, do_predict=1) if kind in WANTED else {"task": kind, "do_predict": 1}
+    fine_tune(place, tmp_path / "a", **options, max_steps=1)
+    with mock.patch("dataset.glue.feature_cache.make_features", side_effect=AssertionError("it makes them anew")):
+        fine_tune(place, tmp_path / "b", **options, max_steps=1)
+
+
 def test_a_yaml_file_describes_a_task_and_flags_win(place, tmp_path, capsys):
     (tmp_path / "stars.yaml").write_text(
         f"kind: classification\ntrain_file: {place}/train.csv\ndev_file: dev.csv\ntext: [title, body]\nlabel: stars\n"
