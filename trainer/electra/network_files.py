@@ -49,17 +49,17 @@ ACTIVATIONS = (
 )
 
 
-def is_number(value: Any) -> bool:
+def is_plain_number(value: Any) -> bool:
     # A bool is an int in Python.
     return type(value) in (int, float) and math.isfinite(value)
 
 
 def is_share(value: Any) -> bool:
-    return is_number(value) and 0 <= value < 1
+    return is_plain_number(value) and 0 <= value < 1
 
 
 def is_positive(value: Any) -> bool:
-    return is_number(value) and value > 0
+    return is_plain_number(value) and value > 0
 
 
 def is_one_of(*values: str) -> Callable[[Any], bool]:

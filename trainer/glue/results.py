@@ -43,7 +43,7 @@ LONGEST_SEED = 10
 FIRST_SHOWN = {"mrpc": "f1", "qqp": "f1"}
 
 
-def is_number(value: float | None) -> TypeGuard[float]:
+def is_known_figure(value: float | None) -> TypeGuard[float]:
     return value is not None and not math.isnan(value)
 
 
@@ -52,7 +52,7 @@ def summary(results: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
     found: dict[str, dict[str, float | None]] = {}
     for name in results[0]:
         values = [result[name] for result in results]
-        known = [value for value in values if is_number(value)]
+        known = [value for value in values if is_known_figure(value)]
         # What is not a number is null in a file.
         if len(known) < len(values):
             found[name] = {"mean": math.nan, "median": math.nan, "deviation": math.nan}
@@ -72,7 +72,7 @@ def in_order(results: Mapping[str, Figures]) -> list[str]:
 
     def place(seed: str) -> tuple[float, int]:
         value = results[seed].get(first)
-        return (value if is_number(value) else -math.inf), -int(seed)
+        return (value if is_known_figure(value) else -math.inf), -int(seed)
 
     return sorted(results, key=place)
 
@@ -114,7 +114,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 def figure(value: float | None) -> str:
     """A figure times 100, or a dash."""
-    return f"{100 * value:.2f}" if is_number(value) else "-"
+    return f"{100 * value:.2f}" if is_known_figure(value) else "-"
 
 
 def glue_table(found: Mapping[str, Any]) -> list[str]:
@@ -151,7 +151,7 @@ def cell_of(task: str, values: Figures) -> str:
     cells = []
     for name in names:
         value = values[name]
-        cells.append(f"{100 * value:.1f}" if is_number(value) else "-")
+        cells.append(f"{100 * value:.1f}" if is_known_figure(value) else "-")
     return "/".join(cells)
 
 

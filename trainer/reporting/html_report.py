@@ -317,13 +317,13 @@ def samples(run: RunRecords) -> list[tuple[int, str, str]]:
     places = np.linspace(0, len(updates) - 1, min(len(updates), EARLIER + 1)).astype(int)
     chosen = {updates[place] for place in places}
     found = []
-    for sample in sorted(run.samples, key=update_of, reverse=True):
+    for sample in sorted(run.samples, key=update_of_sample, reverse=True):
         if sample["update"] in chosen:
             found.append((sample["update"], sample["prompt"], sample["text"].removeprefix(sample["prompt"])))
     return found
 
 
-def update_of(sample: Mapping[str, Any]) -> int:
+def update_of_sample(sample: Mapping[str, Any]) -> int:
     return sample["update"]
 
 

@@ -27,7 +27,7 @@ ANSWERS = "answers"
 Write = Callable[[float], str]
 
 
-def gigabytes(value: float) -> str:
+def of_memory(value: float) -> str:
     return f"{value / 1e9:.2f} GB"
 
 
@@ -41,7 +41,7 @@ FIGURES: tuple[tuple[str, str, Write], ...] = (
     ("bits per byte", "bits_per_byte", "{:.4f}".format),
     ("tokens per second", "tokens_per_second", "{:,.0f}".format),
     ("share of the best matrix-product rate", "flops_utilisation", "{:.1%}".format),
-    ("peak memory", "memory", gigabytes),
+    ("peak memory", "memory", of_memory),
 )
 
 
