@@ -32,7 +32,7 @@ if __package__ in (None, ""):
 
 from tokenizers import Tokenizer
 
-from common.errors import DataError
+from common.errors import DataError, UserError, user_errors
 from common.flags import Parser, positive
 from common.notices import announce
 from common.wording import one_line
@@ -97,12 +97,12 @@ def load(folder: str) -> Tokenizer:
     """The tokenizer of a folder, literal special tokens encoded as text, as the data path does."""
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; --compare takes folders with a tokenizer.json")
+        raise UserError(f"{path}: no such file; --compare takes folders with a tokenizer.json")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
         # The library raises nothing narrower.
-        raise ValueError(f"{path}: not a tokenizer ({error})") from error
+        raise UserError(f"{path}: not a tokenizer ({error})") from error
     # `<|im_end|>` in a text is ten characters there, and not the end of anything.
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -115,9 +115,12 @@ def compare(folders: list[str], sources: list[Source]) -> str:
         one_file = len(source.files) == 1
         names.append(source.files[0].name.split(".jsonl")[0] if one_file else source.name)
     lines = [f"| tokenizer | {' | '.join(names)} | MB/s | M tokens/s |", "|---|" + "---|" * (len(sources) + 2)]
-    for folder in folders:
+    for number, folder in enumerate(folders):
         tokenizer = load(folder)
         counts = [count(tokenizer, source) for source in sources]
+        # Each tokenizer passes over the same lines.
+        if number == 0:
+            tell_bad_lines(sources)
         ratios = [f"{of_source.bytes / of_source.tokens:.3f}" for of_source in counts]
         seconds = sum(of_source.seconds for of_source in counts)
         megabytes = sum(of_source.bytes for of_source in counts) / 1e6
@@ -125,6 +128,14 @@ def compare(folders: list[str], sources: list[Source]) -> str:
         speed = f"{megabytes / seconds:.1f} | {million_tokens / seconds:.2f}"
         lines.append(f"| {folder} | {' | '.join(ratios)} | {speed} |")
     return "\n".join(lines)
+
+
+def tell_bad_lines(sources: list[Source]) -> None:
+    """Lines on what --skip_bad_lines has passed over."""
+    for source in sources:
+        if source.bad_lines is not None:
+            for line in source.bad_lines.report():
+                announce(line, to_stderr=True)
 
 
 class Count(NamedTuple):
@@ -154,7 +165,7 @@ def count(tokenizer: Tokenizer, source: Source) -> Count:
 
 
 def check_effect(args: argparse.Namespace) -> None:
-    """ValueError for a flag that was given and that this kind of work does not read."""
+    """UserError for a flag that was given and that this kind of work does not read."""
     unread: Sequence[str]
     if args.compare:
         unread = TRAINING_FLAGS
@@ -168,11 +179,11 @@ def check_effect(args: argparse.Namespace) -> None:
     default = build_parser().get_default
     for name in unread:
         if getattr(args, name) != default(name):
-            raise ValueError(f"--{name} has no effect: {reason}; leave it out")
+            raise UserError(f"--{name} has no effect: {reason}; leave it out")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train or compare. Errors: ValueError and OSError, in one line, for what a user can mend."""
+    """Train or compare. Errors: UserError and DataError, in one line, for what a user can mend."""
     check_effect(args)
     sources = [Source(path, args.text_field, args.skip_bad_lines, args.text_suffixes) for path in args.data_path]
     if args.compare:
@@ -180,21 +191,24 @@ def run(args: argparse.Namespace) -> None:
         return
     weights = args.weights or [1.0] * len(sources)
     if len(weights) != len(sources):
-        raise ValueError(f"--weights has {len(weights)} values for {len(sources)} sources; one for each --data_path")
+        raise UserError(f"--weights has {len(weights)} values for {len(sources)} sources; one for each --data_path")
     # The 256 bytes are always there, so that a byte-level tokenizer can write any text.
     smallest = len(WORDPIECE_TOKENS) + 1 if args.type == "wordpiece" else len(SPECIAL_TOKENS) + 256
     if args.vocab_size < smallest:
-        raise ValueError(
+        raise UserError(
             f"--vocab_size is {args.vocab_size}, but it must be at least {smallest}: special tokens and characters"
         )
     sample = draw_sample(sources, weights, args.sample_mb * 1e6)
     if args.type == "wordpiece":
         wordpiece = train_wordpiece(sample, args.vocab_size, args.lower_case)
-        save_wordpiece(wordpiece, Path(args.out_dir))
+        with user_errors():
+            save_wordpiece(wordpiece, Path(args.out_dir))
         announce(f"wrote {len(wordpiece)} entries to {Path(args.out_dir) / 'vocab.txt'}")
         return
-    tokenizer = train_bpe(sample, args.vocab_size, args.max_token_bytes, args.pieces, args.alphabets)
-    save(tokenizer, Path(args.out_dir))
+    # A text may be too small for so many entries, and a folder may take no file.
+    with user_errors():
+        tokenizer = train_bpe(sample, args.vocab_size, args.max_token_bytes, args.pieces, args.alphabets)
+        save(tokenizer, Path(args.out_dir))
     announce(f"wrote {tokenizer.get_vocab_size()} entries to {Path(args.out_dir) / 'tokenizer.json'}")
 
 
@@ -203,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         run(args)
-    except (ValueError, OSError) as error:
+    except (UserError, DataError) as error:
         announce(f"error: {one_line(error)}", to_stderr=True)
         return 2
     return 0

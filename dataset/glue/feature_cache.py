@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import DataError
-from common.files import atomic_file
+from common.files import atomic_file, refuse_irregular
 from common.paths import user_cache
+from dataset.glue.feature_check import check_features
 from dataset.glue.features import Features, encode_rows, in_both_orders
 from dataset.glue.glue_tasks import QUESTIONS, TAGS, TASKS, Task
 from dataset.glue.questions import encode_questions, read_questions
@@ -23,6 +24,8 @@ from dataset.tokenizing.sentence_encoder import SentenceEncoder
 
 # Of a cached file; raised when the same input would give other features.
 FORMAT = 1
+# What a file raises that is damaged, or none of ours.
+UNREADABLE = (OSError, ValueError, TypeError, EOFError, AttributeError, MemoryError, zipfile.BadZipFile)
 # How many fields a task of the benchmark is described by.
 N_OF_BENCHMARK = Task._fields.index("kind")
 
@@ -38,7 +41,7 @@ def cached_features(
     say: Callable[[str], None] = print,
     both_orders: bool = False,
 ) -> Path:
-    """Path of the .npz with the Features of a file, made now if there is none or it is damaged; read_features opens it.
+    """Path of the .npz with the Features of a file, made now if there is none, or one that is damaged or none of ours; read_features opens it.
 
     It lies in `.glue_cache` beside the data, in the user's cache folder where that cannot be written, or in `cache_dir`.
     Its name depends on the file's content, the tokenizer and all that decides the features. Errors: DataError.
@@ -59,8 +62,9 @@ def cached_features(
         places = [expanded(cache_dir)]
     if not overwrite:
         for place in places:
-            with contextlib.suppress(OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
-                read_features(place / name)
+            with contextlib.suppress(*UNREADABLE):
+                # Anybody may have put it there.
+                check_features(read_features(place / name), task, encoder, max_seq_len, labelled)
                 return place / name
     features = make_features(path, task, encoder, max_seq_len, labelled, both_orders)
     for place in places:
@@ -106,7 +110,11 @@ def _write(place: Path, name: str, features: Features) -> None:
 
 
 def read_features(path: Path) -> Features:
-    """The Features in a file of cached_features."""
+    """The Features in a file of cached_features. Errors: UNREADABLE."""
+    refuse_irregular(path)
     with np.load(path, allow_pickle=False) as arrays:
+        # A compressed one may be larger than any memory; those of ours are not.
+        if any(member.compress_type != zipfile.ZIP_STORED for member in arrays.zip.infolist()):
+            raise ValueError(f"{path}: compressed")
         # Those of earlier versions lack the fields that have a default.
         return Features(**{name: arrays[name] for name in Features._fields if name in arrays})

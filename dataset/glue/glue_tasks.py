@@ -40,7 +40,7 @@ class Task(NamedTuple):
     text: Words
     # Column of the label.
     label: str
-    # Its words, in the order of the classes; empty: a score from 0 to 5.
+    # Its words, in the order of the classes; empty: a score, or answers.
     labels: Words
     metrics: Words
     epochs: int = 3

@@ -6,6 +6,7 @@ is read: whoever made it may have meant something else.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from dataset.reading.line_reader import WHITE_SPACE, LineReader
 TABLES = (".csv", ".tsv", ".jsonl")
 # Scores are kept in float32, and the loss adds up their squares there.
 LARGEST_SCORE = 1e16
+# Python's float also takes 4_5 for 45, and digits of other alphabets.
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # Of a field that an error line shows.
 LONGEST_SHOWN = 60
 # What helps where an object of a .jsonl file lacks a field. (Those of the benchmark are all TSVs.)
@@ -115,10 +118,8 @@ def label_of(task: Task, word: str, place: str) -> float:
 
 def _number(word: str) -> float:
     """The number that a text spells, or NaN."""
-    try:
-        return float(word)
-    except ValueError:
-        return math.nan
+    word = word.strip()
+    return float(word) if NUMBER.fullmatch(word) else math.nan
 
 
 def columns_of(path: Path, line: int, header: Sequence[str], wanted: Sequence[str], task: Task) -> list[int]:

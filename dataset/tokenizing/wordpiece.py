@@ -28,11 +28,14 @@ WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 COVERED = 0.9995
 
 
-def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedTokenizerBase":
+def load_wordpiece(
+    path: str | Path, lower_case: bool = True, named_by: str = "--vocab_path "
+) -> "PreTrainedTokenizerBase":
     """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
 
-    Errors: ValueError where there is none, where a special token is missing, or where the standard vocabulary's stand
-    at other ids than usual (a file that was sorted, or begins with another line).
+    named_by: stands before the path in an error. Errors: ValueError where there is none, where a special token is missing,
+    where ids have gaps, or where the standard vocabulary's stand at other ids than usual (a file that was sorted, or begins
+    with another line).
     """
     path = Path(path)
     tokenizer: PreTrainedTokenizerBase
@@ -40,42 +43,48 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
         try:
             tokenizer = load_tokenizer(path)
         except ValueError as error:
-            raise ValueError(f"--vocab_path {error}") from None
+            raise ValueError(f"{named_by}{error}") from None
     else:
-        tokenizer = wordpiece(_read_vocab_file(path), lower_case)
+        tokenizer = wordpiece(_read_vocab_file(path, named_by), lower_case)
+    highest = max(tokenizer.get_vocab().values())
+    # Networks have an embedding for each id below the number of entries.
+    if highest >= len(tokenizer):
+        raise ValueError(
+            f"{named_by}{path}: the ids of this tokenizer have gaps: the highest of {len(tokenizer):,} is {highest:,}"
+        )
     for name, standard_id in STANDARD_IDS.items():
         token_id = getattr(tokenizer, f"{name}_token_id")
         if token_id is None:
-            raise ValueError(f"--vocab_path {path}: this tokenizer has no {name} token, which ELECTRA needs")
+            raise ValueError(f"{named_by}{path}: this tokenizer has no {name} token, which ELECTRA needs")
         if len(tokenizer) == STANDARD_SIZE and token_id != standard_id:
             raise ValueError(
-                f"--vocab_path {path}: {name} is id {token_id}, in the standard vocabulary of this size it is "
+                f"{named_by}{path}: {name} is id {token_id}, in the standard vocabulary of this size it is "
                 f"{standard_id}: the lines of the file are not in their order"
             )
     return tokenizer
 
 
-def _read_vocab_file(path: Path) -> list[str]:
-    """The tokens of a vocab.txt in the order of their ids; errors: ValueError."""
+def _read_vocab_file(path: Path, named_by: str) -> list[str]:
+    """The tokens of a vocab.txt in the order of their ids; errors: ValueError, see `load_wordpiece`."""
     if not path.is_file():
-        raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
+        raise ValueError(f"{named_by}{path}: no such vocab.txt and no such tokenizer folder")
     if path.suffix == ".json":
         raise ValueError(
-            f"--vocab_path {path}: a vocab.txt is wanted, or a tokenizer's folder, which here is {path.parent}"
+            f"{named_by}{path}: a vocab.txt is wanted, or a tokenizer's folder, which here is {path.parent}"
         )
     try:
         # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"--vocab_path {path}: not a UTF-8 text file of one token a line") from error
+        raise ValueError(f"{named_by}{path}: not a UTF-8 text file of one token a line") from error
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if line in line_of:
-            raise ValueError(f"--vocab_path {path}: {line!r} stands in it twice, in lines {line_of[line]} and {number}")
+            raise ValueError(f"{named_by}{path}: {line!r} stands in it twice, in lines {line_of[line]} and {number}")
         line_of[line] = number
     for token in WORDPIECE_TOKENS:
         if token not in line_of:
-            raise ValueError(f"--vocab_path {path}: no {token} in it; a WordPiece vocab.txt has one token a line")
+            raise ValueError(f"{named_by}{path}: no {token} in it; a WordPiece vocab.txt has one token a line")
     return lines
 
 

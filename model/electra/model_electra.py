@@ -28,8 +28,10 @@ from model.electra.sampling import AddsUpChunks, add_up_chunks, sample, to_draw_
 from model.electra.saved_network import load_network
 from model.electra.sizes import POSITION_INITS, WEIGHT_INITS, Size
 
-# Of the discriminator's probability: the metrics' AUC is exact to half a bin.
+# Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the first and the last one also hold what is
+# beyond. Not of its probability: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
 AUC_BINS = 200
+LARGEST_LOGIT = 10.0
 # A field of our own in a generator's config: it has embeddings of its own. Tied ones have no such field.
 UNTIED = "untied_embeddings"
 

@@ -220,12 +220,15 @@ def test_a_killed_run_goes_on_bitwise(data, tmp_path, after, batch_size, dtype):
 
 def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys):
     train(**data, out_dir=tmp_path, max_steps=6)
+    assert "dropout" not in job.ElectraJob.may_change
     assert train(**data, out_dir=tmp_path, max_steps=8, from_resume=1).progress.update == 8
     assert "--max_steps is 8, was 6" in capsys.readouterr().out
     assert train_electra.main(flags(**data, out_dir=tmp_path, max_steps=8, from_resume=1)) == 0
     assert "already done its 8 updates: nothing to do (a higher --max_steps goes on)" in capsys.readouterr().out
     with pytest.raises(UserError, match="mask_share"):
         train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, mask_share=0.2)
+    with pytest.raises(UserError, match="another architecture: hidden_dropout_prob"):
+        train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, dropout=0.2)
     with pytest.raises(UserError, match="another architecture: no position_init there, position_init"):
         train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, position_init="sinusoidal")
 
@@ -245,17 +248,44 @@ def test_a_fresh_run_keeps_the_one_before(data, tmp_path):
     assert len(log_lines(tmp_path)) == 5 and (folder / "percent_50").is_dir()
 
 
+def other_data(path):
+    """A corpus with words that those of `data` do not have."""
+    write_lines(path, n_documents=3, seed=9)
+    with open(path, "a") as file:
+        file.write(json.dumps({"text": "zebra quux " * 30}) + "\n")
+    return path
+
+
 def test_a_fresh_run_without_a_vocabulary_keeps_that_of_the_one_before(data, tmp_path):
     own = {"data_path": data["data_path"], "out_dir": tmp_path, "max_steps": 2}
     train(**own)
     folder = tmp_path / "electra_small"
     before = (folder / "vocabulary" / "vocab.txt").read_bytes()
-    other, _ = write_lines(tmp_path / "other.jsonl", n_documents=3, seed=9)
-    with open(other, "a") as file:
-        file.write(json.dumps({"text": "zebra quux " * 30}) + "\n")
-    train(**{**own, "data_path": other})
+    train(**{**own, "data_path": other_data(tmp_path / "other.jsonl")})
     assert (folder / "vocabulary" / "vocab.txt").read_bytes() != before
     assert (folder / "electra_small_resume_old1" / "vocabulary" / "vocab.txt").read_bytes() == before
+
+
+def test_a_run_that_comes_back_reads_with_its_own_vocabulary(data, tmp_path):
+    """And not with that of the later run, which stands beside its checkpoints."""
+    own = {"data_path": data["data_path"], "out_dir": tmp_path, "max_steps": 2}
+    train(**own)
+    folder = tmp_path / "electra_small"
+    before = (folder / "vocabulary" / "vocab.txt").read_bytes()
+    train(**{**own, "data_path": other_data(tmp_path / "other.jsonl")})
+    shutil.rmtree(folder / "electra_small_resume")
+    (folder / "electra_small_resume_old1").rename(folder / "electra_small_resume")
+    assert train(**{**own, "max_steps": 3}, from_resume=1).progress.update == 3
+    assert (folder / "vocabulary" / "vocab.txt").read_bytes() == before
+
+
+def test_a_vocabulary_without_a_checkpoint_is_not_taken(data, tmp_path):
+    """A run that ended before its first save leaves one, and a resume starts afresh, with its own data."""
+    interrupted(0, data_path=data["data_path"], out_dir=tmp_path)
+    vocabulary = tmp_path / "electra_small" / "vocabulary" / "vocab.txt"
+    assert vocabulary.exists()
+    train(data_path=other_data(tmp_path / "other.jsonl"), out_dir=tmp_path, max_steps=2, from_resume=1)
+    assert "zebra" in vocabulary.read_text().split("\n")
 
 
 def test_an_update_that_is_not_finite_is_skipped(data, tmp_path, capsys):

@@ -24,7 +24,7 @@ from trainer.engine import Engine
 from trainer.glue import job
 from trainer.glue.layer_rates import depths, layer_groups, rates
 from trainer.glue.loss import forward
-from trainer.glue.measures import metrics_of_answers
+from trainer.glue.measures import metrics_of_predicted
 from trainer.glue.model import init_model
 from trainer.glue.results import summary
 
@@ -42,19 +42,19 @@ def test_metrics_are_their_formulas():
     logits = torch.tensor([[0.0, 1], [0, 1], [1, 0], [0, 1], [1, 0], [0, 1], [1, 0]])
     labels = np.array([1, 0, 1, 0, 0, 1, 0])
     tp, fp, fn, tn = 2, 2, 1, 2
-    assert metrics_of_answers(TASKS["sst2"], logits, labels) == {"accuracy": (tp + tn) / 7}
-    assert metrics_of_answers(TASKS["qqp"], logits, labels) == pytest.approx(
+    assert metrics_of_predicted(TASKS["sst2"], logits, labels) == {"accuracy": (tp + tn) / 7}
+    assert metrics_of_predicted(TASKS["qqp"], logits, labels) == pytest.approx(
         {"accuracy": 4 / 7, "f1": 2 * tp / (2 * tp + fp + fn)}
     )
     matthews = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert metrics_of_answers(TASKS["cola"], logits, labels) == pytest.approx({"matthews": matthews})
+    assert metrics_of_predicted(TASKS["cola"], logits, labels) == pytest.approx({"matthews": matthews})
 
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=50).astype(np.float32), generator.normal(size=50).astype(np.float32)
     ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
     wanted = {"pearson": np.corrcoef(x, y)[0, 1], "spearman": np.corrcoef(*ranks)[0, 1]}
-    assert metrics_of_answers(TASKS["stsb"], torch.from_numpy(x)[:, None], y) == pytest.approx(wanted, abs=1e-6)
-    constant = metrics_of_answers(TASKS["stsb"], torch.ones(50, 1), y)
+    assert metrics_of_predicted(TASKS["stsb"], torch.from_numpy(x)[:, None], y) == pytest.approx(wanted, abs=1e-6)
+    constant = metrics_of_predicted(TASKS["stsb"], torch.ones(50, 1), y)
     assert math.isnan(constant["pearson"]) and math.isnan(constant["spearman"])
 
 
@@ -265,6 +265,7 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     assert "--shard 2: 1 rank cannot be divided" in line(shard=2)
     assert "max_position_embeddings is 32" in line(max_seq_len=64)
     assert "--eval_all_checkpoints 1 needs --save_steps" in line(eval_all_checkpoints=1)
+    assert "--eval_all_checkpoints 1 needs a training" in line(eval_all_checkpoints=1, save_steps=1, do_train=0)
     assert "--max_seq_len: 4 must be at least 5" in line(max_seq_len=4)
     assert "leave nothing to do" in line(do_train=0, do_eval=0)
     (tmp_path / "CoLA").mkdir()

@@ -18,6 +18,7 @@ from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
 from dataset.tokenizing.sample import Source
 from dataset.tokenizing.wordpiece import save_wordpiece
 from tests.helpers import ROOT, SHARED, needs_shared
+from trainer import train_tokenizer
 from trainer.train_tokenizer import compare, load, main
 
 MODEL = ROOT / "model"
@@ -273,6 +274,30 @@ def test_skip_bad_lines_reports_them(tmp_path, capsys):
         assert main([*arguments, "--out_dir", str(tmp_path / name)]) == 0
     assert "dirty.jsonl:2" in capsys.readouterr().err
     assert (tmp_path / "clean/tokenizer.json").read_bytes() == (tmp_path / "dirty/tokenizer.json").read_bytes()
+
+
+def test_a_comparison_reports_the_lines_that_it_skips_once(tmp_path, capsys):
+    """Each tokenizer passes over them anew."""
+    path = tmp_path / "dirty.jsonl"
+    path.write_text(json.dumps({"text": "abc"}) + '\n{"text": null}\n', encoding="utf-8")
+    assert main(["--data_path", str(path), "--skip_bad_lines", "--compare", str(MODEL), str(MODEL)]) == 0
+    error = capsys.readouterr().err
+    assert "skipped 1 bad line:" in error and error.count("dirty.jsonl:2") == 1
+
+
+def test_a_defect_of_ours_keeps_its_traceback(corpus, monkeypatch):
+    monkeypatch.setattr(train_tokenizer, "compare", lambda *_: [].index("a defect"))
+    with pytest.raises(ValueError, match="a defect"):
+        main(["--data_path", str(corpus), "--compare", str(MODEL)])
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_a_line(corpus, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for kind in ("bpe", "wordpiece"):
+        arguments = ["--data_path", str(corpus), "--vocab_size", "274", "--type", kind]
+        assert main([*arguments, "--out_dir", str(tmp_path / "file" / "out")]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: ") and "file" in error
 
 
 def test_the_script_runs_by_path_from_another_folder(corpus, tmp_path):

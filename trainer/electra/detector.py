@@ -4,6 +4,7 @@ A text that is longer than the examples of the training is read in windows of th
 each token the window with the most context around it counts.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from common.arrays import Array
 from common.errors import UserError, user_errors
+from dataset.reading.file_kinds import expanded
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
@@ -217,9 +219,11 @@ def open_detector(flag: str, name: str, device: torch.device) -> Detector:
     set_verbosity_error()
     disable_progress_bar()
     what = f"{flag} {name}"
-    of_run = Path(name) / "discriminator"
-    if (of_run / "config.json").is_file():
-        folder = of_run
+    # Of "." there is no folder beside.
+    place = Path(os.path.abspath(expanded(name)))
+    for folder in (place / "discriminator", place):
+        if (folder / "config.json").is_file():
+            break
     else:
         folder = find_model(flag, name)
     discriminator = load_network(what, folder, ElectraForPreTraining)

@@ -98,7 +98,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         "disallow_correct",
         "gen_smooth",
         "disc_smooth",
-        "dropout",
         "warmup_steps",
         "adam_epsilon",
     )
@@ -180,7 +179,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         check_library(settings.deduplicate)
         data_path = settings.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
         self.data_path = data_path
-        self.tokenizer = open_vocabulary(settings, data_path, self.folder, self.ranks)
+        self.tokenizer = open_vocabulary(settings, data_path, self.stem, self.ranks)
         self.encoder = LineEncoder(self.tokenizer)
         self.store, self.held_out = first_rank_first(self.ranks, self._open_stores)
         # Those to train; None: all.
@@ -425,6 +424,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         """What is trained, and on what. per_position: FLOPs of a training step."""
         settings = self.settings
         encoder = self.model.encoder_config
+        # Networks from files have sizes of their own.
+        is_of_files = settings.model_path is not None or settings.discriminator_config is not None
+        size = "" if is_of_files else f" {settings.size}"
         one_segment = float((self.examples.second == 0).mean())
         lines = notices_of_paths(settings.data_path or [], settings.text_suffixes)
         copies = notice_of(self.store)
@@ -432,7 +434,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             lines.append(copies)
         lines += self.store.bad_lines.report()
         lines += [
-            f"model: {self.objective.title} {settings.size}, {self._parameters() / 1e6:.2f} M parameters, "
+            f"model: {self.objective.title}{size}, {self._parameters() / 1e6:.2f} M parameters, "
             f"{counted(encoder.num_hidden_layers, 'layer')} of width {encoder.hidden_size}"
             f"{self.objective.remark}, {encoder.vocab_size:,} entries, "
             f"{per_position / 1e6:.1f} MFLOP per position",

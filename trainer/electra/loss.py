@@ -8,7 +8,7 @@ import torch
 
 from dataset.electra.electra_dataset import Batch, Totals
 from model.electra.masking import IGNORE
-from model.electra.model_electra import AUC_BINS, ElectraPretrainer, Losses
+from model.electra.model_electra import AUC_BINS, LARGEST_LOGIT, ElectraPretrainer, Losses
 from model.electra.pretrainer import is_real
 
 # Of the discriminator's loss beside the generator's, as published.
@@ -35,7 +35,7 @@ def electra_loss(
     """(a micro-batch's share of the update's loss, 0-d; what to add up, float32 [N_SUMS]).
 
     The sums: generator's and discriminator's loss, masked positions and those that the generator has right, and how
-    many original and replaced tokens got which probability, in AUC_BINS bins each.
+    many original and replaced tokens got which logit, in AUC_BINS bins each.
     """
     found = model(*batch)
     return shared_out(found, totals, weights), sums_of(found, batch)
@@ -52,14 +52,32 @@ def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
     """What is added up of a batch for `metrics`, float32 [N_SUMS]: see `electra_loss`."""
     with torch.no_grad():
         real = is_real(batch.ids, batch.lengths)
-        # The engine skips an update with a NaN, but an index must exist before that.
-        probability = found.disc_logits.sigmoid().nan_to_num(0.0)
-        bin_of_token = (probability * AUC_BINS).long().clamp(max=AUC_BINS - 1) + AUC_BINS * found.replaced
-        counts = torch.zeros(2 * AUC_BINS, device=bin_of_token.device)
-        counts = counts.scatter_add(0, bin_of_token.flatten(), real.flatten().float())
+        place = bins_of(found.disc_logits) + AUC_BINS * found.replaced
+        counts = torch.zeros(2 * AUC_BINS, device=place.device)
+        counts = counts.scatter_add(0, place.flatten(), real.flatten().float())
         masked = (batch.labels != IGNORE).sum()
         sums = torch.stack((found.mlm, found.disc, masked, found.correct))
         return torch.cat((sums, counts))
+
+
+def bins_of(logits: torch.Tensor) -> torch.Tensor:
+    """The number of the bin that each logit is in, int64. That of 0, a probability of 0.5, is the lower edge of the bin
+    AUC_BINS / 2."""
+    # bfloat16 would be coarser than the bins.
+    logits = logits.float()
+    # The engine skips an update with a NaN, but an index must exist before that.
+    logits = logits.nan_to_num(-LARGEST_LOGIT).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+    bins = ((logits + LARGEST_LOGIT) / (2 * LARGEST_LOGIT) * AUC_BINS).floor()
+    return bins.clamp(max=AUC_BINS - 1).long()
+
+
+def lower_edge(number: int) -> float:
+    """The probability from which on a token is in the bin of this number."""
+    # The first bin holds all that is below it too.
+    if number == 0:
+        return 0.0
+    logit = 2 * LARGEST_LOGIT * number / AUC_BINS - LARGEST_LOGIT
+    return 1 / (1 + math.exp(-logit))
 
 
 def best_threshold(sums: Sequence[float]) -> float | None:
@@ -81,7 +99,7 @@ def best_threshold(sums: Sequence[float]) -> float | None:
         return None
     # Of equal ones the highest: between them there is no token.
     best = AUC_BINS - 1 - int(f1.flip(0).argmax())
-    return best / AUC_BINS
+    return lower_edge(best)
 
 
 def metrics(sums: Sequence[float], weights: LossWeights = PUBLISHED) -> tuple[dict[str, Any], float]:

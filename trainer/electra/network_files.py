@@ -9,6 +9,7 @@ from typing import Any
 from transformers import ElectraConfig, PreTrainedTokenizerBase
 
 from common.errors import UserError
+from common.files import MOST_CONFIG_BYTES, read_small
 from common.packages import loader_reason
 from common.settings_files import KeyTwiceError, no_key_twice
 from dataset.reading.file_kinds import expanded
@@ -48,17 +49,17 @@ ACTIVATIONS = (
 )
 
 
-def is_number(value: Any) -> bool:
+def is_plain_number(value: Any) -> bool:
     # A bool is an int in Python.
     return type(value) in (int, float) and math.isfinite(value)
 
 
 def is_share(value: Any) -> bool:
-    return is_number(value) and 0 <= value < 1
+    return is_plain_number(value) and 0 <= value < 1
 
 
 def is_positive(value: Any) -> bool:
-    return is_number(value) and value > 0
+    return is_plain_number(value) and value > 0
 
 
 def is_one_of(*values: str) -> Callable[[Any], bool]:
@@ -163,7 +164,7 @@ def config_of_file(
 def fields_of_file(what: str, path: Path) -> dict[str, Any]:
     """The object in a JSON file. Errors: UserError."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_key_twice)
+        fields = json.loads(read_small(path, MOST_CONFIG_BYTES), object_pairs_hook=no_key_twice)
     except OSError as error:
         raise UserError(f"{what} cannot be read ({error.strerror})") from error
     except KeyTwiceError as error:

@@ -24,6 +24,7 @@ from trainer.electra.settings import ElectraSettings
 from trainer.machine.measure import total_memory
 from trainer.machine.out_of_memory import gigabytes
 from trainer.machine.ranks import Ranks, on_main
+from trainer.saving.checkpoint import Checkpoints
 
 # Folder of the vocabulary that is trained where none is given.
 OWN = "vocabulary"
@@ -38,7 +39,8 @@ CPU = torch.device("cpu")
 # By --objective.
 PRETRAINERS: dict[str, type[Pretrainer]] = {ELECTRA: ElectraPretrainer, MLM: MaskedLanguageModel}
 PretrainerT = TypeVar("PretrainerT", bound=Pretrainer)
-# The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins
+# The fields of a config that decide which weights fit, what they compute and how `--from_scratch` begins. So a resume cannot
+# change the dropout.
 ARCHITECTURE = (
     "vocab_size",
     "embedding_size",
@@ -68,14 +70,15 @@ def architecture(model: Pretrainer) -> dict[str, list[Any]]:
 
 
 def open_vocabulary(
-    settings: ElectraSettings, data_path: list[str], folder: Path, ranks: Ranks
+    settings: ElectraSettings, data_path: list[str], stem: Path, ranks: Ranks
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
-    that of its start."""
+    that of its start. stem: the path of the run's files without their endings."""
     if settings.vocab_path:
         return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
-    if settings.from_resume and (folder / OWN / "vocab.txt").exists():
-        return load_wordpiece(folder / OWN)
+    kept = kept_vocabulary(stem) if settings.from_resume else None
+    if kept is not None:
+        return load_wordpiece(kept, named_by="--from_resume 1: ")
     # The embeddings in --model_path belong to its own vocabulary.
     if settings.model_path:
         return model_vocabulary(settings)
@@ -91,12 +94,26 @@ def open_vocabulary(
     return wordpiece(on_main(ranks, train_it), settings.lower_case)
 
 
+def kept_vocabulary(stem: Path) -> Path | None:
+    """The folder of the vocabulary that an earlier run has begun with, or None where there is nothing to go on with."""
+    checkpoints = Checkpoints(f"{stem}_resume")
+    # A run that ended before its first save has left a vocabulary too, perhaps of other data.
+    if not checkpoints.paths():
+        return None
+    # A run whose folder was renamed back has its vocabulary among its checkpoints until the resume begins. What stands
+    # beside them then is that of the later run.
+    for folder in (checkpoints.folder, stem.parent):
+        if (folder / OWN / "vocab.txt").exists():
+            return folder / OWN
+    return None
+
+
 def model_vocabulary(settings: ElectraSettings) -> PreTrainedTokenizerBase:
     """The tokenizer beside --model_path's encoder. Errors: UserError where there is none."""
     check_networks(settings)
     place = folder_of(settings) / PRETRAINERS[settings.objective].ENCODER
     try:
-        return load_wordpiece(place)
+        return load_wordpiece(place, named_by="")
     except ValueError as error:
         raise UserError(
             f"--model_path {settings.model_path} needs its vocabulary: name it by --vocab_path ({error})"

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
@@ -28,7 +28,7 @@ from trainer.glue.model import check_models
 from trainer.glue.notices import notices
 from trainer.glue.own_task import own_task
 from trainer.glue.predictions import PREDICTIONS
-from trainer.glue.results import are_figures, line_of, read_json, show_table, write_json
+from trainer.glue.results import are_figures, line_of, read_json, show_table, write_json, written_alone
 from trainer.glue.scores import look_back
 from trainer.glue.settings import SCHEDULE_FLAGS, GlueSettings, OwnTaskSettings
 from trainer.glue.submission import write_submission
@@ -63,7 +63,7 @@ COMPARED = (
     "do_predict",
     "eval_all_checkpoints",
 )
-# Those that change nothing of the training, or change what is told of its data.
+# Those that change nothing of the training: the key of the training file tells where one of them changes its data.
 EVALUATION = {"do_eval", "do_predict", "eval_all_checkpoints", *OWN_TASK}
 
 
@@ -135,26 +135,34 @@ def write_for_task(command: Command, data: Data, results: dict[str, Any]) -> Non
     folder = Path(command.settings.out_dir) / data.name
 
     def write() -> None:
-        runs = [folder / f"seed_{seed}" for seed in results["seeds"]]
-        # That of an earlier command is of other seeds or files.
-        remove(folder / FOLDER)
-        several = len(runs) > 1 and bool(data.dev or data.test)
-        together = ensemble(data, folder, runs) if several else None
-        if several and together is None:
-            command.say(f"{data.name}: no ensemble, as the outputs of a seed are not there")
-        if together:
-            command.say(f"{data.name}, ensemble of {len(runs)} seeds: {line_of(together)}")
+        together = ensemble_of_task(command, data, [folder / f"seed_{seed}" for seed in results["seeds"]])
         of_ensemble = {} if together is None else {"ensemble": together}
         write_json(folder / "eval_results.json", {**results, **of_ensemble})
 
     on_main(command.ranks, write)
 
 
+def ensemble_of_task(command: Command, data: Data, runs: list[Path]) -> dict[str, float] | None:
+    """The metrics of the ensemble of all seeds, whose files it writes, or None where there is none. runs: their folders."""
+    folder = Path(command.settings.out_dir) / data.name
+    # That of an earlier command is of other seeds or files.
+    remove(folder / FOLDER)
+    if len(runs) == 1 or not (data.dev or data.test):
+        return None
+    together = ensemble(data, folder, runs)
+    if together is None:
+        command.say(f"{data.name}: no ensemble, as the outputs of a seed are not there")
+    if together:
+        command.say(f"{data.name}, ensemble of {len(runs)} seeds: {line_of(together)}")
+    return together
+
+
 def show_results(command: Command, out: Path) -> None:
     """Print and write the tables of all tasks that are in a folder, and what goes to the leaderboard."""
-    found = show_table(out, command.say)
-    if command.settings.do_predict:
-        write_submission(out, found, command.settings.submit, command.say)
+    with written_alone(out):
+        found = show_table(out, command.say)
+        if command.settings.do_predict:
+            write_submission(out, found, command.settings.submit, command.say)
 
 
 # -------------------------------------------------------------------------------------------------- a run
@@ -165,16 +173,17 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
     settings = run_settings(command, data, seed)
     ranks = command.ranks
     compared = {name: getattr(settings, name) for name in COMPARED}
-    earlier, changed, trained = on_main(ranks, lambda: done_before(command, settings, data, folder, compared))
-    if earlier and not changed:
-        command.say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
-        return 0, earlier
+    earlier = on_main(ranks, lambda: done_before(command, settings, data, folder, compared))
+    if earlier is not None and not earlier.changed:
+        command.say(f"{data.name}, seed {seed}: done before, {line_of(earlier.result['results'])}")
+        return 0, earlier.result
     command.say(f"--- {data.name}, seed {seed}")
-    if earlier and settings.do_train:
+    is_trained = earlier is not None and earlier.is_trained
+    if earlier is not None and settings.do_train:
         again = "a finished run has no checkpoint, so it begins anew"
-        if trained:
+        if is_trained:
             again = "what is trained is evaluated again"
-        command.say(f"done before with another {', '.join(changed)}: {again}")
+        command.say(f"done before with another {', '.join(earlier.changed)}: {again}")
     on_main(ranks, lambda: forget(folder))
     result = {
         "task": data.name,
@@ -187,20 +196,20 @@ def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int,
         "evaluated": data.eval_keys,
         "results": {},
     }
-    if trained and earlier is not None:
-        result["updates"] = earlier.get("updates", 0)
-    exit_code = train_and_evaluate(command, settings, data, folder, trained, result)
+    if is_trained and earlier is not None:
+        result["updates"] = earlier.result.get("updates", 0)
+    exit_code = train_and_evaluate(command, settings, data, folder, is_trained, result)
     return exit_code, None if exit_code else result
 
 
 def train_and_evaluate(
-    command: Command, settings: GlueSettings, data: Data, folder: Path, trained: bool, result: dict[str, Any]
+    command: Command, settings: GlueSettings, data: Data, folder: Path, is_trained: bool, result: dict[str, Any]
 ) -> int:
     """Train, unless an earlier command has, evaluate, and write `result` with the metrics. Returns the exit code."""
     surroundings = command.surroundings
-    job = GlueJob(command, settings, data, folder, folder / WEIGHTS if trained else None)
+    job = GlueJob(command, settings, data, folder, folder / WEIGHTS if is_trained else None)
     trainer = Trainer(job, surroundings)
-    if settings.do_train and not trained:
+    if settings.do_train and not is_trained:
         exit_code = trainer.run()
         if exit_code:
             return exit_code
@@ -233,14 +242,24 @@ def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
     return settings
 
 
+class Earlier(NamedTuple):
+    """A run of an earlier command."""
+
+    # Of its eval_results.json.
+    result: dict[str, Any]
+    # The flags and files that differ now.
+    changed: list[str]
+    # Whether its model is the one that the new ones would train.
+    is_trained: bool
+
+
 def done_before(
     command: Command, settings: GlueSettings, data: Data, folder: Path, compared: Mapping[str, Any]
-) -> tuple[dict[str, Any] | None, list[str], bool]:
-    """What an earlier command left in {folder}/eval_results.json or None; the flags and files that differ; and whether its
-    model is the one that the new ones would train."""
+) -> Earlier | None:
+    """What an earlier command has left in a folder, if it is to be gone on with."""
     earlier = read_json(folder / "eval_results.json", "settings", "results") if settings.from_resume else None
     if not earlier or not are_figures(earlier["results"]):
-        return None, [], False
+        return None
     before = earlier["settings"]
     # Results of earlier versions do not have every setting. What they trained with is the default.
     different = [name for name in COMPARED if before.get(name, default_of(GlueSettings, name)) != compared[name]]
@@ -250,12 +269,12 @@ def done_before(
     others = [what for what, key in begins_with.items() if earlier.get(what, key) != key]
     changed += others
     has_model = (folder / WEIGHTS).is_file()
-    # With such a flag there are other files anyway.
+    # With such a flag another choice of files is told already.
     same_kinds = {"do_eval", "do_predict"}.isdisjoint(different)
     if same_kinds and evaluated_on_others(earlier, data, has_model):
         changed.append("development or test file")
-    trained = settings.do_train and not others and EVALUATION.issuperset(different) and has_model
-    return earlier, changed, trained
+    is_trained = settings.do_train and not others and EVALUATION.issuperset(different) and has_model
+    return Earlier(earlier, changed, is_trained)
 
 
 def dtype_name(command: Command) -> str:

@@ -1,5 +1,6 @@
 """Whether an encoder fits a task of train_glue.py: its config with the task's classes, and the limits that it sets."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def read_config(settings: GlueSettings, task: Task, folder: Path, vocab_size: in
 def set_task_fields(config: Any, settings: GlueSettings, task: Task, words: Sequence[str]) -> None:
     """Write the classes of a task, --dropout, --score_divisor and the kind of the loss into a config. words: the classes.
 
-    Errors: UserError for a --dropout that the config has no field for.
+    Errors: UserError for a --dropout that the config has no field for, and for a divisor that none can be.
     """
     config.id2label = dict(enumerate(words))
     config.label2id = {word: i for i, word in enumerate(words)}
@@ -57,14 +58,24 @@ def set_task_fields(config: Any, settings: GlueSettings, task: Task, words: Sequ
             )
         for name in names:
             setattr(config, name, settings.dropout)
-    # A model that is evaluated as it is keeps its own.
     if settings.do_train:
         config.score_divisor = settings.score_divisor if task.kind == REGRESSION else 1.0
+    else:
+        # A model that is evaluated as it is keeps its own.
+        check_divisor(config, f"--model_path {settings.model_path}")
     if getattr(config, "score_divisor", None) == 1:
         # The usual value is left out, so that such a config is as other people's code writes it.
         del config.score_divisor
     if not task.is_of_positions:
         config.problem_type = "regression" if task.kind == REGRESSION else "single_label_classification"
+
+
+def check_divisor(config: Any, what: str) -> None:
+    """Errors: UserError where a config has a divisor of scores that no training has written."""
+    divisor = getattr(config, "score_divisor", 1.0)
+    # JSON's integers know no bound, and a bool is an int in Python.
+    if type(divisor) not in (int, float) or not 0 < divisor <= sys.float_info.max:
+        raise UserError(f"{what}: score_divisor is {str(divisor)[:40]}, a number above 0 is wanted in its config.json")
 
 
 def check_config(config: PretrainedConfig, settings: GlueSettings, vocab_size: int) -> None:

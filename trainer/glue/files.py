@@ -116,7 +116,8 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
     test = {}
     if settings.do_predict:
         for target, usual in task.test:
-            places = DIAGNOSTICS if target == "AX" else (usual,)
+            # A task of one's own may have that name too.
+            places = DIAGNOSTICS if own is None and target == "AX" else (usual,)
             file = next((place for place in places if (folder / place).exists()), usual)
             if (folder / file).exists():
                 test[target], eval_keys[f"test {target}"] = read(file, labelled=False)
@@ -161,6 +162,8 @@ def refuse_earlier(settings: GlueSettings, out: Path, names: Iterable[str]) -> N
     if of_run is not None and "seed" in of_run:
         raise UserError(f"--out_dir: {out} holds the results of a single seed: name another folder")
     if settings.from_resume:
+        if not settings.do_train:
+            refuse_trained(out, names)
         return
     for name in names:
         earlier = [*out.glob(f"{name}/seed_*/*"), *out.glob(f"{name}/eval_results.json")]
@@ -169,6 +172,19 @@ def refuse_earlier(settings: GlueSettings, out: Path, names: Iterable[str]) -> N
                 f"--out_dir: {out / name} holds results already: name another folder, replace them with "
                 "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
             )
+
+
+def refuse_trained(out: Path, names: Iterable[str]) -> None:
+    """Errors: UserError where a seed of these tasks was trained: an evaluation alone would take its place, and that of the
+    table of its task."""
+    for name in names:
+        for path in sorted(out.glob(f"{name}/seed_*/eval_results.json")):
+            earlier = read_json(path, "settings")
+            # Results of earlier versions may not say it.
+            if earlier is not None and earlier["settings"].get("do_train", True):
+                raise UserError(
+                    f"--out_dir: {path.parent} holds a trained seed, which --do_train 0 would replace: name another --out_dir"
+                )
 
 
 def results_to_replace(settings: GlueSettings, out: Path, names: Iterable[str]) -> list[Path]:

@@ -186,8 +186,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         left are counted in updates of today's size."""
         if self.ends_within_epoch:
             of_epoch = update_schedule(self.settings, self.ranks, self.data)
-            # A part of an epoch ends with the update in which its last row is.
-            wanted = math.ceil(self.wanted_epochs * of_epoch.n_updates)
+            wanted = updates_of_epochs(self.wanted_epochs, of_epoch.n_updates)
             left = max(0, wanted - updates_before(of_epoch, progress.epoch, progress.row))
             self.max_updates = progress.update + left
         return False
@@ -347,6 +346,13 @@ def update_schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateS
     assert data.train is not None
     n_examples = len(data.train.features.first)
     return schedule_of(settings, ranks, n_examples)
+
+
+def updates_of_epochs(epochs: float, n_updates: int) -> int:
+    """How many updates the epochs have, the last one in part. n_updates: of an epoch."""
+    # A part of an epoch ends with the update in which its last row is. Rounded, as 0.55 * 100 is a little more than 55 in
+    # binary numbers.
+    return math.ceil(round(epochs * n_updates, 6))
 
 
 def charts_of(data: Data) -> tuple[Chart, ...]:

@@ -56,15 +56,15 @@ def metric_of(name: str) -> Metric:
     return by_name[name]
 
 
-def answers(task: Task, logits: torch.Tensor, divisor: float = 1.0) -> Array:
+def predicted(task: Task, logits: torch.Tensor, divisor: float = 1.0) -> Array:
     """Class numbers, or scores, of logits [N, n]: a numpy array. divisor: see `score_divisor`."""
     chosen = logits[:, 0] * divisor if task.kind == REGRESSION else logits.argmax(-1)
     return chosen.numpy()
 
 
-def metrics_of_answers(task: Task, logits: torch.Tensor, labels: Array, divisor: float = 1.0) -> dict[str, float]:
+def metrics_of_predicted(task: Task, logits: torch.Tensor, labels: Array, divisor: float = 1.0) -> dict[str, float]:
     """{metric: value} of logits [N, n] and the labels of an assembler's features. divisor: see `score_divisor`."""
-    found = answers(task, logits, divisor)
+    found = predicted(task, logits, divisor)
     return {name: float(metric_of(name)(labels, found)) for name in task.metrics}
 
 
@@ -78,7 +78,7 @@ def measured(task: Task, assembler: GlueAssembler, logits: torch.Tensor, divisor
         found = found_answers(assembler.questions, features, logits.numpy(), task.windows, assembler.max_seq_len)
         values = answer_scores(assembler.questions, found)
     else:
-        return metrics_of_answers(task, logits, features.labels, divisor)
+        return metrics_of_predicted(task, logits, features.labels, divisor)
     return {name: values[name] for name in task.metrics}
 
 

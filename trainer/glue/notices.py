@@ -54,11 +54,21 @@ def notices(
             "--do_eval is 0, so no seed is known to be better: the first one is sent",
         ),
         ("eval_interval", bool(settings.eval_interval) and not evaluated, "no evaluation while training"),
+        (
+            "eval_batch_size",
+            is_changed(settings, "eval_batch_size") and not (settings.do_eval or settings.do_predict),
+            "nothing is evaluated",
+        ),
+        (
+            "overwrite_output_dir",
+            settings.overwrite_output_dir and settings.from_resume,
+            "--from_resume 1 goes on with the results that are there",
+        ),
         ("evaluate_during_training", evaluated and not settings.do_eval, "--do_eval is 0"),
         ("eval_all_checkpoints", settings.eval_all_checkpoints and not settings.do_eval, "--do_eval is 0"),
         (
             "use_compile",
-            compiled and settings.gradient_checkpointing,
+            compiled and settings.gradient_checkpointing and settings.do_train,
             "--gradient_checkpointing 1 goes without compiling",
         ),
     ]

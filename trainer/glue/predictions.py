@@ -8,7 +8,7 @@ import torch
 from common.files import atomic_file
 from dataset.glue.glue_dataset import GlueAssembler
 from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, TAGS, Task
-from trainer.glue.measures import answers, found_classes, tags_of_sentences
+from trainer.glue.measures import found_classes, predicted, tags_of_sentences
 from trainer.glue.squad import found_answers
 
 # Their folder, in that of a run and of an ensemble.
@@ -31,15 +31,15 @@ def write_predictions(path: Path, task: Task, assembler: GlueAssembler, logits: 
         )
         content = json.dumps(found, ensure_ascii=False, indent=1).encode() + b"\n"
     else:
-        content = table_of_answers(task, logits, divisor)
+        content = table_of_predicted(task, logits, divisor)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(content)
 
 
-def table_of_answers(task: Task, logits: torch.Tensor, divisor: float) -> bytes:
+def table_of_predicted(task: Task, logits: torch.Tensor, divisor: float) -> bytes:
     """The words of the classes, or the scores."""
-    found = answers(task, logits, divisor)
+    found = predicted(task, logits, divisor)
     if task.kind == REGRESSION:
         # The leaderboard's scores have bounds.
         words = [f"{score:.3f}" for score in found.clip(*task.bounds)]

@@ -1,14 +1,18 @@
 """Results of fine-tuning: statistics over seeds, which seed is chosen, and the tables and files of them."""
 
+import contextlib
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from common.files import atomic_file
+from filelock import FileLock
+
+from common.files import atomic_file, read_object
 from dataset.glue.glue_tasks import TASKS
+from trainer.reporting.records import LARGEST
 from trainer.reporting.reporter import Say, finite
 
 Figures = Mapping[str, float | None]
@@ -28,13 +32,18 @@ COLUMNS = (
 NOT_AVERAGED = "wnli"
 # Of a metric over the seeds.
 STATISTICS = {"mean", "median", "deviation"}
+# Of a file of results: that of a hundred seeds has less than 1 MB.
+MOST_RESULT_BYTES = 1 << 24
+# It stays, is empty and means nothing by itself. What it guards takes some seconds.
+TABLES_LOCK = ".eval_results.lock"
+LONGEST_WAIT_S = 60.0
 # Digits: a seed is below 2**32.
 LONGEST_SEED = 10
 # The leaderboard shows F1 before accuracy.
 FIRST_SHOWN = {"mrpc": "f1", "qqp": "f1"}
 
 
-def is_number(value: float | None) -> TypeGuard[float]:
+def is_known_figure(value: float | None) -> TypeGuard[float]:
     return value is not None and not math.isnan(value)
 
 
@@ -43,7 +52,7 @@ def summary(results: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
     found: dict[str, dict[str, float | None]] = {}
     for name in results[0]:
         values = [result[name] for result in results]
-        known = [value for value in values if is_number(value)]
+        known = [value for value in values if is_known_figure(value)]
         # What is not a number is null in a file.
         if len(known) < len(values):
             found[name] = {"mean": math.nan, "median": math.nan, "deviation": math.nan}
@@ -63,7 +72,7 @@ def in_order(results: Mapping[str, Figures]) -> list[str]:
 
     def place(seed: str) -> tuple[float, int]:
         value = results[seed].get(first)
-        return (value if is_number(value) else -math.inf), -int(seed)
+        return (value if is_known_figure(value) else -math.inf), -int(seed)
 
     return sorted(results, key=place)
 
@@ -105,7 +114,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 def figure(value: float | None) -> str:
     """A figure times 100, or a dash."""
-    return f"{100 * value:.2f}" if is_number(value) else "-"
+    return f"{100 * value:.2f}" if is_known_figure(value) else "-"
 
 
 def glue_table(found: Mapping[str, Any]) -> list[str]:
@@ -142,7 +151,7 @@ def cell_of(task: str, values: Figures) -> str:
     cells = []
     for name in names:
         value = values[name]
-        cells.append(f"{100 * value:.1f}" if is_number(value) else "-")
+        cells.append(f"{100 * value:.1f}" if is_known_figure(value) else "-")
     return "/".join(cells)
 
 
@@ -186,7 +195,24 @@ def are_figures(found: object) -> bool:
     """Whether this is {metric: value}."""
     if not isinstance(found, dict):
         return False
-    return all(value is None or (type(value) in (int, float) and abs(value) < math.inf) for value in found.values())
+    # JSON's integers know no bound, and a bool is an int in Python.
+    return all(value is None or (type(value) in (int, float) and abs(value) <= LARGEST) for value in found.values())
+
+
+@contextlib.contextmanager
+def written_alone(out: Path) -> Iterator[None]:
+    """Keep other commands from writing the tables of a folder; one that is writing them is waited for.
+
+    Each of them reads what all tasks have left: without it an older table might be written last.
+    """
+    lock = FileLock(out / TABLES_LOCK, fallback_to_soft=False, preserve_lock_file=True)
+    # A file system without locks, or a machine that was lost: the table of this command is written all the same.
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire(timeout=LONGEST_WAIT_S)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def show_table(out: Path, say: Say) -> dict[str, Any]:
@@ -216,12 +242,10 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path, *parts: str) -> dict[str, Any] | None:
     """The dict that write_json wrote, with a dict under each of `parts`; None where it is absent, damaged or foreign."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found: dict[str, Any] = read_object(path, MOST_RESULT_BYTES)
+    except ValueError:
         return None
-    if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in parts):
-        return None
-    return found
+    return found if all(isinstance(found.get(part), dict) for part in parts) else None
 
 
 def line_of(results: Mapping[str, float | None]) -> str:

@@ -128,18 +128,27 @@ def look_back(
     stop_signal = predict(data, folder, evaluation, outputs.test, say)
     if not stop_signal:
         on_main(evaluation.engine.ranks, lambda: write_outputs(folder / OUTPUTS, outputs, data))
-    if stop_signal or not (settings.eval_all_checkpoints and settings.do_eval):
-        return stop_signal
-    result["checkpoints"] = {}
+    if not stop_signal and settings.eval_all_checkpoints and settings.do_eval:
+        result["checkpoints"], stop_signal = evaluate_checkpoints(folder, evaluation, where, say)
+    return stop_signal
+
+
+def evaluate_checkpoints(
+    folder: Path, evaluation: Evaluation, where: str, say: Say
+) -> tuple[dict[str, dict[str, float]], int]:
+    """({update: {metric: value}} of the models that a run has saved on its way, number of a stop signal that came, or 0).
+    where: task and seed, for the lines."""
+    found: dict[str, dict[str, float]] = {}
+    engine = evaluation.engine
     for update, path in saved_models(folder):
-        engine = evaluation.engine
         engine.load_weights(saved_weights(engine.model, path / "model.safetensors"))
         values, stop_signal = evaluation(update, anew=True)
         if stop_signal:
-            return stop_signal
-        result["checkpoints"][str(update)] = without_loss(values)
-        say(f"{where}, update {update}: {line_of(result['checkpoints'][str(update)])}")
-    return 0
+            return found, stop_signal
+        metrics = without_loss(values)
+        found[str(update)] = metrics
+        say(f"{where}, update {update}: {line_of(metrics)}")
+    return found, 0
 
 
 def predict(data: Data, folder: Path, evaluation: Evaluation, found: dict[str, torch.Tensor], say: Say) -> int:

@@ -38,7 +38,16 @@ SCHEDULE_FLAGS = (
     "score_divisor",
 )
 # All flags that only training reads
-TRAINING_FLAGS = (*SCHEDULE_FLAGS, "save_steps")
+TRAINING_FLAGS = (
+    *SCHEDULE_FLAGS,
+    "save_steps",
+    "grad_clip",
+    "accumulation_steps",
+    "rows_per_update",
+    "max_bad_updates",
+    "use_compile",
+    "gradient_checkpointing",
+)
 # What is on top of the encoder
 HEADS = ("huggingface", "plain")
 # Of the losses of a batch's examples
@@ -252,6 +261,10 @@ class GlueSettings(
     def check(self) -> None:
         if self.eval_all_checkpoints and not self.save_steps:
             raise ValueError("--eval_all_checkpoints 1 needs --save_steps N, which keeps the models to evaluate")
+        if self.eval_all_checkpoints and not self.do_train:
+            raise ValueError(
+                "--eval_all_checkpoints 1 needs a training, which saves them on its way: drop it or --do_train 0"
+            )
         if self.seed + self.num_seeds > 2**32:
             raise ValueError(f"--seed {self.seed} --num_seeds {self.num_seeds}: the last seed would be beyond 2**32")
         check_task(self)

@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass
 
 # Behind the name of a list in the metrics: each of its numbers, as a curve of its own.
 EACH = "/*"
+# A metrics file may have been written by anybody: more than this is not drawn.
+MOST_CHARTS = 100
+MOST_CURVES = 256
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def charts_of_record(record: object) -> tuple[Chart, ...] | None:
         return None
     # One entry that cannot be read makes all of them doubtful: then the page shows what it always has.
     charts = []
-    for entry in record:
+    for entry in record[:MOST_CHARTS]:
         chart = chart_of_record(entry)
         if chart is None:
             return None
@@ -72,7 +75,7 @@ def chart_of_record(entry: object) -> Chart | None:
         return None
     if not all(isinstance(field, str) for field in fields):
         return None
-    return Chart(title, tuple(fields), logarithmic, unless_zero)
+    return Chart(title, tuple(fields[:MOST_CURVES]), logarithmic, unless_zero)
 
 
 def charts_of_runs(charts_of_each: Sequence[Sequence[Chart]]) -> list[Chart]:
@@ -99,4 +102,4 @@ def fields_of(chart: Chart, known: Iterable[str]) -> list[str]:
             fields += [name for name in known if name.startswith(of_list)]
         else:
             fields.append(field)
-    return fields
+    return fields[:MOST_CURVES]

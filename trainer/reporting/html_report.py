@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +29,9 @@ from trainer.reporting.records import FIGURES, RunRecords, is_number, trains_ans
 
 # Evaluations with samples.
 EARLIER = 20
+# A metrics file may have been written by anybody: no longer command is read, and no longer path is one of Linux.
+LONGEST_COMMAND = 100_000
+LONGEST_PATH = 4096
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
 # Stand for the page's own colours in a drawing.
 INK, GRID = "#010203", "#040506"
@@ -313,13 +317,13 @@ def samples(run: RunRecords) -> list[tuple[int, str, str]]:
     places = np.linspace(0, len(updates) - 1, min(len(updates), EARLIER + 1)).astype(int)
     chosen = {updates[place] for place in places}
     found = []
-    for sample in sorted(run.samples, key=update_of, reverse=True):
+    for sample in sorted(run.samples, key=update_of_sample, reverse=True):
         if sample["update"] in chosen:
             found.append((sample["update"], sample["prompt"], sample["text"].removeprefix(sample["prompt"])))
     return found
 
 
-def update_of(sample: Mapping[str, Any]) -> int:
+def update_of_sample(sample: Mapping[str, Any]) -> int:
     return sample["update"]
 
 
@@ -371,21 +375,33 @@ def trained(run: RunRecords) -> list[tuple[str, str, str, str]]:
     return rows
 
 
+def repository_of(started: str) -> str:
+    """The path of the repository, as a prefix, of the command of a run; empty where it was started in there."""
+    try:
+        words = shlex.split(started)
+    except ValueError:
+        # A quotation without its end: no run wrote that.
+        return ""
+    for word in words:
+        found = re.fullmatch(r"(.*)trainer/train_\w+\.py", word, re.DOTALL)
+        if found:
+            return found[1] if len(word) <= LONGEST_PATH else ""
+    return ""
+
+
 def go_on(run: RunRecords) -> list[tuple[str, str]]:
     """Commands for what comes next: [(what for, command)]. They work in the folder in which the run was started."""
     if not run.starts:
         return []
     start = run.starts[-1]
-    started = start["command"]
+    started = start["command"] if len(start["command"]) <= LONGEST_COMMAND else ""
     stem = run.path.with_name(run.name)
-    # The path of the repository, where the run was started elsewhere.
-    found = re.search(r"(\S*?)trainer/train_\w+\.py", started)
-    places = {"top": found[1] if found else "", "stem": str(stem), "folder": str(stem.parent)}
+    places = {"top": repository_of(started), "stem": str(stem), "folder": str(stem.parent)}
     commands = []
     if started:
         # The flag may stand there with a value, with `=`, or alone.
         command = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
-        commands.append(("train on, after a stop or with more epochs", f"{command} --from_resume 1"))
+        commands.append(("train on, after a stop or for longer", f"{command} --from_resume 1"))
     for next_command in commands_of_record(start.get("next_commands")):
         commands.append((next_command.purpose, next_command.filled(places)))
     return commands

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 # A metrics file may have been written by anybody, and more than this would be no page for a reader.
 MOST = 100
+LONGEST = 1000
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ def commands_of_record(record: object) -> list[NextCommand]:
         return []
     commands = []
     for entry in record:
-        if isinstance(entry, list) and len(entry) == 2 and all(isinstance(text, str) for text in entry):
+        if not isinstance(entry, list) or len(entry) != 2:
+            continue
+        if all(isinstance(text, str) and len(text) <= LONGEST for text in entry):
             commands.append(NextCommand(*entry))
     return commands

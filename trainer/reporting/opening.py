@@ -88,7 +88,7 @@ def never_saved(metrics: Path) -> bool:
         return len(save_intervals) <= 1 and updates_left and done < min(save_intervals, default=1)
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         # No file of ours, or cut off: it is kept.
         return False
 

@@ -6,6 +6,8 @@ from trainer.reporting.records import RunRecords, is_number, trains_answers
 
 # Text has 8 bits a byte before anything is compressed. What a file says beyond some times that is no such figure.
 MOST_BITS = 100
+# What --objective electra logs, and what --objective mlm does.
+OF_ENCODERS = ("mlm_loss", "mlm_acc")
 
 
 class Bar(NamedTuple):
@@ -31,7 +33,7 @@ def remarks(run: RunRecords) -> list[str]:
     """What can be said, in sentences, of a language model without bits per byte; of other runs nothing."""
     loss = run.last("loss")
     # An encoder's loss is that of no language model, and trainers of other kinds hold nothing out.
-    if run.last("mlm_loss") is not None:
+    if any(run.last(name) is not None for name in OF_ENCODERS):
         return []
     if loss is None or "val_fraction" not in run.settings or run.last("bits_per_byte") is not None:
         return []

@@ -2,9 +2,9 @@
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from trainer.reporting.older_records import CHARTS_BEFORE
 
 # No figure of a run comes near it. The axes of matplotlib overflow with numbers near the largest float.
 LARGEST = 1e30
+# A metrics file may have been written by anybody: more than this is passed over. A start has its command, which Linux allows 2 MB.
+MOST_LINE_BYTES = 1 << 23
+MOST_FIELDS = 1000
 METRICS_SUFFIX = ".metrics.jsonl"
 # What the data of a start is noted to train, where that is not all of its text
 ANSWERS = "answers"
@@ -24,7 +27,7 @@ ANSWERS = "answers"
 Write = Callable[[float], str]
 
 
-def gigabytes(value: float) -> str:
+def of_memory(value: float) -> str:
     return f"{value / 1e9:.2f} GB"
 
 
@@ -38,7 +41,7 @@ FIGURES: tuple[tuple[str, str, Write], ...] = (
     ("bits per byte", "bits_per_byte", "{:.4f}".format),
     ("tokens per second", "tokens_per_second", "{:,.0f}".format),
     ("share of the best matrix-product rate", "flops_utilisation", "{:.1%}".format),
-    ("peak memory", "memory", gigabytes),
+    ("peak memory", "memory", of_memory),
 )
 
 
@@ -57,6 +60,16 @@ Curve = tuple[np.ndarray, np.ndarray]
 def is_number(value: object) -> bool:
     """Whether it is one that can be drawn; JSON's integers know no bound."""
     return isinstance(value, int | float) and abs(value) <= LARGEST
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, without those that are longer than MOST_LINE_BYTES."""
+    is_rest = False
+    while piece := file.readline(MOST_LINE_BYTES):
+        is_end = piece.endswith(b"\n")
+        if not is_rest and (is_end or len(piece) < MOST_LINE_BYTES):
+            yield piece
+        is_rest = not is_end
 
 
 def has_fields(record: Mapping[str, object], fields: Mapping[str, type]) -> bool:
@@ -132,6 +145,8 @@ class Records:
         if not is_number(value):
             return
         if field not in self.columns:
+            if len(self.columns) == MOST_FIELDS:
+                return
             self.columns[field] = (array("d"), array("d"))
         x, y = self.columns[field]
         x.append(tokens)
@@ -176,14 +191,14 @@ class RunRecords(Records):
         self.name = self.path.name.removesuffix(METRICS_SUFFIX)
         try:
             refuse_irregular(self.path)
-            # A metrics file grows with the run, so it is read line by line.
-            with open(self.path, encoding="utf-8") as file:
-                for line in file:
+            # A metrics file grows with the run, so it is read line by line. As bytes: a full disk may have cut a character, and
+            # costs its line alone.
+            with open(self.path, "rb") as file:
+                for line in lines_of(file):
                     self.take(line)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not text"
+        except OSError as error:
             raise UserError(
-                f"{self.path}: no metrics can be read from there ({reason}); name a run's .metrics.jsonl"
+                f"{self.path}: no metrics can be read from there ({error.strerror}); name a run's .metrics.jsonl"
             ) from error
         self.curves: dict[str, Curve] = {}
         for field, (tokens, values) in self.columns.items():

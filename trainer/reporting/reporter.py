@@ -188,11 +188,13 @@ def flat_numbers(record: Record) -> dict[str, float]:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """The dict of a metrics line; for one that a crash left damaged a dict that is never of the past."""
+    """The dict of a metrics line; for one that a crash left damaged, or no run wrote, a dict that is never of the past."""
+    damaged = {"step": math.inf}
     try:
-        return {"step": math.inf, **json.loads(line)}
-    except (ValueError, TypeError):
-        return {"step": math.inf}
+        record = {**damaged, **json.loads(line)}
+    except (ValueError, TypeError, RecursionError):
+        return damaged
+    return record if isinstance(record["step"], int | float) else damaged
 
 
 class Stopwatch:

@@ -12,7 +12,7 @@ from dataset.loader import UpdateSchedule, make_loader
 from dataset.reading.documents import DataError
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
-from dataset.tokenizing.wordpiece import load_wordpiece, train_wordpiece
+from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece, train_wordpiece
 from model.electra.masking import IGNORE, mask_count, original_cap
 from tests.helpers import ROOT, SHARED, command_line, needs_shared
 
@@ -329,6 +329,26 @@ def test_a_trained_vocabulary_is_never_too_large_and_always_the_same(tmp_path):
         "the cat"
     )
     assert train_wordpiece(["The THE the"] * 5, 40, lower_case=False).tokenize("The") != ["the"]
+
+
+def test_a_vocabulary_with_gaps_is_refused(tmp_path):
+    """An id beyond the number of entries has no embedding."""
+    save_wordpiece(load_wordpiece(write_vocab(tmp_path / "vocab.txt")), tmp_path / "a")
+    path = tmp_path / "a" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    n_entries = len(content["model"]["vocab"])
+    content["model"]["vocab"]["cat"] = 40_000
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"gaps: the highest of {n_entries} is 40,000"):
+        load_wordpiece(tmp_path / "a")
+
+
+def test_what_has_named_a_vocabulary_stands_before_it(tmp_path):
+    for path in (tmp_path / "none.txt", write_vocab(tmp_path / "vocab.txt", [*SPECIALS[:4], *WORDS])):
+        with pytest.raises(ValueError, match=f"^--vocab_path {path}: "):
+            load_wordpiece(path)
+        with pytest.raises(ValueError, match=f"^--from_resume 1: {path}: "):
+            load_wordpiece(path, named_by="--from_resume 1: ")
 
 
 def test_a_vocabulary_without_a_mask_token(tmp_path):

@@ -200,6 +200,52 @@ def test_cache_depends_on_content_and_length_and_is_made_again_if_damaged(tmp_pa
     assert tmp_path / "home" in cached().parents and len(said) == 1 and "cannot be written" in said[0]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": np.array([99, 99, 99, 99], np.uint16)},
+        {"tokens": np.array([0.5, 1, 2, 3])},
+        {"begin": np.array([0, 2**62])},
+        {"begin": np.array([-1, 2])},
+        {"begin": np.array([0, 3])},
+        {"begin": np.array([0])},
+        {"first": np.array([[1], [1]])},
+        {"second": np.array([1, 2], np.int32)},
+        {"labels": np.array([0, 2])},
+        {"labels": np.zeros(0, np.int64)},
+        {"labels": np.zeros(2, np.float32)},
+        {"pair": np.array([True])},
+        {"skipped": np.array("many")},
+        {"classes": np.zeros(4, np.int16)},
+        {"first": np.zeros(0, np.int64), "second": np.zeros(0, np.int64), "begin": np.zeros(0, np.int64)},
+    ],
+    ids=range(15),
+)
+def test_a_cache_that_is_none_of_ours_is_made_again(tmp_path, changes):
+    """Anybody may have put it beside the data."""
+    path = tsv(tmp_path / "train.tsv", RTE, "0\ta\tc\tentailment", "1\tb\td\tnot_entailment")
+
+    def cached():
+        return cached_features(path, TASKS["rte"], encoder(), 8, say=lambda _: None)
+
+    file = cached()
+    whole = read_features(file)
+    np.savez(file, **{**whole._asdict(), **changes})
+    again = read_features(cached())
+    for name, array in whole._asdict().items():
+        assert np.array_equal(getattr(again, name), array), name
+
+
+def test_a_compressed_cache_is_not_read(tmp_path):
+    """A small file may hold more than any memory has."""
+    path = tsv(tmp_path / "train.tsv", RTE, "0\ta\tc\tentailment")
+    file = cached_features(path, TASKS["rte"], encoder(), 8, say=lambda _: None)
+    np.savez_compressed(file, **read_features(file)._asdict())
+    with pytest.raises(ValueError, match="compressed"):
+        read_features(file)
+    assert read_features(cached_features(path, TASKS["rte"], encoder(), 8)).lengths.tolist() == [5]
+
+
 def test_both_orders_are_cut_as_the_examples_that_they_are(tmp_path):
     """`double_unordered`: the swapped examples behind the others. Reference: the loop of pops, which takes from the second
     sentence at a tie, so that a pair and its swapped twin may be cut differently."""

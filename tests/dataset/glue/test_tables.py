@@ -34,8 +34,11 @@ def test_a_csv_and_a_jsonl_file_hold_the_same(tmp_path):
 def test_scores_are_finite_numbers_of_any_size(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": -3}\n{"text": "b", "label": "1e3"}\n')
     assert read_rows(tmp_path / "a.jsonl", SCORE).labels == [-3, 1000]
+    (tmp_path / "b.csv").write_text("text,label\na, +4.5 \na,.5\na,4.\na,-2E-1\n")
+    assert read_rows(tmp_path / "b.csv", SCORE).labels == [4.5, 0.5, 4, -0.2]
     # Of 1e39 float32 makes infinity, and of 1e20 its square in the loss.
-    for word in ("nan", "inf", "1e39", "-1e20", "1_0x", ""):
+    # Python reads 45 in 4_5, and digits of other alphabets.
+    for word in ("nan", "inf", "1e39", "-1e20", "1_0x", "4_5", "\u0664", "", "."):
         (tmp_path / "a.csv").write_text(f"text,label\na,1e15\na,{word}\n")
         with pytest.raises(DataError, match=r"a.csv:3: label .* is not a number from -1e\+16 to 1e\+16"):
             read_rows(tmp_path / "a.csv", SCORE)

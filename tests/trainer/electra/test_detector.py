@@ -214,6 +214,13 @@ def test_another_model_and_no_model_are_refused(tmp_path):
     refused(tmp_path / "bert", "a model of the kind bert; a network of an ELECTRA is wanted")
 
 
+@pytest.mark.parametrize("name", [".", "../discriminator", "..", "~/discriminator", "~"])
+def test_a_folder_may_be_named_from_within_and_by_a_tilde(run, monkeypatch, name):
+    monkeypatch.chdir(run[0] / "discriminator")
+    monkeypatch.setenv("HOME", str(run[0]))
+    assert opened(name).generator is not None
+
+
 def test_damaged_weights_and_a_missing_vocabulary_are_told(run, tmp_path):
     shutil.copytree(run[0] / "discriminator", tmp_path / "a")
     path = tmp_path / "a" / "model.safetensors"

@@ -1,6 +1,7 @@
 """--generator_config and --discriminator_config. Reference: the fields of the files."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -88,6 +89,18 @@ def test_the_files_that_a_run_has_saved_are_taken(data, tmp_path):
         assert getattr(second.job.model, name).config.hidden_size == wanted.hidden_size
 
 
+def test_the_size_is_told_where_it_decides(data, tmp_path, capsys):
+    """Files of the networks have sizes of their own, and so has the folder of --model_path."""
+    train(**data, out_dir=tmp_path / "a", max_steps=1)
+    assert "model: ELECTRA small, " in capsys.readouterr().out
+    train(**data, out_dir=tmp_path / "b", max_steps=1, **files(tmp_path))
+    sizes = dict.fromkeys(
+        ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+    )
+    train(**data, **sizes, out_dir=tmp_path / "c", max_steps=1, model_path=tmp_path / "a" / "electra_small")
+    assert capsys.readouterr().out.count("model: ELECTRA, ") == 2
+
+
 def test_a_tilde_is_written_out(data, tmp_path, monkeypatch):
     """As the shell does, which does not see a --config file. Reference: the folder that HOME names."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -155,6 +168,10 @@ def test_a_faulty_file_is_named_in_one_line(data, tmp_path, generator, wanted):
 def test_a_file_that_is_not_there(data, tmp_path):
     flags = {**files(tmp_path), "generator_config": tmp_path / "nothing.json"}
     with pytest.raises(UserError, match="--generator_config .*nothing.json cannot be read"):
+        train(**data, out_dir=tmp_path, **flags)
+    # It would be waited for without end.
+    os.mkfifo(tmp_path / "nothing.json")
+    with pytest.raises(UserError, match="--generator_config .*nothing.json cannot be read .not a regular file"):
         train(**data, out_dir=tmp_path, **flags)
 
 

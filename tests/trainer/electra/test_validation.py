@@ -15,13 +15,13 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from common.errors import BadContentError, DataError, UserError
 from model.electra.masking import IGNORE
-from model.electra.model_electra import AUC_BINS
+from model.electra.model_electra import AUC_BINS, Losses
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import new_port, run_ranks
 from tests.trainer.test_train_electra import equal, flags, train, weights
 from trainer import train_electra
 from trainer.electra.auc_alarm import AucAlarm
-from trainer.electra.loss import best_threshold
+from trainer.electra.loss import best_threshold, metrics, sums_of
 from trainer.electra.validation import SEED
 from trainer.job import Progress
 from trainer.machine.ranks import Ranks
@@ -92,8 +92,8 @@ def test_the_figures_are_those_of_the_examples(run):
     for name, value in wanted.items():
         assert values[name] == pytest.approx(value, rel=1e-5), name
     # Equal ones within a bin count half.
-    bins = np.minimum(np.array(probabilities) * AUC_BINS, AUC_BINS - 1).astype(int)
-    assert values["val_disc_auc"] == pytest.approx(roc_auc_score(replaced, bins), abs=1e-6)
+    bins = [bin_of(probability) for probability in probabilities]
+    assert values["val_disc_auc"] == pytest.approx(roc_auc_score(replaced, bins), abs=1e-3)
 
 
 def test_every_held_out_token_is_evaluated_once(run, other):
@@ -179,12 +179,51 @@ def test_a_stop_signal_ends_an_evaluation(run):
     assert stop_signal == 15 and run.trainer.job.model.training
 
 
+def bin_of(probability):
+    """Of equal bins of the logit from -10 to 10."""
+    logit = math.log(probability / (1 - probability))
+    return min(max(math.floor((logit + 10) / 20 * AUC_BINS), 0), AUC_BINS - 1)
+
+
+def edge_of(number):
+    """The probability from which on a token is in a bin; 0 of the first one, which takes all below it too."""
+    return 1 / (1 + math.exp(10 - 20 * number / AUC_BINS)) if number else 0.0
+
+
+def sums_of_row(logits, replaced):
+    """The sums of a batch of one row without padding, in which nothing is masked."""
+    nothing = torch.tensor(0.0)
+    found = Losses(nothing, nothing, nothing, nothing, replaced[None], logits[None], nothing)
+    ids = torch.zeros(1, len(logits), dtype=torch.long)
+    batch = SimpleNamespace(ids=ids, lengths=torch.tensor([len(logits)]), labels=torch.tensor([[IGNORE]]))
+    return sums_of(found, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_auc_is_right_of_a_discriminator_that_doubts_little(dtype):
+    """Reference: scikit-learn. Of a few replaced tokens in a hundred most have a probability near 0."""
+    probabilities = np.repeat([0.0005, 0.3, 0.004, 0.8, 0.5], [900, 100, 20, 80, 10])
+    replaced = np.repeat([False, True], [1000, 110])
+    sums = sums_of_row(torch.logit(torch.tensor(probabilities)).to(dtype), torch.tensor(replaced))
+    values, _ = metrics(sums.tolist())
+    assert values["disc_auc"] == pytest.approx(roc_auc_score(replaced, probabilities), abs=1e-6)
+    # A probability of 0.5 calls a token replaced.
+    assert values["disc_recall"] == pytest.approx(90 / 110) and values["disc_precision"] == 1
+
+
+def test_logits_that_are_none_are_counted_all_the_same():
+    """The engine skips their update, but the counts are made before that."""
+    logits = torch.tensor([math.nan, math.inf, -math.inf, 1e30, -1e30, 0.0])
+    counts = sums_of_row(logits, torch.ones(6, dtype=torch.bool))[4 + AUC_BINS :]
+    assert counts.sum() == 6 and counts[0] == 3 and counts[-1] == 2 and counts[AUC_BINS // 2] == 1
+
+
 def sums_with(original, replaced):
     """The sums of a loss of tokens with these probabilities."""
     counts = [0.0] * (2 * AUC_BINS)
     for side, probabilities in enumerate((original, replaced)):
         for probability in probabilities:
-            counts[side * AUC_BINS + min(int(probability * AUC_BINS), AUC_BINS - 1)] += 1
+            counts[side * AUC_BINS + bin_of(probability)] += 1
     return [1.0, 1.0, 1.0, 1.0, *counts]
 
 
@@ -194,22 +233,24 @@ def test_the_threshold_is_that_of_the_highest_f1():
     for n_original, n_replaced, apart in ((900, 100, 0.25), (300, 10, 0.1), (50, 50, 0.4), (200, 30, 0.0)):
         original = generator.beta(2, 8, n_original)
         replaced = np.minimum(generator.beta(2, 8, n_replaced) + apart, 0.999)
-        edges = np.arange(AUC_BINS) / AUC_BINS
+        edges = np.array([edge_of(number) for number in range(AUC_BINS)])
         labels = np.repeat([0, 1], [n_original, n_replaced])
-        bins = np.floor(np.concatenate((original, replaced)) * AUC_BINS) / AUC_BINS
+        bins = np.array([bin_of(probability) for probability in (*original, *replaced)])
         scores = []
-        for edge in edges:
-            called = bins >= edge
+        for number in range(AUC_BINS):
+            called = bins >= number
             scores.append(f1_score(labels, called, zero_division=0) if called.sum() <= 2 * n_replaced else 0)
         found = best_threshold(sums_with(original, replaced))
-        assert found == edges[np.flatnonzero(np.array(scores) == max(scores))[-1]]
+        assert found == pytest.approx(edges[np.flatnonzero(np.array(scores) == max(scores))[-1]])
 
 
 def test_without_a_probability_that_tells_anything_there_is_no_threshold():
     assert best_threshold(sums_with([0.1] * 90, [0.1] * 10)) is None
     assert best_threshold(sums_with([0.1] * 90, [])) is None
     assert best_threshold(sums_with([], [])) is None
-    assert best_threshold(sums_with([0.1] * 90, [0.3] * 10)) == 0.3
+    assert best_threshold(sums_with([0.1] * 90, [0.3] * 10)) == pytest.approx(edge_of(bin_of(0.3)))
+    # The first bin takes all tokens.
+    assert best_threshold(sums_with([1e-9] * 10, [1e-9] * 90)) == 0
 
 
 def test_the_threshold_is_saved_with_the_last_networks_and_kept_for_a_resume(run, data, other, tmp_path):

@@ -1,6 +1,9 @@
 """What a config must fit, and --dropout. References: the limits in the config; the same network in eval mode, which drops
 nothing."""
 
+import json
+import re
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -77,3 +80,19 @@ def test_a_config_has_the_classes_of_its_task(place, tmp_path):
     assert read_config(flags(place), task, tmp_path, len(WORDS)).id2label == dict(enumerate(task.labels))
     with pytest.raises(UserError, match="its classes are .*, in another order than"):
         read_config(flags(place, do_train=False), task, tmp_path, len(WORDS))
+
+
+@pytest.mark.parametrize("divisor", [None, "x", 0, -5, True, float("nan"), float("inf"), 10**400, [5]])
+def test_a_divisor_that_scores_cannot_have_is_refused(place, tmp_path, divisor):
+    """A model that is evaluated as it is has its own; one that is trained gets that of the flag."""
+    task = TASKS["stsb"]
+    read_config(flags(place), task, place / "tiny", len(WORDS)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "score_divisor": divisor}))
+    with pytest.raises(
+        UserError, match=f"^--model_path {re.escape(str(place))}.*: score_divisor is .*, a number above 0"
+    ):
+        read_config(flags(place, do_train=False), task, tmp_path, len(WORDS))
+    assert read_config(flags(place, score_divisor=5.0), task, tmp_path, len(WORDS)).score_divisor == 5
+    path.write_text(json.dumps({**json.loads(path.read_text()), "score_divisor": 5}))
+    assert read_config(flags(place, do_train=False), task, tmp_path, len(WORDS)).score_divisor == 5

@@ -117,6 +117,32 @@ def test_max_steps_override_epochs(place, tmp_path, capsys):
     assert "--epochs 9.0 has no effect: --max_steps 3 overrides it" in capsys.readouterr().out
 
 
+def test_flags_that_do_nothing_are_named(place, tmp_path, capsys):
+    """Without training those of the training, without an evaluation its batch; a resume replaces nothing."""
+    unread = {
+        "grad_clip": 2.0,
+        "accumulation_steps": 2,
+        "max_bad_updates": 7,
+        "use_compile": 0,
+        "gradient_checkpointing": 1,
+    }
+    fine_tune(place, tmp_path / "a", max_steps=1)
+    model = tmp_path / "a" / "cola" / "seed_42" / "model"
+    evaluation = {"epochs": None, "learning_rate": None, "do_train": 0, "model_path": model}
+    capsys.readouterr()
+    fine_tune(place, tmp_path / "b", **evaluation, **unread)
+    out = capsys.readouterr().out
+    for name in unread:
+        assert f"warning: --{name} " in out and out.count(f"--{name} ") == 1, name
+    assert out.count("has no effect: --do_train is 0") == len(unread)
+    fine_tune(place, tmp_path / "b", **evaluation, rows_per_update=8, from_resume=1, overwrite_output_dir=1)
+    out = capsys.readouterr().out
+    assert "--rows_per_update 8 has no effect: --do_train is 0" in out
+    assert "--overwrite_output_dir True has no effect: --from_resume 1 goes on with the results that are there" in out
+    fine_tune(place, tmp_path / "c", max_steps=1, do_eval=0, eval_batch_size=3)
+    assert "--eval_batch_size 3 has no effect: nothing is evaluated" in capsys.readouterr().out
+
+
 def test_epsilon_reaches_the_optimiser(place, tmp_path):
     run = run_of(place, tmp_path, max_steps=1, adam_epsilon=0.5)
     assert {group["eps"] for group in run.job.optimizer.param_groups} == {0.5}

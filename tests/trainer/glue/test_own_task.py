@@ -89,6 +89,15 @@ def test_a_task_learns_and_is_evaluated_as_it_was_saved(place, tmp_path, kind):
     assert again[name]["metrics"] == found
 
 
+@pytest.mark.parametrize("kind", [*WANTED, "stsb", "mnli"])
+def test_features_are_made_once(place, tmp_path, kind):
+    """What is found in the cache is checked, and is what was put there."""
+    options = of_kind(place, kind, do_predict=1) if kind in WANTED else {"task": kind, "do_predict": 1}
+    fine_tune(place, tmp_path / "a", **options, max_steps=1)
+    with mock.patch("dataset.glue.feature_cache.make_features", side_effect=AssertionError("it makes them anew")):
+        fine_tune(place, tmp_path / "b", **options, max_steps=1)
+
+
 def test_a_yaml_file_describes_a_task_and_flags_win(place, tmp_path, capsys):
     (tmp_path / "stars.yaml").write_text(
         f"kind: classification\ntrain_file: {place}/train.csv\ndev_file: dev.csv\ntext: [title, body]\nlabel: stars\n"
@@ -276,6 +285,18 @@ def test_flags_that_do_nothing_are_named(place, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "--doc_stride 9 has no effect: it is for questions" in out
     assert "--head plain has no effect: words and answers have a head of one matrix anyway" in out
+
+
+def test_a_task_with_the_name_of_the_diagnostics_reads_its_own_file(place, tmp_path, monkeypatch):
+    """Also in a folder of the benchmark."""
+    for name in ("AX", "RTE"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "AX" / "AX.tsv").write_text("index\tsentence1\tsentence2\n0\th\ti\n")
+    monkeypatch.chdir(tmp_path / "RTE")
+    options = of_kind(place, "classification", task="AX", test_file=place / "test.csv", do_predict=1, max_steps=1)
+    fine_tune(place, tmp_path / "out", **options)
+    lines = (tmp_path / "out" / "AX" / "seed_42" / "predictions" / "AX.tsv").read_text().splitlines()
+    assert len(lines) == 1 + FILES["test"]
 
 
 def test_classes_of_a_file_are_sorted_and_parts_of_speech_have_no_entities(place, tmp_path):

@@ -28,7 +28,7 @@ from tests.operators import Operators
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.job import GlueJob
+from trainer.glue.job import GlueJob, updates_of_epochs
 from trainer.glue.loss import forward, glue_loss
 from trainer.glue.model import Layers, init_model
 from trainer.machine.compiling import compiler_missing
@@ -104,6 +104,13 @@ def test_max_steps_ends_a_run_that_was_resumed_with_other_batches(place, tmp_pat
     rates = rates_of(tmp_path / "b")
     assert rates == pytest.approx([3e-3 * (t / 3 if t < 3 else (38 - t) / 35) for t in range(38)])
     assert weights_of(tmp_path / "b")
+
+
+@pytest.mark.parametrize("hundredths", [55, 57, 110, 207, 250])
+def test_a_part_of_an_epoch_has_no_update_too_many(hundredths):
+    """Reference: whole numbers. 0.55 * 100 is a little more than 55 in binary numbers."""
+    for n_updates in (1, 7, 100, 12_271):
+        assert updates_of_epochs(hundredths / 100, n_updates) == -(-hundredths * n_updates // 100)
 
 
 def test_max_steps_overrides_the_epochs(place, tmp_path, capsys):
@@ -230,6 +237,22 @@ def test_results_that_do_not_say_of_which_files_they_are_are_made_again(place, t
         capsys.readouterr()
         fine_tune(place, tmp_path, epochs=1, from_resume=1)
         assert wanted in capsys.readouterr().out
+
+
+def test_an_evaluation_alone_does_not_replace_a_trained_seed(place, tmp_path, capsys):
+    """Also where the trained seed is another one: the table of the task would be lost."""
+    first = fine_tune(place, tmp_path, epochs=1, seed=43, do_predict=1)
+    for seed in (42, 43):
+        alone = {"do_train": 0, "epochs": None, "learning_rate": None, "seed": seed}
+        error = complaint(capsys, place, tmp_path, **alone, from_resume=1)
+        assert "holds a trained seed, which --do_train 0 would replace" in error and "seed_43" in error
+    assert json.loads((tmp_path / "eval_results.json").read_text()) == first
+    assert (tmp_path / "cola" / "seed_43" / "predictions" / "CoLA.tsv").exists()
+    # An evaluation goes on with one.
+    for _ in range(2):
+        fine_tune(place, tmp_path / "alone", do_train=0, epochs=None, learning_rate=None,
+                  model_path=tmp_path / "cola" / "seed_43" / "model", from_resume=1)  # fmt: skip
+    assert "done before, " in capsys.readouterr().out
 
 
 def test_predictions_of_weights_that_are_gone_are_not_left(place, tmp_path):

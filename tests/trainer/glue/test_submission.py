@@ -1,12 +1,23 @@
 """The leaderboard's ZIP, and tables over seeds. References: figures by hand, and the predictions of the chosen runs."""
 
 import json
+import os
+import threading
 import zipfile
 
 import pytest
 
 from tests.trainer.glue.glue_helpers import fine_tune, make_place, write_task
-from trainer.glue.results import chosen_seed, glue_table, in_order, results_of, table
+from trainer.glue.results import (
+    TABLES_LOCK,
+    chosen_seed,
+    glue_table,
+    in_order,
+    results_of,
+    show_table,
+    table,
+    written_alone,
+)
 from trainer.glue.submission import write_submission
 
 
@@ -201,10 +212,19 @@ def test_results_that_others_have_put_there_are_left_out(tmp_path):
                 "seeds": {"1": {"results": {"f1": 0.5}}},
                 "metrics": {"f1": {"mean": 0.5, "median": {}, "deviation": None}},
             },
+            {
+                "seeds": {"1": {"results": {}}},
+                "metrics": {"f1": {"mean": 10**400, "median": 0, "deviation": None}},
+            },
         )
     ):
         (tmp_path / f"task{i}").mkdir()
         (tmp_path / f"task{i}" / "eval_results.json").write_text(json.dumps({"metrics": {}, **content}))
+    # Brackets without end, and a pipe, which would be waited for.
+    for name in ("deep", "pipe"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "deep" / "eval_results.json").write_text("[" * 100_000)
+    os.mkfifo(tmp_path / "pipe" / "eval_results.json")
     assert results_of(tmp_path) == {}
     # What is left of them is what a command writes.
     (tmp_path / "mine").mkdir()
@@ -214,3 +234,25 @@ def test_results_that_others_have_put_there_are_left_out(tmp_path):
     }
     (tmp_path / "mine" / "eval_results.json").write_text(json.dumps(whole))
     assert results_of(tmp_path) == {"mine": whole}
+
+
+def test_the_tables_of_one_folder_are_written_by_one_command_at_a_time(tmp_path):
+    """The second one waits, and its table has what the first one's has."""
+    shown = []
+
+    def second():
+        with written_alone(tmp_path):
+            shown.append(show_table(tmp_path, lambda line: None))
+
+    with written_alone(tmp_path):
+        other = threading.Thread(target=second)
+        other.start()
+        other.join(timeout=1)
+        assert other.is_alive() and not shown
+        (tmp_path / "mine").mkdir()
+        whole = {"metrics": {}, "seeds": {"1": {"results": {}}}}
+        (tmp_path / "mine" / "eval_results.json").write_text(json.dumps(whole))
+    other.join()
+    assert shown == [{"mine": whole}]
+    assert json.loads((tmp_path / "eval_results.json").read_text()) == {"mine": whole}
+    assert (tmp_path / TABLES_LOCK).exists()

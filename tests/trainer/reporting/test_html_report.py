@@ -19,12 +19,20 @@ from tests.helpers import records, train
 from trainer.electra.objective import ReplacedTokenDetection
 from trainer.glue.job import GlueJob
 from trainer.pretrain.job import PretrainJob
-from trainer.reporting.charts import COMMON, Chart, charts_of_runs
+from trainer.reporting.charts import (
+    COMMON,
+    MOST_CHARTS,
+    MOST_CURVES,
+    Chart,
+    charts_of_record,
+    charts_of_runs,
+    fields_of,
+)
 from trainer.reporting.curves import BUCKETS, thin
-from trainer.reporting.html_report import EARLIER, write_report
+from trainer.reporting.html_report import EARLIER, go_on, write_report
 from trainer.reporting.next_commands import NextCommand
 from trainer.reporting.older_records import CHARTS_BEFORE
-from trainer.reporting.records import RunRecords
+from trainer.reporting.records import MOST_FIELDS, MOST_LINE_BYTES, RunRecords
 
 START = {
     "step": -1, "update": 0, "tokens": 0, "started": "2026-01-01 00:00:00", "command": "python trainer/train_pretrain.py",
@@ -224,6 +232,47 @@ def test_the_commands_of_a_run_that_was_started_elsewhere_name_the_repository(tm
     assert f"python /there/minimind/scripts/generate.py --weight {tmp_path / 'a.pth'}" in page
 
 
+def started_by(path, command, next_commands=()):
+    """A metrics file of a run that was started by a command."""
+    start, *rest = metrics_file(path, n=3).read_text().splitlines()
+    start = {**json.loads(start), "command": command, "next_commands": list(next_commands)}
+    path.write_text("\n".join([json.dumps(start), *rest]))
+    return path
+
+
+def test_the_path_of_a_repository_may_have_a_blank(tmp_path):
+    """Reference: what a shell makes of it."""
+    command = shlex.join(
+        ["torchrun", "--nproc_per_node", "2", "/my work/mini mind/trainer/train_sft.py", "--seed", "1"]
+    )
+    next_commands = [["continue texts", "python {top}scripts/generate.py --weight {stem}.pth"]]
+    run = RunRecords(started_by(tmp_path / "a.metrics.jsonl", command, next_commands))
+    (why, again), (_, generate) = go_on(run)
+    # train_electra.py has no epochs.
+    assert why == "train on, after a stop or for longer"
+    assert again == f"{command} --from_resume 1"
+    assert shlex.split(generate)[:2] == ["python", "/my work/mini mind/scripts/generate.py"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python 'a b/trainer/train_sft.py",
+        "python train.py",
+        "trainer/" * 10_000,
+        "a" * 200_000 + "/trainer/train_sft.py",
+    ],
+    ids=range(4),
+)
+def test_a_command_that_names_no_repository_does_not_end_the_report(tmp_path, command):
+    """A quotation without its end, another program, and what nobody types."""
+    next_commands = [["continue texts", "python {top}scripts/generate.py"], ["long", "{top}" * 1000]]
+    run = RunRecords(started_by(tmp_path / "a.metrics.jsonl", command, next_commands))
+    commands = dict(go_on(run))
+    assert commands["continue texts"] == "python scripts/generate.py" and "long" not in commands
+    assert len(commands) == 1 + (len(command) < 100_000)
+
+
 def test_a_command_for_a_run_in_a_folder_with_blanks_can_be_pasted():
     """Reference: what a shell makes of it."""
     command = NextCommand("export", "python {top}scripts/export_hf.py --weight {stem}.pth --out_dir {stem}_hf 'a b'")
@@ -239,6 +288,36 @@ def test_damaged_lines_are_passed_over(tmp_path):
     damaged = RunRecords(path)
     assert damaged.curves.keys() == whole.curves.keys() and damaged.last("loss") == whole.last("loss")
     assert len(whole.curves["grad_norm"][0]) == 49, "an unknown norm is no point of the curve"
+
+
+def test_half_a_character_costs_its_line_alone(tmp_path):
+    """A disk that was full may have cut it off."""
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
+    whole = RunRecords(path)
+    cut = json.dumps({"tokens": 1, "text": "caf\u00e9"}, ensure_ascii=False).encode().removesuffix(b'\xa9"}')
+    path.write_bytes(path.read_bytes() + cut + b"\n" + b'{"step": 60, "tokens": 9000, "loss": 0.5}\n' + cut)
+    damaged = RunRecords(path)
+    assert damaged.curves.keys() == whole.curves.keys() and damaged.last("loss") == 0.5
+
+
+def test_a_file_without_bounds_is_read_within_some(tmp_path):
+    """A line that no run writes, fields and charts without end."""
+    path = metrics_file(tmp_path / "a.metrics.jsonl", n=3)
+    rows = [
+        json.dumps({"tokens": 1, "loss": 7.0, "pad": "x" * MOST_LINE_BYTES}),
+        json.dumps({"tokens": 500, "loss": 0.5}),
+        json.dumps({"tokens": 600, **{f"field {i}": i for i in range(3000)}}),
+    ]
+    path.write_text(path.read_text(encoding="utf-8") + "\n".join(rows), encoding="utf-8")
+    run = RunRecords(path)
+    assert len(run.curves["loss"][0]) == 4 and run.last("loss") == 0.5
+    assert len(run.curves) == MOST_FIELDS
+    one = {"title": "t", "fields": ["loss"] * 1000, "logarithmic": False, "unless_zero": False}
+    found = charts_of_record([one] * 1000)
+    assert len(found) == MOST_CHARTS and len(found[0].fields) == MOST_CURVES
+    assert (
+        len(fields_of(Chart("t", ("a/*", "b/*")), [f"{name}/{i}" for name in "ab" for i in range(200)])) == MOST_CURVES
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\n", b'{"tokens": 1, "text": "t", "prompt": ""}\n'])

@@ -92,6 +92,23 @@ def test_what_nobody_can_go_on_from_is_known_by_the_flags_and_the_device(data, t
     assert never_saved(metrics) == unsaved
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"settings": {"save_minutes": "auto", "save_interval": 1}, "machine": {"device": 5}}',
+        '{"settings": ["save_minutes"]}',
+        '{"settings": {"save_minutes": "auto", "save_interval": "x"}, "machine": {"device": "cpu"}}',
+        "[" * 100_000,
+        "3",
+    ],
+    ids=range(5),
+)
+def test_metrics_that_no_run_wrote_are_kept(tmp_path, line):
+    metrics = tmp_path / "a.metrics.jsonl"
+    metrics.write_text(f"{line}\n")
+    assert not never_saved(metrics)
+
+
 def test_a_run_of_flags_and_one_of_their_file_print_the_same(data, tmp_path, capsys):
     train(data_path=data, out_dir=tmp_path)
     by_flags = capsys.readouterr().out

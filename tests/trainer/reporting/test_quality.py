@@ -120,6 +120,12 @@ def without_bits(path, *figures, data=(), settings=()):
     return path
 
 
+@pytest.mark.parametrize("figure", ["mlm_loss", "mlm_acc"])
+def test_of_an_encoder_nothing_is_said(tmp_path, figure):
+    """Its loss is that of no language model; --objective mlm logs no mlm_loss."""
+    assert remarks(RunRecords(without_bits(tmp_path / "a.metrics.jsonl", (figure, 0.3)))) == []
+
+
 def test_without_bits_the_page_says_what_is_known(tmp_path):
     path = tmp_path / "a.metrics.jsonl"
     alone, advice = remarks(RunRecords(without_bits(path)))

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers import losses, records, train
 from trainer.engine import Engine
 from trainer.reporting.log_lines import log_line
-from trainer.reporting.reporter import finite, flat_numbers
+from trainer.reporting.reporter import Reporter, finite, flat_numbers
 
 
 class Terminal(io.StringIO):
@@ -90,6 +90,17 @@ def test_metrics_are_json_that_every_reader_takes():
         "f": 3,
     }
     assert flat_numbers(kept) == {"b/0": 1.0, "f": 3}
+
+
+def test_lines_that_no_run_wrote_are_not_kept_by_a_resume(tmp_path):
+    """Their step can be compared with no other one."""
+    path = tmp_path / "a.metrics.jsonl"
+    past = '{"step": 1, "loss": 2.0}\n'
+    path.write_text(past + '{"step": "x"}\n{"step": null}\n' + "[" * 100_000 + '\n[1]\n{"loss": 1.0}\n')
+    reporter = Reporter(is_main=True)
+    reporter.open(path, lambda record: record["step"] < 2)
+    reporter.close()
+    assert path.read_text() == past
 
 
 def test_expert_load_is_of_all_tokens_since_the_last_line(data, tmp_path):
