@@ -57,7 +57,7 @@ WORTH_OF_REPEATS = 15.4
 # loss rises. So plans read no text more often, and where that is all, they end before their budget does.
 MOST_PASSES = 8
 # The largest model for a token of different text that was measured, with so many passes (docs/experiments.md, "Little text").
-PARAMETERS_OF_A_TOKEN = 22
+PARAMETERS_OF_A_TOKEN = 24
 
 
 class Part(NamedTuple):
