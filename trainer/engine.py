@@ -323,6 +323,10 @@ class Engine(Generic[BatchT, TotalsT]):
             own_options.append({name: value for name, value in group.items() if name != "params"})
         self.optimizer.load_state_dict(self._divided(state["optimizer"]))
         for group, options in zip(self.optimizer.param_groups, own_options, strict=True):
+            # torch has put the checkpoint's options in the place of this run's. Some of them, such as `lr_scale`, a group has only
+            # where a flag asks for it: without that flag `update` would leave them there.
+            for name in group.keys() - options.keys() - {"params"}:
+                del group[name]
             group.update(options)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])

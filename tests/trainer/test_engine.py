@@ -43,6 +43,10 @@ def parameters_of(engine):
     return [p.detach().clone() for p in engine.parameters]
 
 
+def options_of(optimizer):
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
 def all_equal(xs, ys):
     return all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
 
@@ -271,6 +275,18 @@ def test_fp16_scaler_and_counts_survive_a_state_dict():
     other.load_state_dict(engine.state_dict())
     assert other.scaler.state_dict() == engine.scaler.state_dict()
     assert other.poll()[-1][:2] == engine.poll()[-1][:2] == (1.0, 1.0)
+
+
+def test_options_that_only_the_checkpoint_has_are_not_taken_over():
+    """Reference: the groups of the run that goes on, which has no --embed_lr. They are as they were made."""
+    before = make_engine(tiny_model())
+    before.optimizer = build_optimizer(before.model, 1e-3, kind="muon", embed_lr=0.1)
+    after = make_engine(tiny_model())
+    after.optimizer = build_optimizer(after.model, 1e-3, kind="muon", embed_lr=0.0)
+    options = options_of(after.optimizer)
+    assert options_of(before.optimizer)[0].keys() - options[0].keys() == {"lr_scale"}
+    after.load_state_dict(before.state_dict())
+    assert options_of(after.optimizer) == options
 
 
 def test_requests_reach_the_outcome():
