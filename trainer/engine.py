@@ -115,6 +115,9 @@ class Engine(Generic[BatchT, TotalsT]):
         for group in optimizer.param_groups:
             self.parameters += group["params"]
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        if self.scaler.is_enabled():
+            # It makes its scale when it is first used. A rank without rows in its first update does without a loss.
+            self.scaler.scale(torch.zeros((), device=device))
         # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. All groups are fused or none is.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
         self.reducer: SumsGradients | None = None

@@ -277,6 +277,23 @@ def test_fp16_scaler_and_counts_survive_a_state_dict():
     assert other.poll()[-1][:2] == engine.poll()[-1][:2] == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_fp16_takes_a_first_update_without_a_micro_batch(is_resumed):
+    """As of a rank that has no rows in it. The scale is the one that a checkpoint has, or torch's first one."""
+    engine = make_engine(tiny_model(), dtype=torch.float16)
+    scale = engine.scaler.get_scale()
+    if is_resumed:
+        state = engine.state_dict()
+        scale = 512.0
+        state["scaler"]["scale"] = scale
+        state["scaler"]["_growth_tracker"] = 7
+        engine.load_state_dict(state)
+    engine.update(1e-3)
+    assert engine.poll()[-1].skipped == 0
+    assert engine.scaler.state_dict()["scale"] == scale
+    assert engine.scaler.state_dict()["_growth_tracker"] == (8 if is_resumed else 1)
+
+
 def test_options_that_only_the_checkpoint_has_are_not_taken_over():
     """Reference: the groups of the run that goes on, which has no --embed_lr. They are as they were made."""
     before = make_engine(tiny_model())
