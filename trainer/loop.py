@@ -66,9 +66,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     epochs, max_updates: where the run ends. progress: where it stands. all_updates: of the whole run, as the epoch
     that is under way expects. flops_per_token, product_rate: for the log; 0 where they are not known. tracker_ids:
-    {tracker: id of the run in it}. saved_update: the one that was saved last. seconds_before: of the log interval in
-    which the resumed run was stopped. said_end: the last update, as the clock of a budget has told it. has_other_rows: the
-    rows of the epoch that is under way were planned anew.
+    {tracker: id of the run in it}. current_epoch: the one that is under way. saved_update: the one that was saved last.
+    seconds_before: of the log interval in which the resumed run was stopped. said_end: the last update, as the clock of a
+    budget has told it. has_other_rows: the rows of the epoch that is under way were planned anew.
     """
 
     def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
@@ -100,6 +100,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Made for the first epoch and kept for the next ones.
         self.loader: Loader[RecipeT, BatchT] | None = None
         self.watch: Stopwatch | None = None
+        self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
         self.progress = Progress()
         self.epochs = job.epochs
         self.max_updates = job.max_updates
@@ -323,6 +324,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """The epoch of `progress`, whose updates begin at row `progress.row`."""
         settings = self.settings
         number = self.progress.epoch
+        # A plan may be large: the last one goes before the next one comes.
+        self.current_epoch = None
         self.has_other_rows = False
         # A clock may move the end of a run beyond the epochs that were planned.
         self.epochs = max(self.epochs, number + 1)
@@ -346,7 +349,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.watch = Stopwatch(schedule.first_update * settings.accumulation_steps, self.seconds_before)
         self.seconds_before = 0.0
         self.signals.arm()
-        return Epoch(number, plan, schedule, self.progress.update - schedule.first_update)
+        self.current_epoch = Epoch(number, plan, schedule, self.progress.update - schedule.first_update)
+        return self.current_epoch
 
     def updates(self, epoch: Epoch[RecipeT, TotalsT]) -> Iterator[Update[BatchT, TotalsT]]:
         """The Updates that are left of an epoch, each with all of its batches."""
@@ -420,13 +424,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # One that came only now may ask for a save too.
             saving = saving or any(map(asks_to_save, outcomes))
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
-        for outcome in outcomes:
-            proposed = course_of(outcome.proposal)
-            if proposed is not None:
-                self.follow(proposed)
-            progress.grad_norm = outcome.grad_norm
-            if outcome.skipped > progress.skipped:
-                self.report_skipped(outcome, epoch.plan)
+        self.take(outcomes, epoch.plan)
 
         if self.log_is_due(epoch, step) or self.finished:
             self.log(epoch, step, rate)
@@ -446,9 +444,22 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             with self.watch.paused():
                 stop_signal = self.take_samples()
         if saving or stop_signal:
+            # A signal may have broken off an evaluation, before which nothing was to be saved.
+            self.take(self.engine.drain(), epoch.plan)
             self.save_what_is_sound()
         self.collector.after_update()
         return stop_signal
+
+    def take(self, outcomes: Sequence[Outcome], plan: Plan[RecipeT, TotalsT]) -> None:
+        """Take over what became of updates, whose rows are those of `plan`."""
+        progress = self.progress
+        for outcome in outcomes:
+            proposed = course_of(outcome.proposal)
+            if proposed is not None:
+                self.follow(proposed)
+            progress.grad_norm = outcome.grad_norm
+            if outcome.skipped > progress.skipped:
+                self.report_skipped(outcome, plan)
 
     def count(self, update: Update[BatchT, TotalsT]) -> None:
         """Move `progress` behind an update."""
@@ -617,6 +628,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             with contextlib.suppress(OSError):
                 self.checkpoints.wait()
             raise failure
+        if self.current_epoch is not None:
+            self.take(self.engine.drain(), self.current_epoch.plan)
         if self.progress.update:
             self.save()
 
