@@ -272,7 +272,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         except LoaderError as error:
             failure = error
             stop_signal = LOADER_FAILED
-            self.save_what_is_good(error)
+            self.save_before_failed_loader(error)
         finally:
             if self.loader is not None:
                 self.loader.close()
@@ -618,11 +618,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.collector.look()
         resume.save(self)
 
-    def save_what_is_good(self, failure: LoaderError) -> None:
-        """Save the updates that were done before this rank's loader failed.
+    def save_before_failed_loader(self, failure: LoaderError) -> None:
+        """Save the updates that were done before this rank's loader failed, unless they were trained on damaged data.
 
-        Errors: with several ranks, the failure itself. A save needs all ranks, and the others wait in an update for
-        this one.
+        Errors: DataError for such data. With several ranks, the failure itself: a save needs all ranks, and the others wait in
+        an update for this one.
         """
         if self.ranks.world_size > 1:
             with contextlib.suppress(OSError):
@@ -631,7 +631,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.current_epoch is not None:
             self.take(self.engine.drain(), self.current_epoch.plan)
         if self.progress.update:
-            self.save()
+            # The loader may have failed because the data is damaged.
+            self.save_what_is_sound()
 
 
 def asks_to_save(outcome: Outcome) -> bool:
