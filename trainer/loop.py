@@ -380,9 +380,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         return LOADER_FAILED if self.loader.failure else 0
 
     def save_request(self) -> bool:
-        """Whether this rank asks the others for a save with its next update: for its signal, or on rank 0 by its clock."""
-        asked = self.signals.take_save_request()
-        return asked or (self.ranks.is_main and self.save_clock.asks())
+        """Whether this rank asks the others for a save with its next update: for its signal, or on rank 0 by its clock.
+
+        A disk may take longer than the clock's minutes. Training would wait for it if the clock asked while a save is under way.
+        """
+        if self.signals.take_save_request():
+            return True
+        return self.ranks.is_main and not self.checkpoints.writing() and self.save_clock.asks()
 
     def proposal(self) -> Sequence[float]:
         """What the clock says to all ranks with the next update, see trainer/pace.py."""
