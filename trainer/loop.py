@@ -543,6 +543,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         assert outcome.where is not None
         number, step, first_row, end_row = outcome.where
         self.progress.skipped = int(outcome.skipped)
+        if outcome.overflow:
+            # No document is to blame: the scaler finds its scale by that.
+            self.reporter.say(
+                f"step {step}: float16: the gradients overflowed at their scale, which is halved: update {number} is not "
+                f"applied ({self.progress.skipped} so far)"
+            )
+            return
         documents = [str(document) for document in plan.documents_of(first_row, end_row)]
         more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
         self.reporter.say(

@@ -266,6 +266,42 @@ def test_fp16_overflow_skips_the_update_and_halves_the_scale_once():
     assert not all_equal(before, parameters_of(engine)) and engine.poll()[-1].skipped == 1
 
 
+def overflow_gradients(engine):
+    """As of a finite loss whose gradients are too large for float16 at the scale of now."""
+    for parameter in engine.parameters:
+        parameter.grad = torch.full_like(parameter, float("inf"))
+
+
+def test_fp16_overflow_counts_in_a_row_from_a_scale_of_1_on():
+    """The scale is halved from 8 to 1 by three updates, which are no fault of the data. The two behind them are bad."""
+    engine = make_engine(tiny_model(), dtype=torch.float16)
+    engine.scaler.update(8.0)
+    outcomes = []
+    for _ in range(5):
+        overflow_gradients(engine)
+        engine.update(1e-3)
+        outcomes.append(engine.poll()[-1])
+    assert [outcome.overflow for outcome in outcomes] == [1, 1, 1, 0, 0]
+    assert [outcome.skipped for outcome in outcomes] == [1, 2, 3, 4, 5]
+    assert [outcome.skipped_in_a_row for outcome in outcomes] == [0, 0, 0, 1, 2]
+
+
+def test_fp16_overflow_between_two_bad_losses_does_not_end_their_row():
+    model, now = tiny_model(), {"now": "loss"}
+    engine = make_engine(model, dtype=torch.float16, losses=poisoned(model, now))
+    in_a_row = []
+    for is_overflow in (False, True, False):
+        if is_overflow:
+            overflow_gradients(engine)
+        else:
+            engine.micro_batch(*batch_of())
+        engine.update(1e-3)
+        outcome = engine.poll()[-1]
+        assert outcome.overflow == is_overflow
+        in_a_row.append(outcome.skipped_in_a_row)
+    assert in_a_row == [1, 1, 2]
+
+
 def test_fp16_scaler_and_counts_survive_a_state_dict():
     model, now = tiny_model(), {"now": "gradient"}
     engine = make_engine(model, dtype=torch.float16, losses=poisoned(model, now))

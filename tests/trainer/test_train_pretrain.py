@@ -380,6 +380,27 @@ def test_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
+def test_an_overflow_of_float16_is_told_as_one_and_does_not_end_the_run(data, tmp_path, capsys):
+    """Two updates overflow at the first scale and its half. No document is named, and --max_bad_updates 1 is not reached."""
+    update, asked = Engine.update, []
+
+    def overflowing(engine, *arguments):
+        asked.append(None)
+        if len(asked) <= 2:
+            engine.parameters[0].grad.fill_(float("inf"))
+        update(engine, *arguments)
+
+    with mock.patch.object(Engine, "update", overflowing):
+        run = train(data_path=data, out_dir=tmp_path, dtype="float16", max_bad_updates=1)
+    said = [line for line in capsys.readouterr().out.splitlines() if "is not applied" in line]
+    assert len(said) == 2 and not any("document" in line for line in said)
+    assert said[0] == (
+        "step 1: float16: the gradients overflowed at their scale, which is halved: update 1 is not applied (1 so far)"
+    )
+    assert run.progress.skipped == 2
+    assert run.engine.scaler.get_scale() == 2.0**14
+
+
 # -------------------------------------------------------------------------------------------------------- W&B
 
 
