@@ -434,8 +434,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.log(epoch, step, rate)
         if self.evaluation_is_due(steps_before):
             progress.evaluation_due = True
-        if self.finished and self.job.has_samples and not stop_signal and self.engine.shards is not None:
-            # Rank 0 makes a whole model for the last samples. Should it have no room, the last updates are not lost: a resume
+        if self.finished and self.job.has_samples and not stop_signal:
+            # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
             # evaluates alone. What is evaluated is saved behind that, in the place of this.
             self.save_what_is_sound()
             self.saved_update = -1
