@@ -189,6 +189,16 @@ def test_a_model_that_is_too_large_for_a_rank_may_fit_divided(monkeypatch):
     assert 5.2 * GB < divided.needed(divided.asked) < 8 * GB
 
 
+@pytest.mark.parametrize("left_over", ["", "0", "8"])
+def test_the_ranks_of_a_launcher_share_the_memory_of_their_machine(monkeypatch, left_over):
+    """A variable that is left over from a launch says nothing of a run without a launcher."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", left_over)
+    alone = plan(monkeypatch, 8)
+    of_two = MemoryPlan(alone.settings, torch.bfloat16, CPU, Ranks(world_size=2, local_world_size=2))
+    assert (alone.total, alone.available) == (8 * GB, 8 * GB)
+    assert (of_two.total, of_two.available) == (4 * GB, 4 * GB)
+
+
 def test_enough_memory_is_not_talked_about(monkeypatch):
     planned = plan(monkeypatch, 64)
     check(planned)

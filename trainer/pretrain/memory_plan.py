@@ -1,7 +1,6 @@
 """Whether a run of train_pretrain.py fits the memory of its device, and which flags would fit."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -56,9 +55,8 @@ class MemoryPlan:
         self.available = available_memory(device)
         if device.type == "cpu":
             # The ranks of a launcher share the machine's memory, and each has a micro-batch of its own.
-            launched_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self.total = None if self.total is None else self.total // launched_here
-            self.available = None if self.available is None else self.available // launched_here
+            self.total = None if self.total is None else self.total // ranks.local_world_size
+            self.available = None if self.available is None else self.available // ranks.local_world_size
         # Until the data is known: one row.
         self.asked: MicroBatch | None = None
 
