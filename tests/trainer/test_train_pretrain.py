@@ -175,6 +175,12 @@ def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
     assert after.param_groups[-1]["lr_scale"] == pytest.approx(0.05 / 1e-3)
 
 
+def test_a_resume_tells_of_another_precision(data, tmp_path, capsys):
+    train(data_path=data, out_dir=tmp_path, epochs=1)
+    train(data_path=data, out_dir=tmp_path, epochs=2, from_resume=1, dtype="float16")
+    assert "--dtype is float16, was float32 before the resume" in capsys.readouterr().out
+
+
 def test_a_stop_in_the_final_samples_gives_them_to_the_next_resume(data, tmp_path, capsys):
     """Once; the resume after it has nothing to do."""
     arguments = flags(data_path=data, out_dir=tmp_path, sample_prompts="the cat")

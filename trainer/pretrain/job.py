@@ -102,6 +102,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         "rows_per_update",
         "grad_clip",
         "weight_decay",
+        "dtype",
     )
 
     # They decide the first weights. A resume takes those of its checkpoint.
