@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -36,6 +37,7 @@ from trainer.machine.ranks import Ranks
 from trainer.pretrain import job as pretrain_job
 from trainer.pretrain import memory_plan
 from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.memory import training_memory
 from trainer.pretrain.memory_plan import MemoryPlan
 from trainer.pretrain.settings import parse_args
 from trainer.saving.checkpoint import verified
@@ -187,6 +189,30 @@ def test_a_model_that_is_too_large_for_a_rank_may_fit_divided(monkeypatch):
     divided = plan(monkeypatch, 12, 8, gradient_checkpointing=1, **sizes)
     check(divided)
     assert 5.2 * GB < divided.needed(divided.asked) < 8 * GB
+
+
+@pytest.mark.parametrize(
+    ("changes", "are_kept"),
+    [
+        ({"use_compile": 0}, False),
+        ({"use_compile": 1}, True),
+        ({"use_compile": 0, "use_moe": 1}, True),
+        ({"use_compile": 0, "use_moe": 1, "gradient_checkpointing": 1}, False),
+    ],
+)
+def test_of_a_divided_model_copies_are_counted_where_they_are_kept(monkeypatch, changes, are_kept):
+    """Plain dense code rounds its weights once more in the backward pass (model/products.py)."""
+    planned = plan(monkeypatch, 64, group_size=2, **changes)
+    config = MiniMindConfig(use_moe=bool(planned.settings.use_moe))
+    batch = memory_plan.MicroBatch(config, 8, 512, planned.settings.gradient_checkpointing)
+    needed = planned.needed(batch)
+
+    def with_larger_copies(*arguments, **options):
+        estimate = training_memory(*arguments, **options)
+        return replace(estimate, half_weights=estimate.half_weights + GB)
+
+    monkeypatch.setattr(memory_plan, "training_memory", with_larger_copies)
+    assert planned.needed(batch) - needed == (GB if are_kept else 0)
 
 
 @pytest.mark.parametrize("left_over", ["", "0", "8"])

@@ -86,22 +86,24 @@ class MemoryPlan:
             half=self.half,
         )
         if self.group_size > 1:
-            return sharing * self._of_part(estimate, batch)
+            return sharing * self._of_part(estimate, batch, compiled)
         return sharing * estimate.total + bytes_in_shared_memory(sharing, parameter_count(batch.config))
 
-    def _of_part(self, estimate: MemoryEstimate, batch: MicroBatch) -> int:
+    def _of_part(self, estimate: MemoryEstimate, batch: MicroBatch, compiled: bool) -> int:
         """Bytes at the peak, of a rank that has a part of the model.
 
         Beside its parts it holds the gathered weights and gradients of what is in no layer, and of two layers: while one is
-        computed the next one arrives. Copies in half precision are kept for the backward pass, unless that makes them again.
+        computed the next one arrives. Copies in half precision are kept for the backward pass by compiled layers and by experts, and
+        by none where the backward pass computes layers again: see `without_kept_copies` in model/products.py.
         """
         config = batch.config
         states = estimate.weights + estimate.gradients + estimate.optimizer_states
         outside = config.vocab_size * config.hidden_size
         of_layer = (parameter_count(config) - outside) // config.num_hidden_layers
         gathered = 2 * FP32 * (outside + 2 * of_layer)
-        copies = estimate.half_weights if batch.gradient_checkpointing else 0
-        return estimate.total - states - copies + states // self.group_size + gathered
+        keeps_none = batch.gradient_checkpointing or not (compiled or config.use_moe)
+        not_kept = estimate.half_weights if keeps_none else 0
+        return estimate.total - states - not_kept + states // self.group_size + gathered
 
     def optimizer_states(self, config: MiniMindConfig) -> int:
         """Bytes that the optimiser keeps on each rank."""
