@@ -115,7 +115,7 @@ class _Copies:
         # Empty tensors have no memory that tells them apart.
         if key in self.tensors and tensor.numel():
             return self.tensors[key]
-        if is_on_gpu(tensor):
+        if is_on_cuda(tensor):
             copy = pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
             self.under_way = True
         else:
@@ -124,7 +124,8 @@ class _Copies:
         return copy
 
 
-def is_on_gpu(tensor: torch.Tensor) -> bool:
+def is_on_cuda(tensor: torch.Tensor) -> bool:
+    """Whether a copy of it can be under way while the host goes on. One from MPS is made at once, as one from the CPU."""
     return tensor.is_cuda
 
 
@@ -240,8 +241,12 @@ class Checkpoints:
         """
         self.wait()
         copy = snapshot(state)
+        # A thread begins on the first GPU, which may be another rank's. Writing parts asks for the stream of the current one.
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
         def write() -> None:
+            if device is not None:
+                torch.cuda.set_device(device)
             # Weights that cannot be written are no reason to lose the checkpoint too.
             try:
                 if before is not None:

@@ -117,7 +117,7 @@ def test_a_snapshot_of_a_gpu_waits_once(monkeypatch, pins):
         "rng": random_state,
         "empty": torch.empty(0),
     }
-    monkeypatch.setattr(checkpoint, "is_on_gpu", lambda tensor: tensor is not random_state)
+    monkeypatch.setattr(checkpoint, "is_on_cuda", lambda tensor: tensor is not random_state)
     with GpuCopies(pins) as gpu:
         monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
         copy = snapshot(state)
@@ -199,6 +199,20 @@ def test_saves_never_overlap(tmp_path, monkeypatch):
         checkpoints.save(state(update), update)
     checkpoints.wait()
     assert most == [1, 1, 1] and names(checkpoints)[0] == "update_00000003.pt"
+
+
+def test_the_thread_of_a_save_is_on_the_gpu_of_its_rank(tmp_path, monkeypatch):
+    """A thread begins on the first one. Where there is none, nothing asks for it."""
+    set_to = []
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: set_to.append((threading.current_thread().name, device))
+    )
+    save(Checkpoints(tmp_path / "cpu"), 1)
+    assert set_to == []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    save(Checkpoints(tmp_path / "gpu"), 1)
+    assert set_to == [("checkpoint", 3)]
 
 
 def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
