@@ -24,6 +24,7 @@ import dataclasses
 import errno
 import glob
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -50,7 +51,7 @@ from common.nested import replaced
 from model.weight_files import check_kind
 from trainer.machine.ranks import Ranks, first_said, on_main
 from trainer.parallel import is_divided, part_of
-from trainer.saving.places import appears
+from trainer.saving.places import RECORDS, appears
 from trainer.saving.weights import write_tensors
 
 # A run of one process
@@ -63,17 +64,24 @@ MOST_SUMS_BYTES = 1 << 24
 SUMS = "SHA256SUMS"
 PARTS = "parts.pt"
 RUN = "run.pt"
+# The endings of what a run writes beside its stem, the mark of its lock among it
+OF_A_RUN = (*RECORDS, "pth", "json", "running")
+# What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
+LEFT_BEHIND = re.compile(rf"(({'|'.join(map(re.escape, OF_A_RUN))})\.\d+|[^.]+)\.tmp")
 
 
 def remove_temporaries(stem: Path, folder: Path) -> None:
     """Delete what a killed run of this name left half written: beside `stem` and in its checkpoint folder.
 
-    Other names in the same place are left alone; they may belong to a run that is writing them now. What cannot be deleted
-    stays for the next start: a rank of the killed run that is not gone yet may still be writing there.
+    Other names in the same place are left alone; they may belong to a run that is writing them now, such as one whose name
+    begins with this one and a dot. What cannot be deleted stays for the next start: a rank of the killed run that is not gone
+    yet may still be writing there.
     """
-    name = glob.escape(stem.name)
-    beside = [*stem.parent.glob(f"{name}.*.tmp"), *stem.parent.glob(f".{name}.*.tmp")]
-    for path in [*beside, *folder.glob("update_*.tmp")]:
+    for start in (f"{stem.name}.", f".{stem.name}."):
+        for path in stem.parent.glob(f"{glob.escape(start)}*.tmp"):
+            if LEFT_BEHIND.fullmatch(path.name.removeprefix(start)):
+                remove_if_possible(path)
+    for path in folder.glob("update_*.tmp"):
         remove_if_possible(path)
     # Killed while a folder of parts took the place of one of the same update, see parts.py.
     for before in folder.glob("update_*.before"):

@@ -228,6 +228,32 @@ def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
     assert names(checkpoints) == ["update_00000001.pt"]  # the checkpoint does not suffer from it
 
 
+def test_temporaries_of_a_run_whose_name_begins_alike_are_left_alone(tmp_path):
+    """--save_weight a_512.b may be writing its own while --save_weight a begins."""
+    own = [
+        "a_512.pth.77.tmp",
+        "a_512.json.77.tmp",
+        "a_512.metrics.jsonl.0000077.tmp",
+        "a_512.settings.yaml.77.tmp",
+        "a_512.report.html.77.tmp",
+        "a_512.loss.png.77.tmp",
+        "a_512.discriminator.tmp",
+        ".a_512.running.77.tmp",
+        ".a_512.0123456789abcdef.tmp",
+    ]
+    others = [
+        "a_512.b_512.pth.77.tmp",
+        "a_512.b_512.metrics.jsonl.77.tmp",
+        ".a_512.b_512.running.77.tmp",
+        ".a_512.b_512.0123456789abcdef.tmp",
+        "a_512_moe.pth.77.tmp",
+    ]
+    for name in own + others:
+        (tmp_path / name).touch()
+    checkpoint.remove_temporaries(tmp_path / "a_512", tmp_path / "a_512_resume")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
 def test_none_none_good_and_good(tmp_path):
     checkpoints = Checkpoints(tmp_path / "resume")
     assert checkpoints.newest() is None
