@@ -129,12 +129,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         Errors: OutOfMemory, in one line, where an allocation failed on this rank.
         """
         with told_in_a_line(self.device, self.advice_on_memory):
-            exit_code = self.go()
+            exit_code = self.run_within_memory()
         self.engine.close()
         return exit_code
 
-    def go(self) -> int:
-        """What `run` does."""
+    def run_within_memory(self) -> int:
+        """`run`, as long as each allocation is given. Returns the exit code."""
         if self.ranks.is_main:
             # A run that was killed in the middle of a save has left them.
             remove_temporaries(self.job.stem, self.checkpoints.folder)

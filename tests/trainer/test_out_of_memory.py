@@ -31,7 +31,7 @@ from trainer.engine import Engine
 from trainer.glue.job import GlueJob
 from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
-from trainer.machine.limits import is_out_of_memory
+from trainer.machine.limits import is_out_of_memory, what_the_machine_lacks
 from trainer.machine.out_of_memory import gigabytes, plain_advice, same_update, told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.pretrain import job as pretrain_job
@@ -81,6 +81,14 @@ def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error)) as caught, told_in_a_line(CPU, str):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize(("kind", "is_raised"), [("cpu", True), ("python", True), ("cuda", False)])
+def test_a_limit_of_the_shell_is_advised_for_main_memory_alone(kind, is_raised):
+    said = what_the_machine_lacks(FAILURES[kind])
+    assert "try a smaller --batch_size, --max_seq_len or model" in said
+    assert said.endswith(", or raise the limit (ulimit -v)") == is_raised
+    assert ("ulimit" in said) == is_raised
 
 
 def test_an_error_with_a_line_of_its_own_keeps_it():
