@@ -281,6 +281,10 @@ class Ranks:
         return self.rank == 0
 
 
+# A run of one process
+ONE_RANK = Ranks()
+
+
 def init_distributed_mode(
     device: str | None = None, timeout_s: float = 600, ddp: bool = False
 ) -> tuple[Ranks, torch.device]:

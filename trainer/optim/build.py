@@ -7,13 +7,11 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import nn
 
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.optim.muon import Muon, Orthogonalise, Together
 from trainer.optim.sharded_muon import ShardedOrthogonalise
 from trainer.optim.shared_muon import make_orthogonalise
 from trainer.parallel import Shards
-
-ONE_RANK = Ranks()
 
 # Of torch.optim: {"params": [...], "weight_decay": ...}.
 Groups = list[dict[str, Any]]

@@ -11,11 +11,10 @@ from model.config import MiniMindConfig, parameter_count
 from trainer.machine.measure import available_memory, total_memory
 from trainer.machine.out_of_memory import batch_flags, gigabytes, same_update
 from trainer.machine.processes import bytes_in_shared_memory
-from trainer.machine.ranks import Ranks, least_of_ranks
+from trainer.machine.ranks import ONE_RANK, Ranks, least_of_ranks
 from trainer.pretrain.memory import FP32, MemoryEstimate, training_memory
 from trainer.pretrain.settings import PretrainSettings
 
-ONE_RANK = Ranks()
 # An estimate may be a fifth too high, so only what is beyond this times all memory is refused.
 SURELY_TOO_MUCH = 1.2
 # What is suggested takes at most this share of what could be had: an estimate may be too low as well.

@@ -49,13 +49,11 @@ from common.files import (
 )
 from common.nested import replaced
 from model.weight_files import check_kind
-from trainer.machine.ranks import Ranks, first_said, on_main
+from trainer.machine.ranks import ONE_RANK, Ranks, first_said, on_main
 from trainer.parallel import is_divided, part_of
 from trainer.saving.places import RECORDS, appears
 from trainer.saving.weights import write_tensors
 
-# A run of one process
-ALONE = Ranks()
 # Of a digest file: 64 digits and the name of a file.
 MOST_DIGEST_BYTES = 4096
 # Of SUMS, which has such a line for each rank.
@@ -398,7 +396,7 @@ class Checkpoints:
         notice: Callable[[str], None] = print,
         check: Callable[[Any, Path], None] | None = None,
         fill: Callable[[Any, Path], Any] | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ONE_RANK,
     ) -> tuple[Any, Path] | None:
         """(state, path) of the newest checkpoint whose digest and content hold, or None where there is none at all.
 
