@@ -162,7 +162,8 @@ def config_of(settings):
 
 def check(planned):
     settings = planned.settings
-    planned.check(config_of(settings), settings.batch_size, settings.max_seq_len)
+    planned.note(config_of(settings), settings.batch_size, settings.max_seq_len)
+    planned.refuse_too_much()
 
 
 def suggested(line):

@@ -56,7 +56,7 @@ class MemoryPlan:
             # The ranks of a launcher share the machine's memory, and each has a micro-batch of its own.
             self.total = None if self.total is None else self.total // ranks.local_world_size
             self.available = None if self.available is None else self.available // ranks.local_world_size
-        # Until the data is known: one row.
+        # See `note`. Until the data is known it is one row.
         self.asked: MicroBatch | None = None
 
     def needed(self, batch: MicroBatch) -> int:
@@ -119,16 +119,20 @@ class MemoryPlan:
         return free is None or self.needed_at_most(batch) <= SAFE_SHARE * free
 
     def first_that_fits(self, config: MiniMindConfig, choices: Sequence[int], T: int, free: float | None) -> int:
-        """The first of the numbers of rows that fits; the last one where none does: `check` and `warning` tell that."""
+        """The first of the numbers of rows that fits; the last one where none does: `refuse_too_much` and `warning` tell that."""
         for rows in choices:
             if self.fits(MicroBatch(config, rows, T, self.settings.gradient_checkpointing), free):
                 return rows
         return choices[-1]
 
-    def check(self, config: MiniMindConfig, rows: int, T: int) -> None:
-        """Note what will be trained. Errors: UserError where the device surely has too little for it."""
-        self.check_weights(config)
+    def note(self, config: MiniMindConfig, rows: int, T: int) -> None:
+        """What will be trained: `refuse_too_much`, `warning` and `advice` speak of it."""
         self.asked = MicroBatch(config, rows, T, self.settings.gradient_checkpointing)
+
+    def refuse_too_much(self) -> None:
+        """Errors: UserError where the device surely has too little for what was noted."""
+        assert self.asked is not None
+        self.check_weights(self.asked.config)
         needed = self.needed(self.asked)
         if self.total is not None and needed > SURELY_TOO_MUCH * self.total:
             raise UserError(
