@@ -192,6 +192,15 @@ class MiniMindConfig(Fields, PretrainedConfig):
             raise ValueError(f"n_shared_experts={self.n_shared_experts} is negative")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} is not in [0, 1)")
+        for name in ("rms_norm_eps", "initializer_range"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} is negative")
+        for name in ("rope_theta", "yarn_beta_fast", "yarn_beta_slow"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}={getattr(self, name)} is not above 0")
+        # YaRN asks which dimension turns how often. With this base they all turn alike.
+        if self.inference_rope_scaling and self.rope_theta == 1:
+            raise ValueError("rope_theta=1 does not go together with inference_rope_scaling")
         if not self.yarn_factor >= 1:
             raise ValueError(f"yarn_factor={self.yarn_factor} is below 1")
 

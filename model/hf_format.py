@@ -284,7 +284,7 @@ def fields_of_rope(name: str, rope: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked_token_id(name: str, value: object) -> int | list[int] | None:
     """The id, or for the end of a text several of them; None: there is no such token. Errors: ValueError."""
-    if isinstance(value, list) and name == "eos_token_id":
+    if isinstance(value, list) and name == "eos_token_id" and not any(isinstance(entry, list) for entry in value):
         ids = [checked_token_id(name, entry) for entry in value]
         return [i for i in ids if isinstance(i, int)] or None
     # Some publishers write -1 for a token that the tokenizer does not have.

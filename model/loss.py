@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from model.chunks import chunk_rows
+from model.chunks import CHUNK_ROWS, chunk_rows
 from model.products import compute_dtype
 
 
@@ -85,6 +85,17 @@ def _chunks(hidden: torch.Tensor, cast_weight: torch.Tensor) -> Iterator[tuple[s
         yield rows, h, h @ cast_weight.T
 
 
+def _add_product(total: torch.Tensor, d_logits: torch.Tensor, h: torch.Tensor) -> None:
+    """total [V, H] in fp32 += d_logits.T @ h, of d_logits [n, V] and h [n, H].
+
+    Numbers of float16 end at 65,504. A sum over all rows of a GPU's chunk may be larger, and no scale of the loss helps, since it
+    is multiplied on behind this. So in float16 a product has fewer rows.
+    """
+    rows = CHUNK_ROWS if h.dtype is torch.float16 else len(h)
+    for d_part, h_part in zip(d_logits.split(rows), h.split(rows), strict=True):
+        total += d_part.T @ h_part
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Takes each chunk's gradients while its logits are there, so the backward pass does not compute them again.
 
@@ -112,7 +123,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 loss, d_logits = loss_and_gradient(logits, targets[rows])
                 total += loss
                 grad_hidden[rows] = d_logits @ cast_weight
-                grad_weight += d_logits.T @ h
+                _add_product(grad_weight, d_logits, h)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 

@@ -58,7 +58,7 @@ class Where(NamedTuple):
 class Outcome(NamedTuple):
     """What became of an update, the same on every rank."""
 
-    # Updates not applied so far: in all, and without a good one after them.
+    # Updates not applied so far: in all, and without a good one after them. What `overflow` tells is not counted in a row.
     skipped: float
     skipped_in_a_row: float
     # Before clipping.
@@ -67,6 +67,8 @@ class Outcome(NamedTuple):
     stop_signal: float
     # More than 0 if a rank was asked to save.
     save: float
+    # 1 if it was not applied since float16's gradients overflowed at their scale, and no loss was bad. The scale is halved.
+    overflow: float
     # The three numbers that rank 0 has sent around, see trainer/pace.py.
     proposal: tuple[float, ...]
     # What the caller of `poll` said of the update.
@@ -74,13 +76,13 @@ class Outcome(NamedTuple):
 
 
 # How many numbers an Outcome is made of on the device.
-N_OUTCOME = 5 + len(NO_PROPOSAL)
+N_OUTCOME = 6 + len(NO_PROPOSAL)
 
 
 def _outcome(values: torch.Tensor, where: Where | None) -> Outcome:
     """values [N_OUTCOME]. Waits for the device where they are on it."""
-    skipped, skipped_in_a_row, grad_norm, stop_signal, save, *proposal = values.tolist()
-    return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, tuple(proposal), where)
+    skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow, *proposal = values.tolist()
+    return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow, tuple(proposal), where)
 
 
 class Engine(Generic[BatchT, TotalsT]):
@@ -115,6 +117,9 @@ class Engine(Generic[BatchT, TotalsT]):
         for group in optimizer.param_groups:
             self.parameters += group["params"]
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        if self.scaler.is_enabled():
+            # It makes its scale when it is first used. A rank without rows in its first update does without a loss.
+            self.scaler.scale(torch.zeros((), device=device))
         # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. All groups are fused or none is.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
         self.reducer: SumsGradients | None = None
@@ -194,15 +199,20 @@ class Engine(Generic[BatchT, TotalsT]):
             # As torch.nn.utils.clip_grad_norm_, which would have to compute the norm again.
             scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale)
+        scale_before = self._loss_scale()
         self._step_unless(bad)
+        # A scaler begins with a large scale and halves it until the gradients fit into float16. From a scale of 1 on it is not the
+        # scale that is too large.
+        is_lower = (scale_before > 1) & (self._loss_scale() < scale_before)
+        overflow = bad * (is_lower & (bad_losses == 0))
         keeps_gradients = self.reducer is not None and self.reducer.keeps_gradients
         self.optimizer.zero_grad(set_to_none=not keeps_gradients)
 
         skipped = self.outcome[0] + bad
-        skipped_in_a_row = (self.outcome[1] + 1) * bad
+        skipped_in_a_row = (self.outcome[1] + 1 - overflow) * bad
         # Ranks may have got different signals.
         signal = torch.where(asked > 0, self._stop_numbers, 0.0).max()
-        self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, *proposed))
+        self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow, *proposed))
 
     def _step_unless(self, bad: torch.Tensor) -> None:
         """Apply the gradients where `bad` (0-d) is 0."""
@@ -213,6 +223,10 @@ class Engine(Generic[BatchT, TotalsT]):
             self.optimizer.step()
         if self.scaler.is_enabled():
             self.scaler.update()
+
+    def _loss_scale(self) -> torch.Tensor:
+        """What a loss is multiplied with, 0-d, on the device: more than 1 with float16 alone."""
+        return self.scaler.scale(torch.ones((), device=self.device))
 
     def _message(self, requests: Sequence[float]) -> torch.Tensor:
         """What this rank has to tell the others: its requests and, behind them, its bad losses."""
@@ -323,6 +337,10 @@ class Engine(Generic[BatchT, TotalsT]):
             own_options.append({name: value for name, value in group.items() if name != "params"})
         self.optimizer.load_state_dict(self._divided(state["optimizer"]))
         for group, options in zip(self.optimizer.param_groups, own_options, strict=True):
+            # torch has put the checkpoint's options in the place of this run's. Some of them, such as `lr_scale`, a group has only
+            # where a flag asks for it: without that flag `update` would leave them there.
+            for name in group.keys() - options.keys() - {"params"}:
+                del group[name]
             group.update(options)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])

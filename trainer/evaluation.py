@@ -19,7 +19,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.machine.ranks import on_main
+from trainer.machine.ranks import on_main, until_all_are_ready
 from trainer.machine.signals import StopSignals
 from trainer.saving.weights import beyond_float16, in_dtype
 
@@ -126,8 +126,9 @@ def samples(
 ) -> tuple[list[tuple[str, str]], int]:
     """([(prompt, text)], number of a stop signal that came meanwhile, or 0), the same on all ranks, which share the work.
 
-    They meet after each round, so that none waits longer than for one text, and a stop ends it for all. Where they have divided
-    the model they compute together, and a rank without a prompt continues the last one, of which nothing comes.
+    They meet after each round, so that none waits longer than for one text, and a stop ends it for all. A text may take longer
+    than they wait for a message. Where they have divided the model they compute together, and a rank without a prompt continues
+    the last one, of which nothing comes.
     is_last: the weights are those that the run leaves. Then the samples are made by the model of the weight file, see
     `model_as_saved`, so that whoever has the file or an export of it can draw them again.
     with_prompt: a text begins with its prompt, as the model was given it.
@@ -138,19 +139,23 @@ def samples(
     if is_last and together:
         return last_samples_of_main(engine, tokenizer, encoder, prompts, signals, seed, with_prompt)
     as_saved = None
-    if is_last and ranks.rank < len(prompts):
-        as_saved = model_as_saved(engine, engine.weights())
+    if is_last:
+        with until_all_are_ready(ranks):
+            if ranks.rank < len(prompts):
+                as_saved = model_as_saved(engine, engine.weights())
     for first in range(0, len(prompts), ranks.world_size):
         # One prompt for each rank; the last round may have fewer prompts than ranks.
         mine = first + ranks.rank
         has_prompt = mine < len(prompts)
         stops = engine.largest(signals.signum) > 0
         own = []
-        if (has_prompt or together) and not stops:
-            prompt = prompts[mine if has_prompt else -1]
-            text = sample(engine, tokenizer, encoder, prompt, seed, as_saved=as_saved, with_prompt=with_prompt)
-            if has_prompt:
-                own.append((prompt, text))
+        # Ranks that compute together meet in each layer.
+        with contextlib.nullcontext() if together else until_all_are_ready(ranks):
+            if (has_prompt or together) and not stops:
+                prompt = prompts[mine if has_prompt else -1]
+                text = sample(engine, tokenizer, encoder, prompt, seed, as_saved=as_saved, with_prompt=with_prompt)
+                if has_prompt:
+                    own.append((prompt, text))
         # What each rank has, and whether it was asked to stop.
         answers = [(own, signals.signum)]
         if ranks.world_size > 1:

@@ -15,7 +15,7 @@ from trainer.job import Surroundings
 from trainer.machine.agreement import compare_settings
 from trainer.machine.children import side_by_side
 from trainer.machine.command_line import launch_line
-from trainer.machine.processes import ALONE, Division
+from trainer.machine.processes import ONE_PROCESS, Division
 from trainer.machine.random_state import deterministic
 from trainer.machine.ranks import Ranks, init_distributed_mode, join_copies, on_main
 from trainer.machine.signals import StopSignals
@@ -40,7 +40,7 @@ def launch(
     settings: SettingsT,
     argv: Sequence[str],
     ddp: bool = False,
-    division: Division = ALONE,
+    division: Division = ONE_PROCESS,
 ) -> int:
     """train(settings, surroundings) with the ranks joined and stop signals caught. Returns its exit code.
 

@@ -66,9 +66,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     epochs, max_updates: where the run ends. progress: where it stands. all_updates: of the whole run, as the epoch
     that is under way expects. flops_per_token, product_rate: for the log; 0 where they are not known. tracker_ids:
-    {tracker: id of the run in it}. saved_update: the one that was saved last. seconds_before: of the log interval in
-    which the resumed run was stopped. said_end: the last update, as the clock of a budget has told it. has_other_rows: the
-    rows of the epoch that is under way were planned anew.
+    {tracker: id of the run in it}. current_epoch: the one that is under way. saved_update: the one that was saved last.
+    seconds_before: of the log interval in which the resumed run was stopped. said_end: the last update, as the clock of a
+    budget has told it. has_other_rows: the rows of the epoch that is under way were planned anew.
     """
 
     def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
@@ -100,6 +100,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Made for the first epoch and kept for the next ones.
         self.loader: Loader[RecipeT, BatchT] | None = None
         self.watch: Stopwatch | None = None
+        self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
         self.progress = Progress()
         self.epochs = job.epochs
         self.max_updates = job.max_updates
@@ -128,12 +129,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         Errors: OutOfMemory, in one line, where an allocation failed on this rank.
         """
         with told_in_a_line(self.device, self.advice_on_memory):
-            exit_code = self.go()
+            exit_code = self.run_within_memory()
         self.engine.close()
         return exit_code
 
-    def go(self) -> int:
-        """What `run` does."""
+    def run_within_memory(self) -> int:
+        """`run`, as long as each allocation is given. Returns the exit code."""
         if self.ranks.is_main:
             # A run that was killed in the middle of a save has left them.
             remove_temporaries(self.job.stem, self.checkpoints.folder)
@@ -271,7 +272,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         except LoaderError as error:
             failure = error
             stop_signal = LOADER_FAILED
-            self.save_what_is_good(error)
+            self.save_before_failed_loader(error)
         finally:
             if self.loader is not None:
                 self.loader.close()
@@ -323,6 +324,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """The epoch of `progress`, whose updates begin at row `progress.row`."""
         settings = self.settings
         number = self.progress.epoch
+        # A plan may be large: the last one goes before the next one comes.
+        self.current_epoch = None
         self.has_other_rows = False
         # A clock may move the end of a run beyond the epochs that were planned.
         self.epochs = max(self.epochs, number + 1)
@@ -346,7 +349,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.watch = Stopwatch(schedule.first_update * settings.accumulation_steps, self.seconds_before)
         self.seconds_before = 0.0
         self.signals.arm()
-        return Epoch(number, plan, schedule, self.progress.update - schedule.first_update)
+        self.current_epoch = Epoch(number, plan, schedule, self.progress.update - schedule.first_update)
+        return self.current_epoch
 
     def updates(self, epoch: Epoch[RecipeT, TotalsT]) -> Iterator[Update[BatchT, TotalsT]]:
         """The Updates that are left of an epoch, each with all of its batches."""
@@ -376,9 +380,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         return LOADER_FAILED if self.loader.failure else 0
 
     def save_request(self) -> bool:
-        """Whether this rank asks the others for a save with its next update: for its signal, or on rank 0 by its clock."""
-        asked = self.signals.take_save_request()
-        return asked or (self.ranks.is_main and self.save_clock.asks())
+        """Whether this rank asks the others for a save with its next update: for its signal, or on rank 0 by its clock.
+
+        A disk may take longer than the clock's minutes. Training would wait for it if the clock asked while a save is under way.
+        """
+        if self.signals.take_save_request():
+            return True
+        return self.ranks.is_main and not self.checkpoints.writing() and self.save_clock.asks()
 
     def proposal(self) -> Sequence[float]:
         """What the clock says to all ranks with the next update, see trainer/pace.py."""
@@ -420,20 +428,14 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # One that came only now may ask for a save too.
             saving = saving or any(map(asks_to_save, outcomes))
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
-        for outcome in outcomes:
-            proposed = course_of(outcome.proposal)
-            if proposed is not None:
-                self.follow(proposed)
-            progress.grad_norm = outcome.grad_norm
-            if outcome.skipped > progress.skipped:
-                self.report_skipped(outcome, epoch.plan)
+        self.take(outcomes, epoch.plan)
 
         if self.log_is_due(epoch, step) or self.finished:
             self.log(epoch, step, rate)
         if self.evaluation_is_due(steps_before):
             progress.evaluation_due = True
-        if self.finished and self.job.has_samples and not stop_signal and self.engine.shards is not None:
-            # Rank 0 makes a whole model for the last samples. Should it have no room, the last updates are not lost: a resume
+        if self.finished and self.job.has_samples and not stop_signal:
+            # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
             # evaluates alone. What is evaluated is saved behind that, in the place of this.
             self.save_what_is_sound()
             self.saved_update = -1
@@ -446,9 +448,22 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             with self.watch.paused():
                 stop_signal = self.take_samples()
         if saving or stop_signal:
+            # A signal may have broken off an evaluation, before which nothing was to be saved.
+            self.take(self.engine.drain(), epoch.plan)
             self.save_what_is_sound()
         self.collector.after_update()
         return stop_signal
+
+    def take(self, outcomes: Sequence[Outcome], plan: Plan[RecipeT, TotalsT]) -> None:
+        """Take over what became of updates, whose rows are those of `plan`."""
+        progress = self.progress
+        for outcome in outcomes:
+            proposed = course_of(outcome.proposal)
+            if proposed is not None:
+                self.follow(proposed)
+            progress.grad_norm = outcome.grad_norm
+            if outcome.skipped > progress.skipped:
+                self.report_skipped(outcome, plan)
 
     def count(self, update: Update[BatchT, TotalsT]) -> None:
         """Move `progress` behind an update."""
@@ -528,6 +543,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         assert outcome.where is not None
         number, step, first_row, end_row = outcome.where
         self.progress.skipped = int(outcome.skipped)
+        if outcome.overflow:
+            # No document is to blame: the scaler finds its scale by that.
+            self.reporter.say(
+                f"step {step}: float16: the gradients overflowed at their scale, which is halved: update {number} is not "
+                f"applied ({self.progress.skipped} so far)"
+            )
+            return
         documents = [str(document) for document in plan.documents_of(first_row, end_row)]
         more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
         self.reporter.say(
@@ -607,18 +629,21 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.collector.look()
         resume.save(self)
 
-    def save_what_is_good(self, failure: LoaderError) -> None:
-        """Save the updates that were done before this rank's loader failed.
+    def save_before_failed_loader(self, failure: LoaderError) -> None:
+        """Save the updates that were done before this rank's loader failed, unless they were trained on damaged data.
 
-        Errors: with several ranks, the failure itself. A save needs all ranks, and the others wait in an update for
-        this one.
+        Errors: DataError for such data. With several ranks, the failure itself: a save needs all ranks, and the others wait in
+        an update for this one.
         """
         if self.ranks.world_size > 1:
             with contextlib.suppress(OSError):
                 self.checkpoints.wait()
             raise failure
+        if self.current_epoch is not None:
+            self.take(self.engine.drain(), self.current_epoch.plan)
         if self.progress.update:
-            self.save()
+            # The loader may have failed because the data is damaged.
+            self.save_what_is_sound()
 
 
 def asks_to_save(outcome: Outcome) -> bool:

@@ -46,7 +46,7 @@ class SharedReducer:
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], memory: torch.Tensor, ranks: Ranks, meeting: Meeting
     ) -> None:
-        """memory: uint8 [at least bytes_needed(parameters, world size)], shared by all ranks, which wait in `meeting`."""
+        """memory: uint8 [at least shared_gradient_bytes(parameters, world size)], shared by all ranks, which wait in `meeting`."""
         self.meeting = meeting
         self.parameters = list(parameters)
         length = region_length(parameters, ranks.world_size)
@@ -102,7 +102,7 @@ def make_reducer(model: torch.nn.Module, ranks: Ranks) -> SumsGradients:
     parameters = trained_parameters(model)
     on_cpu = all(p.device.type == "cpu" and p.dtype is torch.float32 for p in parameters)
     if on_cpu and ranks.on_one_machine:
-        memory = shared_bytes(bytes_needed(parameters, ranks.world_size), ranks)
+        memory = shared_bytes(shared_gradient_bytes(parameters, ranks.world_size), ranks)
         if memory is not None:
             broadcast_weights(parameters)
             return SharedReducer(parameters, memory, ranks, make_meeting(ranks))
@@ -115,7 +115,7 @@ def broadcast_weights(parameters: Sequence[torch.nn.Parameter]) -> None:
         dist.broadcast(parameter.data, src=0)
 
 
-def bytes_needed(parameters: Sequence[torch.nn.Parameter], world_size: int) -> int:
+def shared_gradient_bytes(parameters: Sequence[torch.nn.Parameter], world_size: int) -> int:
     """Of shared memory: the gradients of each rank, their sum, and what the ranks tell each other."""
     of_gradients = region_length(parameters, world_size) * (world_size + 1)
     return BYTES_PER_NUMBER * (of_gradients + MOST_NUMBERS * world_size)

@@ -97,6 +97,13 @@ def test_moe_fields_go_by_both_names():
         ({"n_shared_experts": -1}, "n_shared_experts=-1"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling="),
         ({"rope_scaling": "yarn"}, "rope_scaling='yarn' is no object"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps=-1 is negative"),
+        ({"initializer_range": -0.02}, "initializer_range=-0.02 is negative"),
+        ({"rope_theta": 0}, "rope_theta=0 is not above 0"),
+        ({"rope_theta": -1e6}, "rope_theta=-1000000.0 is not above 0"),
+        ({"rope_scaling": {"beta_fast": 0}}, "yarn_beta_fast=0 is not above 0"),
+        ({"rope_scaling": {"beta_slow": -1}}, "yarn_beta_slow=-1 is not above 0"),
+        ({"rope_theta": 1, "inference_rope_scaling": True}, "rope_theta=1 does not go together with inference_rope"),
     ],
 )
 def test_config_errors_are_one_line_and_name_the_fields(fields, message):

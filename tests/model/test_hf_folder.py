@@ -231,6 +231,8 @@ YARN |= {"original_max_position_embeddings": 64}
         ("llama", {"rope_parameters": None, "rope_theta": "1e6"}, 'rope_theta is "1e6"'),
         ("llama", {"bos_token_id": "one"}, 'bos_token_id is "one", no token id'),
         ("llama", {"eos_token_id": [2, "x"]}, "eos_token_id is"),
+        ("llama", {"eos_token_id": [[2]]}, r"eos_token_id is \[\[2\]\], no token id"),
+        ("llama", {"eos_token_id": [2, [3]]}, r"eos_token_id is \[2, \[3\]\], no token id"),
         ("llama", {"eos_token_id": [10**4000]}, "eos_token_id is 1000.*, no token id"),
         ("llama", {"pad_token_id": -2}, "pad_token_id is -2, no token id"),
         ("llama", {"hidden_size": None}, "hidden_size is missing"),

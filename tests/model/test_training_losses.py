@@ -174,6 +174,22 @@ def test_chunked_cross_entropy_is_the_plain_one(monkeypatch):
     )
 
 
+def test_in_float16_the_gradient_of_a_gpus_chunk_is_finite(monkeypatch):
+    """Its rows all add to one number, which a float16 does not hold. Reference: the loss in float32, where one chunk is too."""
+    monkeypatch.setattr(loss_module, "chunk_rows", lambda *what: chunks.CHUNK_ROWS_OF_GPU)
+    n = chunks.CHUNK_ROWS_OF_GPU
+    hidden = torch.full((n, 4), 8.0)
+    targets = torch.zeros(n, dtype=torch.long)
+    gradients = []
+    for dtype in (torch.float16, torch.float32):
+        weight = torch.zeros(3, 4, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.float16, enabled=dtype is torch.float16):
+            loss = chunked_cross_entropy(hidden, weight, targets)
+        gradients += torch.autograd.grad(loss, weight)
+    assert gradients[1].abs().max() > torch.finfo(torch.float16).max
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=2e-3, atol=0)
+
+
 @pytest.mark.parametrize(("vocab_size", "rows"), [(6400, 16384), (32000, 3968), (151936, 2048)])
 def test_a_gpu_takes_larger_chunks_as_far_as_their_logits_are_small(vocab_size, rows):
     """References: the bytes of the logits, and the chunks of a CPU."""

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -24,7 +25,7 @@ from trainer import launch, train_pretrain
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
-from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.machine.ranks import Ranks, init_distributed_mode, loss_of_a_rank
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon
@@ -32,10 +33,12 @@ from trainer.optim.shared_muon import make_orthogonalise
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer
+from trainer.saving.checkpoint import Checkpoints
 from trainer.saving.save_clock import SaveClock
 from trainer.shared_reducer import make_reducer
 
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
+TIMEOUT_S = 4
 RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}
 
 
@@ -61,6 +64,8 @@ def rank(folder):
         dist.destroy_process_group()
     new_port("clock")
     result["saves"] = saves_by_the_clock(folder)
+    new_port("slow save")
+    result["slow save"] = slow_save(folder)
     new_port("too many")
     result["too many"] = too_many_bad_updates(folder)
     return result
@@ -324,6 +329,26 @@ def saves_by_the_clock(folder):
     return saved
 
 
+def slow_save(folder):
+    """The updates of a run whose first save takes longer than the ranks wait for a message; the second one comes at once."""
+    write, written = Checkpoints._write_file, []
+
+    def slow_write(checkpoints, state, path):
+        written.append(path)
+        if len(written) == 1:
+            time.sleep(1.5 * TIMEOUT_S)
+        write(checkpoints, state, path)
+
+    with mock.patch.object(Checkpoints, "_write_file", slow_write):
+        try:
+            run = train(
+                data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/slow", save_interval=2, dist_timeout=TIMEOUT_S
+            )
+        except RuntimeError as error:
+            return loss_of_a_rank(error)
+    return run.progress.update
+
+
 def too_many_bad_updates(folder):
     """The message with which a run ends whose second rank has nothing but NaN losses."""
     loss = PretrainJob.loss
@@ -462,6 +487,11 @@ def test_the_logged_loss_is_the_mean_over_all_ranks_since_the_last_line(both):
 def test_the_clock_of_rank_0_alone_says_when_all_ranks_save(both):
     ours, theirs = (result["saves"] for result in both)
     assert ours == theirs and ours[:2] == [2, 5] and len(ours) == 3  # and at the end
+
+
+def test_a_save_may_take_longer_than_the_ranks_wait_for_a_message(both):
+    """Rank 0 waits for it before the next save, and the other rank hears that it still works."""
+    assert both[0]["slow save"] == both[1]["slow save"] > 2
 
 
 def test_only_rank_0_writes(both):

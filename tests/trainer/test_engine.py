@@ -43,6 +43,10 @@ def parameters_of(engine):
     return [p.detach().clone() for p in engine.parameters]
 
 
+def options_of(optimizer):
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
 def all_equal(xs, ys):
     return all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
 
@@ -262,6 +266,42 @@ def test_fp16_overflow_skips_the_update_and_halves_the_scale_once():
     assert not all_equal(before, parameters_of(engine)) and engine.poll()[-1].skipped == 1
 
 
+def overflow_gradients(engine):
+    """As of a finite loss whose gradients are too large for float16 at the scale of now."""
+    for parameter in engine.parameters:
+        parameter.grad = torch.full_like(parameter, float("inf"))
+
+
+def test_fp16_overflow_counts_in_a_row_from_a_scale_of_1_on():
+    """The scale is halved from 8 to 1 by three updates, which are no fault of the data. The two behind them are bad."""
+    engine = make_engine(tiny_model(), dtype=torch.float16)
+    engine.scaler.update(8.0)
+    outcomes = []
+    for _ in range(5):
+        overflow_gradients(engine)
+        engine.update(1e-3)
+        outcomes.append(engine.poll()[-1])
+    assert [outcome.overflow for outcome in outcomes] == [1, 1, 1, 0, 0]
+    assert [outcome.skipped for outcome in outcomes] == [1, 2, 3, 4, 5]
+    assert [outcome.skipped_in_a_row for outcome in outcomes] == [0, 0, 0, 1, 2]
+
+
+def test_fp16_overflow_between_two_bad_losses_does_not_end_their_row():
+    model, now = tiny_model(), {"now": "loss"}
+    engine = make_engine(model, dtype=torch.float16, losses=poisoned(model, now))
+    in_a_row = []
+    for is_overflow in (False, True, False):
+        if is_overflow:
+            overflow_gradients(engine)
+        else:
+            engine.micro_batch(*batch_of())
+        engine.update(1e-3)
+        outcome = engine.poll()[-1]
+        assert outcome.overflow == is_overflow
+        in_a_row.append(outcome.skipped_in_a_row)
+    assert in_a_row == [1, 1, 2]
+
+
 def test_fp16_scaler_and_counts_survive_a_state_dict():
     model, now = tiny_model(), {"now": "gradient"}
     engine = make_engine(model, dtype=torch.float16, losses=poisoned(model, now))
@@ -271,6 +311,35 @@ def test_fp16_scaler_and_counts_survive_a_state_dict():
     other.load_state_dict(engine.state_dict())
     assert other.scaler.state_dict() == engine.scaler.state_dict()
     assert other.poll()[-1][:2] == engine.poll()[-1][:2] == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_fp16_takes_a_first_update_without_a_micro_batch(is_resumed):
+    """As of a rank that has no rows in it. The scale is the one that a checkpoint has, or torch's first one."""
+    engine = make_engine(tiny_model(), dtype=torch.float16)
+    scale = engine.scaler.get_scale()
+    if is_resumed:
+        state = engine.state_dict()
+        scale = 512.0
+        state["scaler"]["scale"] = scale
+        state["scaler"]["_growth_tracker"] = 7
+        engine.load_state_dict(state)
+    engine.update(1e-3)
+    assert engine.poll()[-1].skipped == 0
+    assert engine.scaler.state_dict()["scale"] == scale
+    assert engine.scaler.state_dict()["_growth_tracker"] == (8 if is_resumed else 1)
+
+
+def test_options_that_only_the_checkpoint_has_are_not_taken_over():
+    """Reference: the groups of the run that goes on, which has no --embed_lr. They are as they were made."""
+    before = make_engine(tiny_model())
+    before.optimizer = build_optimizer(before.model, 1e-3, kind="muon", embed_lr=0.1)
+    after = make_engine(tiny_model())
+    after.optimizer = build_optimizer(after.model, 1e-3, kind="muon", embed_lr=0.0)
+    options = options_of(after.optimizer)
+    assert options_of(before.optimizer)[0].keys() - options[0].keys() == {"lr_scale"}
+    after.load_state_dict(before.state_dict())
+    assert options_of(after.optimizer) == options
 
 
 def test_requests_reach_the_outcome():

@@ -1,5 +1,6 @@
 """Validation and samples. References: forward() on each document alone, torch's random state."""
 
+import contextlib
 import json
 import math
 import random
@@ -105,9 +106,37 @@ def test_a_rank_without_a_prompt_makes_no_second_model(tokenizer):
         answers[:] = others
 
     refused = mock.patch("trainer.evaluation.model_as_saved", side_effect=AssertionError)
-    with refused, mock.patch("torch.distributed.all_gather_object", gather):
+    waits = mock.patch("trainer.evaluation.until_all_are_ready", lambda ranks: contextlib.nullcontext())
+    with refused, waits, mock.patch("torch.distributed.all_gather_object", gather):
         found = samples(engine, tokenizer, DocumentEncoder(tokenizer), ["The cat"], StopSignals(), 7, is_last=True)
     assert found == ([("The cat", "text")], 0)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_ranks_hear_of_each_other_while_a_text_is_made(tokenizer, is_last):
+    """Each rank makes its own, and one without a prompt has none to make: all are in the block in which they meet."""
+    engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
+    meeting, made = [], []
+
+    @contextlib.contextmanager
+    def until_all_are_ready(ranks):
+        meeting.append("begins")
+        yield
+        meeting.append("ends")
+
+    def sample(*args, **options):
+        assert meeting[-1] == "begins"
+        made.append(args[3])
+        return "text"
+
+    with (
+        mock.patch("trainer.evaluation.until_all_are_ready", until_all_are_ready),
+        mock.patch("trainer.evaluation.sample", sample),
+    ):
+        samples(engine, tokenizer, DocumentEncoder(tokenizer), ["a", "b"], StopSignals(), 7, is_last)
+    assert made == ["a", "b"]
+    # One block for each round, and one for the model of the last samples.
+    assert meeting == ["begins", "ends"] * (2 + is_last)
 
 
 class DividedEngine(Engine):

@@ -4,9 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import train, write_corpus
+from common.errors import DataError
+from dataset.loader_workers import LoaderError
+from dataset.store.check import DigestCheck
+from tests.helpers import flags, train, write_corpus
+from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
+from trainer.loop import Trainer
 from trainer.machine.signals import StopSignals
+from trainer.pretrain.job import PretrainJob
+from trainer.saving.checkpoint import load_checkpoint
 
 
 @pytest.fixture
@@ -55,3 +62,79 @@ def test_a_request_to_save_is_not_lost_at_the_end_of_an_epoch(tmp_path, monkeypa
     train(**options, out_dir=tmp_path / "asked")
     # A request of the update before is known one update later.
     assert saved_updates(tmp_path / "asked") == [n_updates, 2 * n_updates]
+
+
+BAD_UPDATE = 3
+
+
+@pytest.fixture
+def bad_update(monkeypatch):
+    """Update BAD_UPDATE has a loss of NaN."""
+    update = Engine.update
+    asked = []
+
+    def with_a_bad_one(engine, *arguments):
+        asked.append(None)
+        if len(asked) == BAD_UPDATE:
+            engine.bad_losses += 1
+        update(engine, *arguments)
+
+    monkeypatch.setattr(Engine, "update", with_a_bad_one)
+
+
+def counts_of_skipped(folder: Path) -> tuple[float, int]:
+    """As the engine and as the progress of the only checkpoint have them."""
+    (path,) = folder.rglob("update_*.pt")
+    assert path.stem == f"update_{BAD_UPDATE:08d}"
+    state = load_checkpoint(path)
+    return state["engine"]["skipped"][0], state["progress"]["skipped"]
+
+
+def test_an_update_counts_as_skipped_where_a_signal_breaks_off_its_evaluation(
+    tmp_path, monkeypatch, late_outcomes, bad_update, capsys
+):
+    """The save that follows has the outcome of that very update, though nothing was to be saved before the signal came."""
+    data = write_corpus(tmp_path / "data.jsonl", 60)
+    monkeypatch.setattr(PretrainJob, "evaluate", lambda job, engine, signals, update: ({}, 15))
+    options = {"val_fraction": 0.1, "eval_interval": 2 * BAD_UPDATE, "save_interval": 10**6}
+    assert train_pretrain.main(flags(data_path=data, out_dir=tmp_path, **options)) == 128 + 15
+    assert counts_of_skipped(tmp_path) == (1.0, 1)
+    assert f"update {BAD_UPDATE} is not applied (1 so far)" in capsys.readouterr().out
+
+
+@pytest.fixture
+def failing_loader(monkeypatch):
+    """The loader fails behind update BAD_UPDATE."""
+    updates = Trainer.updates
+
+    def failing(trainer, epoch):
+        for number, update in enumerate(updates(trainer, epoch)):
+            if number == BAD_UPDATE:
+                raise LoaderError("the loader has failed")
+            yield update
+
+    monkeypatch.setattr(Trainer, "updates", failing)
+
+
+def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(
+    tmp_path, late_outcomes, bad_update, failing_loader, capsys
+):
+    data = write_corpus(tmp_path / "data.jsonl", 60)
+    with pytest.raises(LoaderError):
+        train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
+    assert counts_of_skipped(tmp_path) == (1.0, 1)
+    assert f"update {BAD_UPDATE} is not applied (1 so far)" in capsys.readouterr().out
+
+
+def test_where_the_loader_fails_nothing_is_saved_of_damaged_data(tmp_path, monkeypatch, failing_loader):
+    """The check has not come to its end by then. It is waited for, as before any other save."""
+    data = write_corpus(tmp_path / "data.jsonl", 60)
+
+    def raise_if_damaged(check, wait_s=0.0):
+        if wait_s:
+            raise DataError("tokens.bin is damaged")
+
+    monkeypatch.setattr(DigestCheck, "raise_if_damaged", raise_if_damaged)
+    with pytest.raises(DataError, match="damaged"):
+        train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
+    assert not list(tmp_path.rglob("update_*.pt"))

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -30,12 +31,13 @@ from trainer.engine import Engine
 from trainer.glue.job import GlueJob
 from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
-from trainer.machine.limits import is_out_of_memory
+from trainer.machine.limits import is_out_of_memory, what_the_machine_lacks
 from trainer.machine.out_of_memory import gigabytes, plain_advice, same_update, told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.pretrain import job as pretrain_job
 from trainer.pretrain import memory_plan
 from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.memory import training_memory
 from trainer.pretrain.memory_plan import MemoryPlan
 from trainer.pretrain.settings import parse_args
 from trainer.saving.checkpoint import verified
@@ -79,6 +81,14 @@ def test_other_errors_keep_their_traceback(error):
     with pytest.raises(type(error)) as caught, told_in_a_line(CPU, str):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize(("kind", "is_raised"), [("cpu", True), ("python", True), ("cuda", False)])
+def test_a_limit_of_the_shell_is_advised_for_main_memory_alone(kind, is_raised):
+    said = what_the_machine_lacks(FAILURES[kind])
+    assert "try a smaller --batch_size, --max_seq_len or model" in said
+    assert said.endswith(", or raise the limit (ulimit -v)") == is_raised
+    assert ("ulimit" in said) == is_raised
 
 
 def test_an_error_with_a_line_of_its_own_keeps_it():
@@ -152,7 +162,8 @@ def config_of(settings):
 
 def check(planned):
     settings = planned.settings
-    planned.check(config_of(settings), settings.batch_size, settings.max_seq_len)
+    planned.note(config_of(settings), settings.batch_size, settings.max_seq_len)
+    planned.refuse_too_much()
 
 
 def suggested(line):
@@ -187,6 +198,40 @@ def test_a_model_that_is_too_large_for_a_rank_may_fit_divided(monkeypatch):
     divided = plan(monkeypatch, 12, 8, gradient_checkpointing=1, **sizes)
     check(divided)
     assert 5.2 * GB < divided.needed(divided.asked) < 8 * GB
+
+
+@pytest.mark.parametrize(
+    ("changes", "are_kept"),
+    [
+        ({"use_compile": 0}, False),
+        ({"use_compile": 1}, True),
+        ({"use_compile": 0, "use_moe": 1}, True),
+        ({"use_compile": 0, "use_moe": 1, "gradient_checkpointing": 1}, False),
+    ],
+)
+def test_of_a_divided_model_copies_are_counted_where_they_are_kept(monkeypatch, changes, are_kept):
+    """Plain dense code rounds its weights once more in the backward pass (model/products.py)."""
+    planned = plan(monkeypatch, 64, group_size=2, **changes)
+    config = MiniMindConfig(use_moe=bool(planned.settings.use_moe))
+    batch = memory_plan.MicroBatch(config, 8, 512, planned.settings.gradient_checkpointing)
+    needed = planned.needed(batch)
+
+    def with_larger_copies(*arguments, **options):
+        estimate = training_memory(*arguments, **options)
+        return replace(estimate, half_weights=estimate.half_weights + GB)
+
+    monkeypatch.setattr(memory_plan, "training_memory", with_larger_copies)
+    assert planned.needed(batch) - needed == (GB if are_kept else 0)
+
+
+@pytest.mark.parametrize("left_over", ["", "0", "8"])
+def test_the_ranks_of_a_launcher_share_the_memory_of_their_machine(monkeypatch, left_over):
+    """A variable that is left over from a launch says nothing of a run without a launcher."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", left_over)
+    alone = plan(monkeypatch, 8)
+    of_two = MemoryPlan(alone.settings, torch.bfloat16, CPU, Ranks(world_size=2, local_world_size=2))
+    assert (alone.total, alone.available) == (8 * GB, 8 * GB)
+    assert (of_two.total, of_two.available) == (4 * GB, 4 * GB)
 
 
 def test_enough_memory_is_not_talked_about(monkeypatch):
@@ -292,8 +337,13 @@ def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data
     assert "needs about" in said
     if stage == "model":
         assert "choose a smaller model" in said
+        return
+    assert "--batch_size 1 --accumulation_steps 4" in said
+    if stage == "samples":
+        # The last ones need a second model: what was trained is saved before.
+        assert "is intact, and --from_resume 1 goes on from there" in said
     else:
-        assert "--batch_size 1 --accumulation_steps 4" in said and "no checkpoint was saved yet" in said
+        assert "no checkpoint was saved yet" in said
 
 
 def test_the_last_checkpoint_is_intact_and_the_suggested_flags_go_on(data, tmp_path, monkeypatch, capsys):

@@ -175,6 +175,12 @@ def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
     assert after.param_groups[-1]["lr_scale"] == pytest.approx(0.05 / 1e-3)
 
 
+def test_a_resume_tells_of_another_precision(data, tmp_path, capsys):
+    train(data_path=data, out_dir=tmp_path, epochs=1)
+    train(data_path=data, out_dir=tmp_path, epochs=2, from_resume=1, dtype="float16")
+    assert "--dtype is float16, was float32 before the resume" in capsys.readouterr().out
+
+
 def test_a_stop_in_the_final_samples_gives_them_to_the_next_resume(data, tmp_path, capsys):
     """Once; the resume after it has nothing to do."""
     arguments = flags(data_path=data, out_dir=tmp_path, sample_prompts="the cat")
@@ -378,6 +384,27 @@ def test_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_path):
     assert "\n" not in str(error.value)
     state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
+
+
+def test_an_overflow_of_float16_is_told_as_one_and_does_not_end_the_run(data, tmp_path, capsys):
+    """Two updates overflow at the first scale and its half. No document is named, and --max_bad_updates 1 is not reached."""
+    update, asked = Engine.update, []
+
+    def overflowing(engine, *arguments):
+        asked.append(None)
+        if len(asked) <= 2:
+            engine.parameters[0].grad.fill_(float("inf"))
+        update(engine, *arguments)
+
+    with mock.patch.object(Engine, "update", overflowing):
+        run = train(data_path=data, out_dir=tmp_path, dtype="float16", max_bad_updates=1)
+    said = [line for line in capsys.readouterr().out.splitlines() if "is not applied" in line]
+    assert len(said) == 2 and not any("document" in line for line in said)
+    assert said[0] == (
+        "step 1: float16: the gradients overflowed at their scale, which is halved: update 1 is not applied (1 so far)"
+    )
+    assert run.progress.skipped == 2
+    assert run.engine.scaler.get_scale() == 2.0**14
 
 
 # -------------------------------------------------------------------------------------------------------- W&B

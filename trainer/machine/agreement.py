@@ -16,17 +16,21 @@ import transformers
 
 from trainer.machine.ranks import Ranks, end_all, first_said
 
-# Of the flags, what each machine may have in its own way: devices, workers, and the places of its files. What is in the files is
-# compared by their digests.
+# Of the flags, what each machine may have in its own way: devices, workers, and the places of its files. What is in the files of
+# the data is compared by their digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's
+# identity. The weights themselves and the files of --against are rank 0's.
 OWN_OF_A_MACHINE = frozenset(
     {
+        "against",
         "cache_dir",
         "cache_gb",
         "data_dir",
         "data_path",
         "dev_file",
         "device",
+        "from_weight",
         "local_rank",
+        "mixture",
         "model_path",
         "num_workers",
         "out_dir",

@@ -49,7 +49,7 @@ def _says_no_memory(error: BaseException) -> bool:
 def what_the_machine_lacks(error: Exception) -> str | None:
     """One line for an error that says that memory, files or threads are used up; None for any other error."""
     said = " ".join(str(error).split())
-    smaller = "try a smaller --batch_size, --max_seq_len or model, or raise the limit (ulimit -v)"
+    smaller = "try a smaller --batch_size, --max_seq_len or model"
     if isinstance(error, OSError):
         reason = EXHAUSTED.get(error.errno) if error.errno is not None else None
         if reason and error.filename:
@@ -58,7 +58,8 @@ def what_the_machine_lacks(error: Exception) -> str | None:
     if isinstance(error, torch.OutOfMemoryError):
         return f"no memory is left on the GPU ({said.split('. ')[0]}); {smaller}"
     if is_out_of_memory(error):
-        return f"no memory is left ({said[-160:]}); {smaller}" if said else f"no memory is left; {smaller}"
+        reason = f" ({said[-160:]})" if said else ""
+        return f"no memory is left{reason}; {smaller}, or raise the limit (ulimit -v)"
     if "can't start new thread" in said:
         return "no more threads can be started: raise the limit (ulimit -u, ulimit -v)"
     return None

@@ -47,7 +47,7 @@ class CountedMeeting:
     """Counts in shared memory, each with the number of its process beside it. Errors: LostRankError."""
 
     def __init__(self, memory: torch.Tensor, ranks: Ranks, timeout_s: float) -> None:
-        """memory: uint8 [bytes_needed(world size)], zeros, shared by all ranks."""
+        """memory: uint8 [count_bytes(world size)], zeros, shared by all ranks."""
         rows = memory.numpy().view(np.int64).reshape(ranks.world_size, -1)
         self._counts = rows[:, 0]
         self._pids = rows[:, 1]
@@ -95,7 +95,7 @@ class GlooMeeting:
         dist.barrier()
 
 
-def bytes_needed(world_size: int) -> int:
+def count_bytes(world_size: int) -> int:
     """Of the memory of a CountedMeeting."""
     return BYTES_OF_A_COUNT * world_size
 
@@ -104,7 +104,7 @@ def make_meeting(ranks: Ranks) -> Meeting:
     """For ranks that share memory. A collective: all ranks must call it."""
     memory = None
     if platform.machine() in ORDERED:
-        memory = shared_bytes(bytes_needed(ranks.world_size), ranks)
+        memory = shared_bytes(count_bytes(ranks.world_size), ranks)
     if memory is None:
         return GlooMeeting()
     group = dist.group.WORLD

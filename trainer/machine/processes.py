@@ -65,7 +65,7 @@ class Division:
     notices: Sequence[str] = ()
 
 
-ALONE = Division()
+ONE_PROCESS = Division()
 
 
 class CpuSettings(Protocol):
@@ -157,13 +157,13 @@ def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
     for n in range(2, min(n_threads, MOST_BY_ITSELF) + 1):
         divides = n_threads % n == 0 and micro_batch.rows % n == 0
         is_large = micro_batch.rows // n * micro_batch.positions >= LEAST_POSITIONS
-        fits = memory is None or bytes_needed(n, micro_batch.parameters) <= SHARE_OF_MEMORY * memory
+        fits = memory is None or process_bytes(n, micro_batch.parameters) <= SHARE_OF_MEMORY * memory
         if divides and is_large and fits:
             best = n
     return best
 
 
-def bytes_needed(n_processes: int, parameters: int) -> int:
+def process_bytes(n_processes: int, parameters: int) -> int:
     """Of n processes without their activations."""
     of_each = BYTES_OF_PROCESS + BYTES_PER_PARAMETER * parameters
     return n_processes * of_each + bytes_in_shared_memory(n_processes, parameters)

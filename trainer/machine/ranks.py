@@ -260,6 +260,8 @@ class Ranks:
     sharing: int = 1
     # Whether all ranks can see the same memory.
     on_one_machine: bool = False
+    # How many ranks the launcher has started on this machine; 1 where it does not say, and for the copies of a command.
+    local_world_size: int = 1
     # How long they wait for a message.
     timeout: timedelta | None = None
 
@@ -277,6 +279,10 @@ class Ranks:
     def is_main(self) -> bool:
         """Whether this is the process that writes and prints."""
         return self.rank == 0
+
+
+# A run of one process
+ONE_RANK = Ranks()
 
 
 def init_distributed_mode(
@@ -369,9 +375,8 @@ def ranks_of_launcher() -> Ranks | None:
                 "unset RANK to train in one process"
             )
         found.append(int(value))
-    on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
     rank, local_rank, world_size = found
-    ranks = Ranks(rank, local_rank, world_size, on_one_machine=on_one_machine)
+    ranks = Ranks(rank, local_rank, world_size)
     if ranks.rank >= ranks.world_size or ranks.local_rank > ranks.rank:
         raise UserError(
             f"RANK={ranks.rank} LOCAL_RANK={ranks.local_rank} WORLD_SIZE={ranks.world_size} do not fit each other"
@@ -381,7 +386,7 @@ def ranks_of_launcher() -> Ranks | None:
             raise UserError(
                 f"RANK is set and {name} is not: launch with torchrun, or unset RANK to train in one process"
             )
-    return ranks
+    return with_machine(ranks)
 
 
 def ranks_of_group() -> Ranks:
@@ -390,8 +395,22 @@ def ranks_of_group() -> Ranks:
     world_size = dist.get_world_size()
     # Such a program may say nothing of machines. Then memory is not shared, and GPUs are taken in the order of the ranks.
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
-    return Ranks(rank, local_rank, world_size, on_one_machine=on_one_machine)
+    return with_machine(Ranks(rank, local_rank, world_size))
+
+
+def with_machine(ranks: Ranks) -> Ranks:
+    """The same with what the launcher says of this machine, if it does. Errors: UserError for a number that cannot be."""
+    name = "LOCAL_WORLD_SIZE"
+    if name not in os.environ:
+        return ranks
+    value = os.environ[name]
+    if not value.isdecimal() or not 1 <= int(value) <= ranks.world_size:
+        raise UserError(
+            f"WORLD_SIZE is {ranks.world_size} and {name} is set to {value!r}: launch with torchrun, which sets both, or "
+            f"unset {name}"
+        )
+    n_here = int(value)
+    return replace(ranks, on_one_machine=n_here == ranks.world_size, local_world_size=n_here)
 
 
 def pick_backend(device: torch.device, ranks: Ranks) -> str:

@@ -7,13 +7,11 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import nn
 
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.optim.muon import Muon, Orthogonalise, Together
 from trainer.optim.sharded_muon import ShardedOrthogonalise
 from trainer.optim.shared_muon import make_orthogonalise
 from trainer.parallel import Shards
-
-ONE_RANK = Ranks()
 
 # Of torch.optim: {"params": [...], "weight_decay": ...}.
 Groups = list[dict[str, Any]]
@@ -151,11 +149,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
 
 
 def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **options: Any) -> torch.optim.AdamW:
-    """AdamW with the fused kernel where the device has one (torch raises RuntimeError where it has not)."""
-    try:
-        adamw = torch.optim.AdamW(groups, lr=lr, fused=True, **options)
-    except RuntimeError:
-        adamw = torch.optim.AdamW(groups, lr=lr, **options)
+    """AdamW with the fused kernel, which torch has for all devices that --device takes."""
+    adamw = torch.optim.AdamW(groups, lr=lr, fused=True, **options)
     return adamw if bias_correction else without_bias_correction(adamw)
 
 

@@ -20,14 +20,15 @@ class ShardedOrthogonalise:
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        # {n: `_order` of n matrices}
+        self._orders: dict[int, torch.Tensor] = {}
 
     def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """[n, own rows, columns] -> the same in bf16, as parts of orthogonal matrices of `shape` (rows, columns)."""
         n, own_rows, columns = matrices.shape
         rows = rows_of_ranks(shape[0], self.size)
         assert own_rows == rows[self.rank]
-        # Matrix i belongs to rank i mod size.
-        order = [number for owner in range(self.size) for number in range(owner, n, self.size)]
+        order = self._order(n, matrices.device)
         matrices_of = [len(range(owner, n, self.size)) for owner in range(self.size)]
         mine = matrices_of[self.rank]
 
@@ -51,3 +52,13 @@ class ShardedOrthogonalise:
         in_turn = torch.empty_like(matrices, dtype=muon.DTYPE)
         in_turn[order] = result.view(n, own_rows, columns)
         return in_turn
+
+    def _order(self, n: int, device: torch.device) -> torch.Tensor:
+        """The numbers of n matrices, those of one owner behind each other: matrix i belongs to rank i mod size.
+
+        It stays on the device. An index that lies in main memory would be copied there in each update.
+        """
+        if n not in self._orders:
+            numbers = [number for owner in range(self.size) for number in range(owner, n, self.size)]
+            self._orders[n] = torch.tensor(numbers, device=device)
+        return self._orders[n]

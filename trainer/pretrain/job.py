@@ -104,6 +104,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         "rows_per_update",
         "grad_clip",
         "weight_decay",
+        "dtype",
     )
 
     # They decide the first weights. A resume takes those of its checkpoint.
@@ -269,7 +270,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         else:
             config = config_from_flags(settings, self.encoder.vocab_size, self.tokenizer)
             # Before the model is made: the system would end a process that asks for too much, without a line.
-            self.memory.check(config, rows=1, T=settings.max_seq_len)
+            self.memory.note(config, rows=1, T=settings.max_seq_len)
+            self.memory.refuse_too_much()
             if settings.from_weight != "none":
                 self._check_vocabulary(find_weight(settings.from_weight, config, Path(settings.out_dir)))
             weights = (settings.from_weight, settings.out_dir, settings.init_scheme)
@@ -338,7 +340,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _check_memory(self) -> None:
         """Errors: UserError where a micro-batch cannot fit."""
         plan = self.plan(0)
-        self.memory.check(self.config, self._most_rows(plan), plan.T)
+        self.memory.note(self.config, self._most_rows(plan), plan.T)
+        self.memory.refuse_too_much()
 
     def _most_rows(self, plan: RowPlan) -> int:
         """The rows of the largest micro-batch of an epoch, which may have fewer than --batch_size for a rank."""

@@ -29,8 +29,8 @@ class Overhead(NamedTuple):
 
     program: bytes of kernels that oneDNN makes, of autograd's threads and, with torch.compile, of the compiler. Freed
     blocks stay in the heap (see compiling.keep_freed_memory), and a later block does not always fit into the holes. So
-    the heap grows beyond what is used, by these shares of the activations and of the loss. Layers that are computed again
-    are allocated and freed twice as often.
+    the heap grows beyond what is used, by these shares of the activations and of the loss. Layers that plain code computes
+    again are allocated and freed twice as often.
     """
 
     program: int
@@ -41,7 +41,6 @@ class Overhead(NamedTuple):
 PLAIN = Overhead(program=15_000_000, of_activations=0.25, of_loss=1.1)
 PLAIN_RECOMPUTED = Overhead(program=15_000_000, of_activations=1.6, of_loss=0.0)
 COMPILED = Overhead(program=135_000_000, of_activations=0.08, of_loss=0.3)
-COMPILED_RECOMPUTED = COMPILED
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def training_memory(
 def overhead_of(compiled: bool, gradient_checkpointing: bool) -> Overhead:
     """Which of the constants above hold."""
     if compiled:
-        return COMPILED_RECOMPUTED if gradient_checkpointing else COMPILED
+        return COMPILED
     return PLAIN_RECOMPUTED if gradient_checkpointing else PLAIN
 
 

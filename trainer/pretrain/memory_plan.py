@@ -1,7 +1,6 @@
 """Whether a run of train_pretrain.py fits the memory of its device, and which flags would fit."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,11 +11,10 @@ from model.config import MiniMindConfig, parameter_count
 from trainer.machine.measure import available_memory, total_memory
 from trainer.machine.out_of_memory import batch_flags, gigabytes, same_update
 from trainer.machine.processes import bytes_in_shared_memory
-from trainer.machine.ranks import Ranks, least_of_ranks
+from trainer.machine.ranks import ONE_RANK, Ranks, least_of_ranks
 from trainer.pretrain.memory import FP32, MemoryEstimate, training_memory
 from trainer.pretrain.settings import PretrainSettings
 
-ONE_RANK = Ranks()
 # An estimate may be a fifth too high, so only what is beyond this times all memory is refused.
 SURELY_TOO_MUCH = 1.2
 # What is suggested takes at most this share of what could be had: an estimate may be too low as well.
@@ -56,10 +54,9 @@ class MemoryPlan:
         self.available = available_memory(device)
         if device.type == "cpu":
             # The ranks of a launcher share the machine's memory, and each has a micro-batch of its own.
-            launched_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self.total = None if self.total is None else self.total // launched_here
-            self.available = None if self.available is None else self.available // launched_here
-        # Until the data is known: one row.
+            self.total = None if self.total is None else self.total // ranks.local_world_size
+            self.available = None if self.available is None else self.available // ranks.local_world_size
+        # See `note`. Until the data is known it is one row.
         self.asked: MicroBatch | None = None
 
     def needed(self, batch: MicroBatch) -> int:
@@ -88,22 +85,24 @@ class MemoryPlan:
             half=self.half,
         )
         if self.group_size > 1:
-            return sharing * self._of_part(estimate, batch)
+            return sharing * self._of_part(estimate, batch, compiled)
         return sharing * estimate.total + bytes_in_shared_memory(sharing, parameter_count(batch.config))
 
-    def _of_part(self, estimate: MemoryEstimate, batch: MicroBatch) -> int:
+    def _of_part(self, estimate: MemoryEstimate, batch: MicroBatch, compiled: bool) -> int:
         """Bytes at the peak, of a rank that has a part of the model.
 
         Beside its parts it holds the gathered weights and gradients of what is in no layer, and of two layers: while one is
-        computed the next one arrives. Copies in half precision are kept for the backward pass, unless that makes them again.
+        computed the next one arrives. Copies in half precision are kept for the backward pass by compiled layers and by experts, and
+        by none where the backward pass computes layers again: see `without_kept_copies` in model/products.py.
         """
         config = batch.config
         states = estimate.weights + estimate.gradients + estimate.optimizer_states
         outside = config.vocab_size * config.hidden_size
         of_layer = (parameter_count(config) - outside) // config.num_hidden_layers
         gathered = 2 * FP32 * (outside + 2 * of_layer)
-        copies = estimate.half_weights if batch.gradient_checkpointing else 0
-        return estimate.total - states - copies + states // self.group_size + gathered
+        keeps_none = batch.gradient_checkpointing or not (compiled or config.use_moe)
+        not_kept = estimate.half_weights if keeps_none else 0
+        return estimate.total - states - not_kept + states // self.group_size + gathered
 
     def optimizer_states(self, config: MiniMindConfig) -> int:
         """Bytes that the optimiser keeps on each rank."""
@@ -120,16 +119,20 @@ class MemoryPlan:
         return free is None or self.needed_at_most(batch) <= SAFE_SHARE * free
 
     def first_that_fits(self, config: MiniMindConfig, choices: Sequence[int], T: int, free: float | None) -> int:
-        """The first of the numbers of rows that fits; the last one where none does: `check` and `warning` tell that."""
+        """The first of the numbers of rows that fits; the last one where none does: `refuse_too_much` and `warning` tell that."""
         for rows in choices:
             if self.fits(MicroBatch(config, rows, T, self.settings.gradient_checkpointing), free):
                 return rows
         return choices[-1]
 
-    def check(self, config: MiniMindConfig, rows: int, T: int) -> None:
-        """Note what will be trained. Errors: UserError where the device surely has too little for it."""
-        self.check_weights(config)
+    def note(self, config: MiniMindConfig, rows: int, T: int) -> None:
+        """What will be trained: `refuse_too_much`, `warning` and `advice` speak of it."""
         self.asked = MicroBatch(config, rows, T, self.settings.gradient_checkpointing)
+
+    def refuse_too_much(self) -> None:
+        """Errors: UserError where the device surely has too little for what was noted."""
+        assert self.asked is not None
+        self.check_weights(self.asked.config)
         needed = self.needed(self.asked)
         if self.total is not None and needed > SURELY_TOO_MUCH * self.total:
             raise UserError(

@@ -6,6 +6,7 @@ from common.wording import counted
 from dataset.corpus import Corpus
 from trainer.budget import laws
 from trainer.budget.plan import closest_cut, free_cuts
+from trainer.budget.settings import BUDGETS
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 from trainer.without_effect import common_warnings, is_changed, warnings_of
@@ -23,11 +24,23 @@ def notices(
     from_file = settings.from_weight != "none"
     has_no_validation = not corpus.val_store
     other_rank = settings.local_rank not in (-1, ranks.local_rank)
+    # A plan has chosen some of the settings, which nobody has given.
+    is_planned = any(getattr(settings, name) is not None for name in BUDGETS)
+    without_fall = not is_planned and settings.lr_schedule != "wsd"
+    by_updates = not is_planned and settings.max_updates > 0
+    by_rows = settings.rows_per_update > 0
     cases = [
         ("local_rank", other_rank, "torchrun's environment decides, or there is none"),
         ("init_scheme", settings.init_scheme != "default" and from_file, "the weights come from a file"),
         ("eval_interval", is_changed(settings, "eval_interval") and has_no_validation, "no validation data"),
         ("allow_val_overlap", settings.allow_val_overlap and not settings.val_path, "no --val_path"),
+        (
+            "decay_share",
+            without_fall and is_changed(settings, "decay_share"),
+            f"--lr_schedule is {settings.lr_schedule}",
+        ),
+        ("epochs", by_updates and is_changed(settings, "epochs"), "--max_updates says when the run ends"),
+        ("accumulation_steps", by_rows and is_changed(settings, "accumulation_steps"), "--rows_per_update is given"),
     ]
     lines = warnings_of(settings, cases) + common_warnings(settings, ranks)
     if settings.warmup_iters >= micro_batches:

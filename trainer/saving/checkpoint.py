@@ -24,6 +24,7 @@ import dataclasses
 import errno
 import glob
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -48,13 +49,11 @@ from common.files import (
 )
 from common.nested import replaced
 from model.weight_files import check_kind
-from trainer.machine.ranks import Ranks, first_said, on_main
+from trainer.machine.ranks import ONE_RANK, Ranks, first_said, on_main
 from trainer.parallel import is_divided, part_of
-from trainer.saving.places import appears
+from trainer.saving.places import RECORDS, appears
 from trainer.saving.weights import write_tensors
 
-# A run of one process
-ALONE = Ranks()
 # Of a digest file: 64 digits and the name of a file.
 MOST_DIGEST_BYTES = 4096
 # Of SUMS, which has such a line for each rank.
@@ -63,17 +62,24 @@ MOST_SUMS_BYTES = 1 << 24
 SUMS = "SHA256SUMS"
 PARTS = "parts.pt"
 RUN = "run.pt"
+# The endings of what a run writes beside its stem, the mark of its lock among it
+OF_A_RUN = (*RECORDS, "pth", "json", "running")
+# What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
+LEFT_BEHIND = re.compile(rf"(({'|'.join(map(re.escape, OF_A_RUN))})\.\d+|[^.]+)\.tmp")
 
 
 def remove_temporaries(stem: Path, folder: Path) -> None:
     """Delete what a killed run of this name left half written: beside `stem` and in its checkpoint folder.
 
-    Other names in the same place are left alone; they may belong to a run that is writing them now. What cannot be deleted
-    stays for the next start: a rank of the killed run that is not gone yet may still be writing there.
+    Other names in the same place are left alone; they may belong to a run that is writing them now, such as one whose name
+    begins with this one and a dot. What cannot be deleted stays for the next start: a rank of the killed run that is not gone
+    yet may still be writing there.
     """
-    name = glob.escape(stem.name)
-    beside = [*stem.parent.glob(f"{name}.*.tmp"), *stem.parent.glob(f".{name}.*.tmp")]
-    for path in [*beside, *folder.glob("update_*.tmp")]:
+    for start in (f"{stem.name}.", f".{stem.name}."):
+        for path in stem.parent.glob(f"{glob.escape(start)}*.tmp"):
+            if LEFT_BEHIND.fullmatch(path.name.removeprefix(start)):
+                remove_if_possible(path)
+    for path in folder.glob("update_*.tmp"):
         remove_if_possible(path)
     # Killed while a folder of parts took the place of one of the same update, see parts.py.
     for before in folder.glob("update_*.before"):
@@ -115,7 +121,7 @@ class _Copies:
         # Empty tensors have no memory that tells them apart.
         if key in self.tensors and tensor.numel():
             return self.tensors[key]
-        if is_on_gpu(tensor):
+        if is_on_cuda(tensor):
             copy = pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
             self.under_way = True
         else:
@@ -124,7 +130,8 @@ class _Copies:
         return copy
 
 
-def is_on_gpu(tensor: torch.Tensor) -> bool:
+def is_on_cuda(tensor: torch.Tensor) -> bool:
+    """Whether a copy of it can be under way while the host goes on. One from MPS is made at once, as one from the CPU."""
     return tensor.is_cuda
 
 
@@ -240,8 +247,12 @@ class Checkpoints:
         """
         self.wait()
         copy = snapshot(state)
+        # A thread begins on the first GPU, which may be another rank's. Writing parts asks for the stream of the current one.
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
         def write() -> None:
+            if device is not None:
+                torch.cuda.set_device(device)
             # Weights that cannot be written are no reason to lose the checkpoint too.
             try:
                 if before is not None:
@@ -385,7 +396,7 @@ class Checkpoints:
         notice: Callable[[str], None] = print,
         check: Callable[[Any, Path], None] | None = None,
         fill: Callable[[Any, Path], Any] | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ONE_RANK,
     ) -> tuple[Any, Path] | None:
         """(state, path) of the newest checkpoint whose digest and content hold, or None where there is none at all.
 

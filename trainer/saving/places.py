@@ -15,6 +15,8 @@ from common.errors import UserError
 from trainer.machine.ranks import Ranks, end_all, first_said, on_main
 from trainer.optim.build import KEPT
 
+# The endings of the files in which a run keeps what it records
+RECORDS = ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
 # How long a machine may take to see a file that another one has written to a network file system
 SEEN_WITHIN_S = 5.0
 
@@ -34,9 +36,7 @@ def check_kinds(stem: Path, files: Iterable[Path] = (), folders: Iterable[Path] 
 
     files, folders: what it leaves beside metrics, report and checkpoints.
     """
-    own_files = [
-        stem.with_name(f"{stem.name}.{kind}") for kind in ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
-    ]
+    own_files = [stem.with_name(f"{stem.name}.{kind}") for kind in RECORDS]
     for path in (*own_files, *files):
         if path.is_dir():
             raise UserError(f"{path} is a folder, and a file of this run is to go there: move it away")

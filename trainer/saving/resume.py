@@ -1,5 +1,6 @@
 """Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
 
+import contextlib
 import errno
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -80,6 +81,7 @@ def save(trainer: "Trainer") -> None:
     if trainer.saved_update == trainer.progress.update:
         return
     trainer.saved_update = trainer.progress.update
+    wait_for_the_one_before(trainer)
     # All ranks take part in this.
     state = state_dict(trainer)
     divided = trainer.engine.shards is not None
@@ -88,12 +90,6 @@ def save(trainer: "Trainer") -> None:
     # Where each rank has a part, each writes its own.
     if not (divided or trainer.ranks.is_main):
         return
-    try:
-        trainer.checkpoints.wait()
-    except OSError as error:
-        trainer.reporter.say(
-            f"warning: the save before this one failed ({failure(error)}); {what_is_left(trainer)}, training goes on"
-        )
     is_last = trainer.finished
 
     # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
@@ -101,6 +97,30 @@ def save(trainer: "Trainer") -> None:
         trainer.job.save_weights(whole or copy["model"], copy["progress"]["update"], is_last)
 
     trainer.checkpoints.save(state, trainer.progress.update, before=save_weights if trainer.ranks.is_main else None)
+
+
+def wait_for_the_one_before(trainer: "Trainer") -> None:
+    """Wait for the save that is under way, if any, and say how it failed.
+
+    All ranks wait for that of rank 0, which may take longer than they wait for a message: they hear that it still works.
+    """
+
+    def wait() -> str:
+        """Returns what went wrong, "": nothing."""
+        try:
+            trainer.checkpoints.wait()
+        except OSError as error:
+            return failure(error)
+        return ""
+
+    problem = on_main(trainer.ranks, wait)
+    if problem:
+        trainer.reporter.say(
+            f"warning: the save before this one failed ({problem}); {what_is_left(trainer)}, training goes on"
+        )
+    # Where each rank writes its parts, the thread of another rank has done its part by now. What failed, rank 0 has said.
+    with contextlib.suppress(OSError):
+        trainer.checkpoints.wait()
 
 
 def finish_saving(trainer: "Trainer") -> None:

@@ -50,7 +50,7 @@ def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def in_dtype(state_dict: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Copies on the CPU in that type; a tied matrix is copied once."""
+    """The same on the CPU in that type: shared where they are so already, else copies, of a tied matrix one."""
     copies = {}
     for tensor in state_dict.values():
         copies[tensor.data_ptr()] = tensor.to("cpu", dtype)

@@ -62,6 +62,21 @@ def test_another_rank_says_it_to_rank_0(of_rank_0):
     assert said[0] == "" and said[1].startswith("rank 3 on ") and "has --seed 5 (rank 0: 42): all ranks need" in said[1]
 
 
+@pytest.mark.parametrize("flag", ["--data_path", "--mixture", "--from_weight", "--against", "--tokenizer_path"])
+def test_files_may_lie_elsewhere_on_each_machine(monkeypatch, flag):
+    """Reference: the facts that rank 0 sends."""
+    sent = []
+    monkeypatch.setattr(agreement, "first_said", lambda ranks, text: text)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda message, src: sent.append(message[0]))
+    compare_settings(Ranks(world_size=2), parse_args([flag, "/home/a/file"]))
+
+    def receive(message, src):
+        message[0] = sent[0]
+
+    monkeypatch.setattr(dist, "broadcast_object_list", receive)
+    compare_settings(Ranks(rank=1, world_size=2), parse_args([flag, "/home/b/file"]))
+
+
 def test_rank_0_prints_it(of_rank_0, monkeypatch):
     monkeypatch.setattr(agreement, "first_said", lambda ranks, text: text or "rank 1 has another seed")
     with pytest.raises(UserError, match="rank 1 has another seed"):

@@ -289,6 +289,9 @@ def test_windows_says_stop_by_another_signal(monkeypatch):
     assert set_to == dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), signal.SIG_IGN)
 
 
+OF_TORCHRUN = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
 @pytest.mark.parametrize(
     "variables, said",
     [
@@ -297,16 +300,30 @@ def test_windows_says_stop_by_another_signal(monkeypatch):
         ({"RANK": "0"}, "LOCAL_RANK to ''"),
         ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "do not fit each other"),
         ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "MASTER_ADDR is not"),
+        ({**OF_TORCHRUN, "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE is set to ''"),
+        ({**OF_TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is set to '0'"),
+        ({**OF_TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "WORLD_SIZE is 4 and LOCAL_WORLD_SIZE is set to '5'"),
     ],
 )
 def test_a_launchers_variables_that_do_not_fit_are_one_line(variables, said, monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=said) as error:
         init_distributed_mode("cpu")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("said", "here", "is_whole"), [(None, 1, False), ("2", 2, False), ("4", 4, True)])
+def test_a_launcher_says_how_many_ranks_a_machine_has(said, here, is_whole, monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for name, value in OF_TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    if said is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", said)
+    ranks = ranks_of_launcher()
+    assert (ranks.local_world_size, ranks.on_one_machine) == (here, is_whole)
 
 
 @pytest.mark.parametrize("rank", [None, "-1"])

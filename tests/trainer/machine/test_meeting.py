@@ -11,7 +11,7 @@ import torch
 
 from common.processes import is_gone
 from trainer.machine import meeting
-from trainer.machine.meeting import CountedMeeting, GlooMeeting, LostRankError, bytes_needed, make_meeting
+from trainer.machine.meeting import CountedMeeting, GlooMeeting, LostRankError, count_bytes, make_meeting
 from trainer.machine.ranks import Ranks
 
 WORLD_SIZE = 3
@@ -25,7 +25,7 @@ def counted(rank, memory, timeout_s=60.0):
 def test_nobody_goes_on_before_all_have_come():
     """In each round every rank writes a number and reads those of all behind the first wait; the second one lets it write
     again."""
-    memory = torch.zeros(bytes_needed(WORLD_SIZE), dtype=torch.uint8)
+    memory = torch.zeros(count_bytes(WORLD_SIZE), dtype=torch.uint8)
     written = [0] * WORLD_SIZE
     wrong = []
 
@@ -47,13 +47,13 @@ def test_nobody_goes_on_before_all_have_come():
 
 
 def test_a_rank_that_does_not_come_is_an_error():
-    memory = torch.zeros(bytes_needed(WORLD_SIZE), dtype=torch.uint8)
+    memory = torch.zeros(count_bytes(WORLD_SIZE), dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="rank 1 did not come within 0.05 s"):
         counted(0, memory, timeout_s=0.05).wait()
 
 
 def test_counts_lie_in_lines_of_their_own():
-    memory = torch.zeros(bytes_needed(WORLD_SIZE), dtype=torch.uint8)
+    memory = torch.zeros(count_bytes(WORLD_SIZE), dtype=torch.uint8)
     for rank in range(WORLD_SIZE):
         with contextlib.suppress(RuntimeError):
             counted(rank, memory, timeout_s=0.0).wait()
@@ -65,7 +65,7 @@ def test_counts_lie_in_lines_of_their_own():
 def test_a_rank_whose_process_is_gone_is_an_error(monkeypatch):
     """At once, long before the time is over; one that has ended and was not asked for its exit code is gone too."""
     monkeypatch.setattr(meeting, "CHECK_S", 0.01)
-    memory = torch.zeros(bytes_needed(WORLD_SIZE), dtype=torch.uint8)
+    memory = torch.zeros(count_bytes(WORLD_SIZE), dtype=torch.uint8)
     process = subprocess.Popen([sys.executable, "-c", ""])
     place = counted(0, memory)
     memory.view(torch.int64).view(WORLD_SIZE, 8)[1, 1] = process.pid

@@ -2,13 +2,14 @@
 
 import dataclasses
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
 from tests.helpers import train, write_corpus
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.notices import FAR_OFF, SizeOfRun, unsuitable_batch, unsuitable_rate
+from trainer.pretrain.notices import FAR_OFF, SizeOfRun, notices, unsuitable_batch, unsuitable_rate
 from trainer.pretrain.settings import parse_args
 
 TWO_THAT_SHARE = Ranks(rank=0, world_size=2, sharing=2)
@@ -69,6 +70,35 @@ def test_rates_that_are_far_off_are_named(words, named):
     lines = unsuitable_rate(settings, size_of(settings, 1e7))
     assert [line.split()[1] for line in lines] == named
     assert all("runs of this size learn most with about" in line for line in lines)
+
+
+PAIRS = [
+    (["--decay_share", "0.3"], ["--lr_schedule", "wsd"], "--decay_share 0.3 has no effect: --lr_schedule is minimind"),
+    (["--max_updates", "9", "--epochs", "3"], None, "--epochs 3 has no effect: --max_updates says when the run ends"),
+    (
+        ["--rows_per_update", "64", "--accumulation_steps", "4"],
+        None,
+        "--accumulation_steps 4 has no effect: --rows_per_update is given",
+    ),
+]
+
+
+def lines_on(settings):
+    """Of a run that is too short for a word on its batch and rates."""
+    return notices(settings, Ranks(), SimpleNamespace(val_store=None), 10**6, size_of(settings, 10))
+
+
+@pytest.mark.parametrize(("words", "mended", "said"), PAIRS)
+def test_a_flag_that_another_one_makes_useless_is_named(words, mended, said):
+    """mended: what gives it an effect; None: to drop the first of the two flags."""
+    assert lines_on(parse_args(words)) == [f"warning: {said}"]
+    assert lines_on(parse_args([*words, *mended] if mended else words[2:])) == []
+
+
+def test_nothing_is_said_of_what_a_plan_has_chosen():
+    """Nobody has given these settings."""
+    settings = parse_args(["--budget_tokens", "1e9", "--lr_schedule", "cosine"])
+    assert lines_on(dataclasses.replace(settings, decay_share=0.3, max_updates=9, epochs=3)) == []
 
 
 def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch, capsys):

@@ -117,7 +117,7 @@ def test_a_snapshot_of_a_gpu_waits_once(monkeypatch, pins):
         "rng": random_state,
         "empty": torch.empty(0),
     }
-    monkeypatch.setattr(checkpoint, "is_on_gpu", lambda tensor: tensor is not random_state)
+    monkeypatch.setattr(checkpoint, "is_on_cuda", lambda tensor: tensor is not random_state)
     with GpuCopies(pins) as gpu:
         monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
         copy = snapshot(state)
@@ -201,6 +201,20 @@ def test_saves_never_overlap(tmp_path, monkeypatch):
     assert most == [1, 1, 1] and names(checkpoints)[0] == "update_00000003.pt"
 
 
+def test_the_thread_of_a_save_is_on_the_gpu_of_its_rank(tmp_path, monkeypatch):
+    """A thread begins on the first one. Where there is none, nothing asks for it."""
+    set_to = []
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: set_to.append((threading.current_thread().name, device))
+    )
+    save(Checkpoints(tmp_path / "cpu"), 1)
+    assert set_to == []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    save(Checkpoints(tmp_path / "gpu"), 1)
+    assert set_to == [("checkpoint", 3)]
+
+
 def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
     checkpoints = Checkpoints(tmp_path)
 
@@ -212,6 +226,32 @@ def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
         checkpoints.wait()
     checkpoints.wait()
     assert names(checkpoints) == ["update_00000001.pt"]  # the checkpoint does not suffer from it
+
+
+def test_temporaries_of_a_run_whose_name_begins_alike_are_left_alone(tmp_path):
+    """--save_weight a_512.b may be writing its own while --save_weight a begins."""
+    own = [
+        "a_512.pth.77.tmp",
+        "a_512.json.77.tmp",
+        "a_512.metrics.jsonl.0000077.tmp",
+        "a_512.settings.yaml.77.tmp",
+        "a_512.report.html.77.tmp",
+        "a_512.loss.png.77.tmp",
+        "a_512.discriminator.tmp",
+        ".a_512.running.77.tmp",
+        ".a_512.0123456789abcdef.tmp",
+    ]
+    others = [
+        "a_512.b_512.pth.77.tmp",
+        "a_512.b_512.metrics.jsonl.77.tmp",
+        ".a_512.b_512.running.77.tmp",
+        ".a_512.b_512.0123456789abcdef.tmp",
+        "a_512_moe.pth.77.tmp",
+    ]
+    for name in own + others:
+        (tmp_path / name).touch()
+    checkpoint.remove_temporaries(tmp_path / "a_512", tmp_path / "a_512_resume")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
 def test_none_none_good_and_good(tmp_path):

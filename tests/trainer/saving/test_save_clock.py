@@ -13,6 +13,7 @@ from trainer.engine import Engine
 from trainer.glue import settings as glue
 from trainer.pretrain import settings as pretrain
 from trainer.saving import save_clock
+from trainer.saving.checkpoint import Checkpoints
 from trainer.saving.save_clock import GPU_MINUTES, SaveClock
 
 EACH_UPDATE_S = 10
@@ -30,9 +31,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    """Each update takes EACH_UPDATE_S."""
+    """Each update takes EACH_UPDATE_S, and a save no time."""
     clock = Clock()
     monkeypatch.setattr(save_clock, "time", clock)
+    monkeypatch.setattr(Checkpoints, "writing", lambda checkpoints: False)
     update = Engine.update
 
     def slow_update(engine, *arguments):
@@ -61,6 +63,23 @@ def test_a_run_is_saved_by_time(tmp_path, data, clock):
     last = run.progress.update
     assert saved(tmp_path) == sorted({*range(4, last, 4), last})
     assert last > 8
+
+
+def test_the_clock_does_not_ask_while_a_save_is_under_way(tmp_path, data, clock, monkeypatch):
+    """The save of update 4 takes until update 9 begins. That one asks, where updates 7 and 8 would have waited for it."""
+    begun = Engine.update
+    numbers = []
+
+    def update(engine, *arguments):
+        begun(engine, *arguments)
+        numbers.append(None)
+
+    monkeypatch.setattr(Engine, "update", update)
+    monkeypatch.setattr(Checkpoints, "writing", lambda checkpoints: 4 <= len(numbers) < 8)
+    run = train(data_path=data, out_dir=tmp_path, save_minutes=0.5, **COUNT_ALL)
+    last = run.progress.update
+    assert saved(tmp_path) == sorted({4, *range(9, last, 4), last})
+    assert last > 9
 
 
 def test_both_flags_save_and_a_save_by_micro_batches_restarts_the_clock(tmp_path, data, clock):
