@@ -1,6 +1,7 @@
 """--budget and its relatives as a user meets them. References: the same run by the flags that the plan prints; the clock."""
 
 import json
+import math
 import shlex
 import time
 
@@ -11,6 +12,7 @@ import yaml
 from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
+from trainer.budget import laws
 from trainer.budget.kept_plan import PLANNED
 from trainer.budget.laws import muon_weight_decay
 from trainer.budget.planner import with_row_length
@@ -346,11 +348,22 @@ def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(costs, "measured_seconds", another_speed)
     monkeypatch.setattr(planner, "product_rate", lambda *args, **kwargs: rate)
+    # As if the text were as long as two hours want it.
+    monkeypatch.setattr(laws, "MOST_PASSES", math.inf)
     arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128", "--hidden_size", "256"]
     assert train_pretrain.main([*arguments, "--budget", "2h", "--cpu_processes", "1", "--dry_run", "1"]) == 0
     command = repeated_command(capfd.readouterr().out)
     chosen = [int(command[command.index(f"--{name}") + 1]) for name in ("hidden_size", "num_hidden_layers")]
     assert tuple(chosen) == measured[-1] and len({layers for _, layers in measured}) > 1
+
+
+@pytest.mark.parametrize(("flops", "is_small"), [(1e12, True), (1e9, False)])
+def test_little_text_ends_a_run_before_its_budget(text, tmp_path, capfd, flops, is_small):
+    changes = {"data_path": text, "out_dir": tmp_path, "budget_flops": flops, "dry_run": 1}
+    assert train_pretrain.main(flags(**{**SMALL_MODEL, **changes})) == 0
+    printed = capfd.readouterr().out
+    assert ("the text is small for this budget: the run ends after 8 passes over it" in printed) == is_small
+    assert ("8.0 passes over the text" in printed) == is_small
 
 
 @pytest.mark.slow
