@@ -74,7 +74,6 @@ import sys, time
 began = time.perf_counter()
 sys.path[0] = sys.argv[1]
 from dataset.corpus import Corpus
-from trainer.machine.command_line import run_cli
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 encoder = DocumentEncoder(load_tokenizer(sys.argv[1] + "/model"))
 imported = time.perf_counter()

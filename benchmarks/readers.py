@@ -131,9 +131,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Path(args.out) if args.out else None
     if out is not None:
         check_out(out)
-    out = Path(args.out) if args.out else None
-    if out is not None:
-        check_out(out)
     with user_errors():
         table = markdown(rows_of_table(args))
     print(table)

@@ -199,12 +199,7 @@ class Engine(Generic[BatchT, TotalsT]):
             # As torch.nn.utils.clip_grad_norm_, which would have to compute the norm again.
             scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale)
-        scale_before = self._loss_scale()
-        self._step_unless(bad)
-        # A scaler begins with a large scale and halves it until the gradients fit into float16. From a scale of 1 on it is not the
-        # scale that is too large.
-        is_lower = (scale_before > 1) & (self._loss_scale() < scale_before)
-        overflow = bad * (is_lower & (bad_losses == 0))
+        overflow = self._step_unless(bad, bad_losses)
         keeps_gradients = self.reducer is not None and self.reducer.keeps_gradients
         self.optimizer.zero_grad(set_to_none=not keeps_gradients)
 
@@ -214,18 +209,24 @@ class Engine(Generic[BatchT, TotalsT]):
         signal = torch.where(asked > 0, self._stop_numbers, 0.0).max()
         self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow, *proposed))
 
-    def _step_unless(self, bad: torch.Tensor) -> None:
-        """Apply the gradients where `bad` (0-d) is 0."""
+    def _step_unless(self, bad: torch.Tensor, bad_losses: torch.Tensor) -> torch.Tensor:
+        """Apply the gradients where `bad` (0-d) is 0. Returns the `overflow` of the Outcome, 0-d."""
         if self.fused:
             self.optimizer.found_inf = bad  # type: ignore[attr-defined]  # which torch's own GradScaler sets too
             self.optimizer.step()
         elif not bad.item():
             self.optimizer.step()
-        if self.scaler.is_enabled():
-            self.scaler.update()
+        if not self.scaler.is_enabled():
+            return torch.zeros_like(bad)
+        scale_before = self._loss_scale()
+        self.scaler.update()
+        # A scaler begins with a large scale and halves it until the gradients fit into float16. From a scale of 1 on it is not the
+        # scale that is too large.
+        is_lower = (scale_before > 1) & (self._loss_scale() < scale_before)
+        return bad * (is_lower & (bad_losses == 0))
 
     def _loss_scale(self) -> torch.Tensor:
-        """What a loss is multiplied with, 0-d, on the device: more than 1 with float16 alone."""
+        """What a loss is multiplied with in float16, 0-d, on the device."""
         return self.scaler.scale(torch.ones((), device=self.device))
 
     def _message(self, requests: Sequence[float]) -> torch.Tensor:

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from filelock import FileLock
-
 from common.files import atomic_file, read_object
+from common.locks import file_lock
 from dataset.glue.glue_tasks import TASKS
 from trainer.reporting.records import LARGEST
 from trainer.reporting.reporter import Say, finite
@@ -34,7 +33,7 @@ NOT_AVERAGED = "wnli"
 STATISTICS = {"mean", "median", "deviation"}
 # Of a file of results: that of a hundred seeds has less than 1 MB.
 MOST_RESULT_BYTES = 1 << 24
-# It stays, is empty and means nothing by itself. What it guards takes some seconds.
+# What it guards takes some seconds.
 TABLES_LOCK = ".eval_results.lock"
 LONGEST_WAIT_S = 60.0
 # Digits: a seed is below 2**32.
@@ -205,7 +204,7 @@ def written_alone(out: Path) -> Iterator[None]:
 
     Each of them reads what all tasks have left: without it an older table might be written last.
     """
-    lock = FileLock(out / TABLES_LOCK, fallback_to_soft=False, preserve_lock_file=True)
+    lock = file_lock(out / TABLES_LOCK)
     # A file system without locks, or a machine that was lost: the table of this command is written all the same.
     with contextlib.suppress(OSError, NotImplementedError):
         lock.acquire(timeout=LONGEST_WAIT_S)

@@ -6,7 +6,6 @@ from common.wording import counted
 from dataset.corpus import Corpus
 from trainer.budget import laws
 from trainer.budget.plan import closest_cut, free_cuts
-from trainer.budget.settings import BUDGETS
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 from trainer.without_effect import common_warnings, is_changed, warnings_of
@@ -25,9 +24,8 @@ def notices(
     has_no_validation = not corpus.val_store
     other_rank = settings.local_rank not in (-1, ranks.local_rank)
     # A plan has chosen some of the settings, which nobody has given.
-    is_planned = any(getattr(settings, name) is not None for name in BUDGETS)
-    without_fall = not is_planned and settings.lr_schedule != "wsd"
-    by_updates = not is_planned and settings.max_updates > 0
+    without_fall = not settings.has_budget and settings.lr_schedule != "wsd"
+    by_updates = not settings.has_budget and settings.max_updates > 0
     by_rows = settings.rows_per_update > 0
     cases = [
         ("local_rank", other_rank, "torchrun's environment decides, or there is none"),
