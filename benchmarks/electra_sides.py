@@ -22,7 +22,7 @@ from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan
 from dataset.loader import Loader, UpdateSchedule
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
-from dataset.tokenizing.sample import Source
+from dataset.tokenizing.sample import TextSource
 from dataset.tokenizing.wordpiece import train_wordpiece
 from model.electra.masking import IGNORE
 from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token
@@ -57,7 +57,7 @@ def rows_of(args: argparse.Namespace) -> int:
 
 def batches(args: argparse.Namespace, folder: str) -> Iterator[tuple[Batch, Totals]]:
     """(Batch, Totals) without end."""
-    tokenizer = train_wordpiece(Source(args.documents_file).documents(), ENTRIES)
+    tokenizer = train_wordpiece(TextSource(args.documents_file).documents(), ENTRIES)
     encoder = LineEncoder(tokenizer)
     rows = rows_of(args)
     store = open_or_build(args.documents_file, encoder, cache_dir=folder, num_procs=args.threads, progress=False)

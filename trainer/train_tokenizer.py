@@ -40,7 +40,7 @@ from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 from dataset.tokenizing.alphabets import ALPHABETS
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, save, train_bpe
 from dataset.tokenizing.piece_rules import PIECE_RULES
-from dataset.tokenizing.sample import Source, draw_sample
+from dataset.tokenizing.sample import TextSource, draw_sample
 from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 # The flags that only training reads
@@ -108,7 +108,7 @@ def load(folder: str) -> Tokenizer:
     return tokenizer
 
 
-def compare(folders: list[str], sources: list[Source]) -> str:
+def compare(folders: list[str], sources: list[TextSource]) -> str:
     """A markdown table: bytes of UTF-8 per token without BOS and EOS; speed of encode_batch_fast over all sources."""
     names = []
     for source in sources:
@@ -130,7 +130,7 @@ def compare(folders: list[str], sources: list[Source]) -> str:
     return "\n".join(lines)
 
 
-def tell_bad_lines(sources: list[Source]) -> None:
+def tell_bad_lines(sources: list[TextSource]) -> None:
     """Lines on what --skip_bad_lines has passed over."""
     for source in sources:
         if source.bad_lines is not None:
@@ -146,7 +146,7 @@ class Count(NamedTuple):
     seconds: float
 
 
-def count(tokenizer: Tokenizer, source: Source) -> Count:
+def count(tokenizer: Tokenizer, source: TextSource) -> Count:
     """Encode all documents of a source. Errors: DataError where there is no text in it."""
     documents = source.documents()
     n_bytes = 0
@@ -185,7 +185,7 @@ def check_effect(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     """Train or compare. Errors: UserError and DataError, in one line, for what a user can mend."""
     check_effect(args)
-    sources = [Source(path, args.text_field, args.skip_bad_lines, args.text_suffixes) for path in args.data_path]
+    sources = [TextSource(path, args.text_field, args.skip_bad_lines, args.text_suffixes) for path in args.data_path]
     if args.compare:
         announce(compare(args.compare, sources))
         return

@@ -9,7 +9,7 @@ from dataset.reading.documents import find_files, read_documents
 from dataset.reading.faults import BadLines
 
 
-class Source:
+class TextSource:
     """One --data_path: a file, a folder or a glob. Only one document is held at a time."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Source:
                 yield text
 
 
-def draw_sample(sources: list[Source], weights: list[float], sample_bytes: float) -> Iterator[str]:
+def draw_sample(sources: list[TextSource], weights: list[float], sample_bytes: float) -> Iterator[str]:
     """The mixture, source after source (the order does not matter to BPE); prints what each source gives."""
     # A first pass over all sources: how often a document comes depends on how much text there is.
     totals = [source.count_bytes() for source in sources]

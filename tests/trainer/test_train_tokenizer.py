@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
-from dataset.tokenizing.sample import Source
+from dataset.tokenizing.sample import TextSource
 from dataset.tokenizing.wordpiece import save_wordpiece
 from tests.helpers import ROOT, SHARED, needs_shared
 from trainer import train_tokenizer
@@ -221,7 +221,7 @@ def test_training_is_deterministic_to_the_byte(corpus, tmp_path, monkeypatch):
 
 def test_special_tokens_in_the_training_text_make_no_entry(corpus):
     """No second entry may spell a special token: its literal text must stay several tokens."""
-    tokenizer = train_bpe(["<|im_end|> <think>"] * 50 + list(Source(str(corpus), "text").documents()), 500)
+    tokenizer = train_bpe(["<|im_end|> <think>"] * 50 + list(TextSource(str(corpus), "text").documents()), 500)
     tokenizer.encode_special_tokens = True
     assert all(tokenizer.token_to_id(token) == i for i, token in enumerate(SPECIAL_TOKENS))
     for token in SPECIAL_TOKENS:
@@ -231,7 +231,7 @@ def test_special_tokens_in_the_training_text_make_no_entry(corpus):
 @pytest.mark.parametrize("share", [0.1, 0.37, 1, 2.5])
 def test_sample_share(corpus, share):
     """Reference: the bytes of the whole source. A share of 1 is the source itself."""
-    source = Source(str(corpus), "text")
+    source = TextSource(str(corpus), "text")
     whole, sample = list(source.documents()), list(source.sample(share))
     assert len(sample) == -(-len(whole) * share // 1)
     assert sum(map(len, sample)) == pytest.approx(share * sum(map(len, whole)), rel=0.1)
@@ -332,7 +332,9 @@ def test_public_tokenizers_load_and_round_trip(name):
 def test_more_bytes_per_token_than_the_public_tokenizers(corpus_name, least):
     """Reference: both public tokenizers on the same validation text, and what was asked of ours."""
     folders = [MODEL, SHARED / "tokenizers" / "minimind2", SHARED / "tokenizers" / "minimind3"]
-    table = compare([str(f) for f in folders], [Source(str(SHARED / "corpora" / f"{corpus_name}.valid.jsonl"), "text")])
+    table = compare(
+        [str(f) for f in folders], [TextSource(str(SHARED / "corpora" / f"{corpus_name}.valid.jsonl"), "text")]
+    )
     ours, *public = [float(line.split("|")[2]) for line in table.splitlines()[2:]]
     assert ours > 1.05 * max(public)
     assert ours >= least
@@ -346,4 +348,4 @@ def test_compare_counts_bytes_per_token(corpus):
     ratio = sum(len(t.encode()) for t in texts) / sum(
         len(tokenizer.encode(t, add_special_tokens=False).ids) for t in texts
     )
-    assert f"| {ratio:.3f} |" in compare([str(MODEL)], [Source(str(corpus), "text")])
+    assert f"| {ratio:.3f} |" in compare([str(MODEL)], [TextSource(str(corpus), "text")])

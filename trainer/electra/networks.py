@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError
 from common.notices import announce
 from dataset.reading.file_kinds import expanded
-from dataset.tokenizing.sample import Source, draw_sample
+from dataset.tokenizing.sample import TextSource, draw_sample
 from dataset.tokenizing.vocabulary import check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiece, wordpiece
 from model.electra.masked_lm import MaskedLanguageModel
@@ -85,7 +85,7 @@ def open_vocabulary(
 
     def train_it() -> list[str]:
         sources = [
-            Source(path, settings.text_field, settings.skip_bad_lines, settings.text_suffixes) for path in data_path
+            TextSource(path, settings.text_field, settings.skip_bad_lines, settings.text_suffixes) for path in data_path
         ]
         announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")
         sample = draw_sample(sources, [1.0] * len(sources), SAMPLE_BYTES)
