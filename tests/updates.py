@@ -78,14 +78,14 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     return engine.optimizer.updates
 
 
-def reference_gradients(kind, rows_per_update=8):
+def reference_gradients(kind, rows_of_update=8):
     """The same from the formula: each piece alone through forward(), one backward() over all pieces of an update."""
     model = tiny_model(**ALL_KINDS[kind][0])
     store, plan = plan_of(kind)
     updates = []
-    for first in range(0, plan.n_rows, rows_per_update):
+    for first in range(0, plan.n_rows, rows_of_update):
         losses, aux_losses, targets = [], [], 0
-        for row in range(first, min(first + rows_per_update, plan.n_rows)):
+        for row in range(first, min(first + rows_of_update, plan.n_rows)):
             for document, start, pairs in plan.pieces_of_row(row):
                 begin = store.offsets[document] + start
                 ids = torch.from_numpy(store.tokens[begin : begin + pairs + 1].astype("int64"))

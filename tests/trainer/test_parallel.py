@@ -373,7 +373,7 @@ def worst(kind, ranks, group_size, prepare=None):
 def references_of(kind, world_size, prepare):
     """The gradients from the formula, and those of each cut on one rank."""
     batch_size, steps = ONE_MICRO_BATCH[world_size]
-    formula = reference_gradients(kind, rows_per_update=batch_size * steps * world_size)
+    formula = reference_gradients(kind, rows_of_update=batch_size * steps * world_size)
     return formula, cuts_of_one_rank(kind, world_size, prepare)
 
 

@@ -310,8 +310,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         epochs = self.epochs if outlook.epochs is None else outlook.epochs
         parameters = sum(p.numel() for p in self.model.parameters())
         embeddings = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." in name)
-        rows_per_update = update_schedule(settings, self.ranks, self.data).rows_per_update
-        rows = min(plan.n_rows * epochs, self.max_updates * rows_per_update)
+        rows = min(plan.n_rows * epochs, self.max_updates * rows_of_update(settings, self.ranks))
         flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
         # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
         full = GlueAssembler(self.features, self.command.encoder, settings.max_seq_len, full=True)
@@ -365,7 +364,7 @@ def charts_of(data: Data) -> tuple[Chart, ...]:
 def updates_before(of_epoch: UpdateSchedule, epoch: int, row: int) -> int:
     """The updates before a row of an epoch. Where batches had another size before a resume, these are the updates of today's
     size that the rows would have been."""
-    return epoch * of_epoch.n_updates + ceil_div(row, of_epoch.rows_per_update)
+    return epoch * of_epoch.n_updates + ceil_div(row, of_epoch.rows_of_update)
 
 
 def size_of(config: PretrainedConfig) -> str:

@@ -104,7 +104,7 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
     dtype = trainer.job.dtype
     line = (
         f"run: {counted(updates, 'update')} in {counted(trainer.epochs, 'epoch')}, "
-        f"{counted(schedule.rows_per_update, 'row')} = {schedule.rows_per_update * rows.T:,} tokens each "
+        f"{counted(schedule.rows_of_update, 'row')} = {schedule.rows_of_update * rows.T:,} tokens each "
         f"({settings.batch_size} x {micro_batches} x {counted(trainer.ranks.micro_batches_at_once, 'rank')}), {trainer.device}, "
         f"{str(dtype).removeprefix('torch.')}"
     )
