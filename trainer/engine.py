@@ -1,6 +1,6 @@
 """One update: precision, accumulation, synchronisation, clipping and skipping, shared by all trainers.
 
-An update is one step of the optimiser. Its rows are divided into micro-batches, and these are dealt out to the ranks. For
+An update is one step of the optimiser. Its rows are cut into micro-batches, and these are dealt out to the ranks. For
 each micro-batch a trainer hands in an *objective*: `objective(batch, totals) -> (loss, sums)`. `totals` describes the
 whole update over all micro-batches and ranks, so the objective divides by the right numbers at once, and nothing has to
 be scaled again afterwards. `loss` (0-d) is this micro-batch's share of the update's loss; `sums` (1-d, float32, detached)

@@ -70,7 +70,7 @@ FINE_TUNING: Recipe = {
     "accumulation_steps": Choice(1, "run_finetuning.py"),
     "max_seq_len": Choice(128, "configure_finetuning.py: max_seq_length"),
 }
-# Compared as the rows of an update, which ranks and micro-batches divide in many ways.
+# Compared as the rows of an update, which ranks and micro-batches cut in many ways.
 OF_ROWS = ("batch_size", "accumulation_steps")
 # Of tasks of the benchmark alone: whose two sentences have no order, and whose scores go up to 5.
 OF_BENCHMARK = ("double_unordered", "score_divisor")

@@ -50,9 +50,9 @@ from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
 from trainer.parallel import build_on_main, put_on_device, ranks_of_group
 from trainer.pretrain import trial
+from trainer.pretrain.auto_batch import note_on_small, settle
 from trainer.pretrain.compressors import compressed
 from trainer.pretrain.data import USUAL_TEXT, open_corpus
-from trainer.pretrain.division import note_on_small, settle
 from trainer.pretrain.first_model import check_length, config_from_flags, find_weight, init_model
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
