@@ -3,7 +3,7 @@
     pretrain_512_resume/update_00000120/
         __0_0.distcp, __1_0.distcp, ...    the parts of each rank
         parts.pt                           which part of which tensor is where
-        run.pt                             all else that a resume needs, and the shapes of the divided tensors
+        run.pt                             all else that a resume needs, and the shapes of the sharded tensors
         SHA256SUMS                         the digest of each of these files, as `sha256sum -c` reads it
 
 torch.distributed.checkpoint (DCP) plans who writes what, and writes it. Its metadata say where each row is, so any number of
@@ -59,7 +59,7 @@ from trainer.saving.checkpoint_content import require
 from trainer.saving.places import appears
 from trainer.saving.weights import torch_errors_of
 
-# How the names of what is divided begin
+# How the names of what is sharded begin
 WEIGHTS = "model."
 MOMENTS = "engine.optimizer."
 # Bytes that torch.save adds to the numbers of a tensor, at most; it is some 1,300.

@@ -133,7 +133,7 @@ def test_the_newest_are_kept_and_nothing_else(group, tmp_path):
 
 
 def test_files_and_folders_take_turns(group, tmp_path):
-    """A run may be divided, whole and divided again. Of the same update the one is kept that was saved last."""
+    """A run may be sharded, whole and sharded again. Of the same update the one is kept that was saved last."""
     save(Checkpoints(tmp_path, group=group), 1)
     whole = Checkpoints(tmp_path)
     whole.save({"update": 2}, 2)
