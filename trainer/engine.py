@@ -319,7 +319,7 @@ class Engine(Generic[BatchT, TotalsT]):
         return gathered(self.model.state_dict(keep_vars=True), self.ranks)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Take over a state dict of `weights`, which all ranks have; of a sharded model also one of this rank's Parts."""
+        """Take over a state dict of `weights`, which all ranks have; of a sharded model also one of TensorParts."""
         self.model.load_state_dict(weights if self.shards is None else sharded_weights(weights, self.model))
 
     def state_dict(self) -> dict[str, Any]:

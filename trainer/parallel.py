@@ -53,7 +53,7 @@ SHARD = "shard"
 LONGEST_SAVE = timedelta(hours=1)
 
 
-def ranks_of_group(shard: str, ranks: Ranks) -> int:
+def group_size_of(shard: str, ranks: Ranks) -> int:
     """How many ranks have one model together, as --shard says it; 1: each has its own.
 
     Errors: UserError where the ranks cannot be divided into such groups.
@@ -263,7 +263,7 @@ def rows_of_ranks(rows: int, size: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """What a rank has of a sharded tensor, without the ranks: `own`, the rows from `first_row` on of a tensor of this shape."""
 
     own: torch.Tensor
@@ -271,11 +271,11 @@ class Part:
     shape: torch.Size
 
 
-def part_of(tensor: "DTensor") -> Part:
+def part_of(tensor: "DTensor") -> TensorPart:
     """This rank's part of a sharded tensor, whose memory it shares."""
     mesh = tensor.device_mesh
     rows = rows_of_ranks(tensor.shape[0], mesh.size(SHARD_DIM))
-    return Part(own_part(tensor), sum(rows[: mesh.get_local_rank(SHARD)]), tensor.shape)
+    return TensorPart(own_part(tensor), sum(rows[: mesh.get_local_rank(SHARD)]), tensor.shape)
 
 
 def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
@@ -284,14 +284,16 @@ def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
     return whole[part.first_row : part.first_row + len(part.own)]
 
 
-def sharded(value: "torch.Tensor | Part", like: "DTensor") -> "DTensor":
+def sharded(value: "torch.Tensor | TensorPart", like: "DTensor") -> "DTensor":
     """A whole tensor, which each rank has, or this rank's part, as one that is sharded like another. Nothing is sent.
 
     A whole one is copied, a part is taken over.
     """
     from torch.distributed.tensor import DTensor
 
-    own = value.own.to(like.device) if isinstance(value, Part) else own_rows(value, like).to(like.device, copy=True)
+    own = (
+        value.own.to(like.device) if isinstance(value, TensorPart) else own_rows(value, like).to(like.device, copy=True)
+    )
     return DTensor.from_local(
         own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
@@ -330,13 +332,13 @@ def gathered(state: Any, ranks: Ranks) -> Any:
 
 
 def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """A state dict of whole tensors, which each rank has, or of this rank's Parts, sharded as the model is."""
+    """A state dict of whole tensors, which each rank has, or of this rank's TensorParts, sharded as the model is."""
     own = model.state_dict()
     return {name: sharded(value, own[name]) if is_sharded(own[name]) else value for name, value in weights.items()}
 
 
 def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimiser, of whole tensors or Parts as above, sharded as its parameters are."""
+    """The state dict of an optimiser, of whole tensors or TensorParts as above, sharded as its parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     of_parameters: dict[int, dict[str, Any]] = {}
     for number, kept in state["state"].items():
@@ -344,7 +346,7 @@ def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> di
         of_parameters[number] = {}
         for name, value in kept.items():
             # Counts are numbers that every rank has.
-            has_its_shape = isinstance(value, (torch.Tensor, Part)) and value.shape == parameter.shape
+            has_its_shape = isinstance(value, (torch.Tensor, TensorPart)) and value.shape == parameter.shape
             of_parameters[number][name] = (
                 sharded(value, parameter) if has_its_shape and is_sharded(parameter) else value
             )

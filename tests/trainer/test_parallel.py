@@ -29,7 +29,7 @@ from trainer import train_pretrain
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks, init_distributed_mode, loss_of_a_rank
 from trainer.optim.build import build_optimizer
-from trainer.parallel import Shards, build_on_main, gathered, is_sharded, own_part, ranks_of_group, whole_of
+from trainer.parallel import Shards, build_on_main, gathered, group_size_of, is_sharded, own_part, whole_of
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.saving import resume
@@ -549,13 +549,13 @@ def test_electra_has_the_losses_of_whole_models(tmp_path):
     ("shard", "world_size", "group_size"), [("none", 4, 1), ("full", 4, 4), ("full", 1, 1), ("2", 4, 2), ("4", 4, 4)]
 )
 def test_how_many_ranks_have_a_model_together(shard, world_size, group_size):
-    assert ranks_of_group(shard, Ranks(world_size=world_size)) == group_size
+    assert group_size_of(shard, Ranks(world_size=world_size)) == group_size
 
 
 @pytest.mark.parametrize(("shard", "world_size"), [("2", 1), ("3", 4), ("8", 4)])
 def test_groups_that_do_not_come_out_even(shard, world_size):
     with pytest.raises(UserError, match=f"--shard {shard}: {world_size} ranks? cannot be divided"):
-        ranks_of_group(shard, Ranks(world_size=world_size))
+        group_size_of(shard, Ranks(world_size=world_size))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "half", "1.5", ""])

@@ -47,7 +47,7 @@ from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_ar
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.parallel import put_on_device, ranks_of_group
+from trainer.parallel import group_size_of, put_on_device
 from trainer.recipes import PRETRAINING, is_of_recipe, recipe_lines
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
@@ -114,7 +114,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.ranks = surroundings.ranks
         self.device = surroundings.device
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
-        group_size = ranks_of_group(settings.shard, self.ranks)
+        group_size = group_size_of(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         compare_precision(self.ranks, self.dtype)
         # The same seed on all ranks, so that all begin with the same weights.
@@ -401,7 +401,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         if self.shards is not None:
             precision.append(self.shards.described)
         return Outlook(
-            rows=plan,
+            plan=plan,
             lines=self._lines_on_data_and_model(plan, per_position),
             notices=[
                 line_on_work(flops) if settings.budget is None else LINE_ON_CLOCK,
@@ -453,7 +453,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         said: list[str] = []
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
-        shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
+        shape = (self.ranks.rows_of(self.settings.batch_size), outlook.plan.T)
         width = self.model.encoder_config.hidden_size
         compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width)
         return said

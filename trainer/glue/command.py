@@ -39,7 +39,7 @@ from trainer.machine.agreement import compare_precision
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
-from trainer.parallel import ranks_of_group
+from trainer.parallel import group_size_of
 from trainer.recipes import ORIGINAL, take_rates
 from trainer.reporting.reporter import Reporter
 
@@ -78,7 +78,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     say = Reporter(ranks.is_main).say
     out = Path(settings.out_dir)
     # Errors: UserError. The jobs ask again, behind the notices.
-    ranks_of_group(settings.shard, ranks)
+    group_size_of(settings.shard, ranks)
     with user_errors():
         own = on_main(ranks, lambda: own_task(settings, say)) if settings.kind else None
         if own is not None:

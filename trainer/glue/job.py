@@ -37,7 +37,7 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.parallel import put_on_device, ranks_of_group
+from trainer.parallel import group_size_of, put_on_device
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
@@ -128,7 +128,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # FSDP2 gives its class another name.
         self.model_name = type(self.model).__name__
         self.model.train()
-        group_size = ranks_of_group(settings.shard, self.ranks)
+        group_size = group_size_of(settings.shard, self.ranks)
         self.identity = {
             "tokenizer": command.encoder.fingerprint[:16],
             "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
@@ -295,7 +295,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             if self.shards is not None:
                 notices.append(self.shards.described)
         return Outlook(
-            rows=plan,
+            plan=plan,
             lines=lines,
             notices=notices,
             model_fields={**config.to_diff_dict(), "parameters": parameters},

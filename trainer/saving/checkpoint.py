@@ -90,7 +90,7 @@ def remove_temporaries(stem: Path, folder: Path) -> None:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy on the CPU that later updates do not change; tied tensors stay one. Of a sharded tensor it is this rank's Part.
+    """A copy on the CPU that later updates do not change; tied tensors stay one. Of a sharded tensor: this rank's TensorPart.
 
     The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer than
     the copies.
