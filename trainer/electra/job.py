@@ -33,6 +33,7 @@ from trainer.electra.closing import closing_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
 from trainer.electra.objective import objective_of
+from trainer.electra.original import PRETRAINING, is_as_published, original_lines
 from trainer.electra.published import differences
 from trainer.electra.settings import ElectraSettings, warmup_of
 from trainer.electra.validation import Validation, has_text
@@ -48,7 +49,6 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.parallel import group_size_of, put_on_device
-from trainer.recipes import PRETRAINING, is_of_recipe, recipe_lines
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.updates import rows_of_update, schedule_of
@@ -529,14 +529,14 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     if settings.objective == MLM:
         cases += [(name, is_changed(settings, name), "--objective mlm has one network") for name in OF_TWO_NETWORKS]
     for name in ("init_std", "position_init", "weight_init"):
-        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
+        is_given = is_changed(settings, name) and not is_as_published(settings, name, PRETRAINING)
         cases.append((name, bool(settings.model_path) and is_given, "the weights come from --model_path"))
     if settings.discriminator_config is not None:
         for name in ("init_std", "position_init", "dropout"):
-            is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
+            is_given = is_changed(settings, name) and not is_as_published(settings, name, PRETRAINING)
             cases.append((name, is_given, "the files of the networks say it"))
     rows = rows_of_update(settings, ranks)
-    lines = recipe_lines(settings, PRETRAINING, differences(settings, rows)) + warnings_of(settings, cases)
+    lines = original_lines(settings, PRETRAINING, differences(settings, rows)) + warnings_of(settings, cases)
     highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate
     if highest < 0.5:
         lines.append(
