@@ -319,7 +319,7 @@ def processes_parser() -> Parser:
 
 def parallel_parser() -> Parser:
     """The flags of parallel.py."""
-    p = new_parser("parallel.py", "Ranks on a CPU: ways to add up gradients, and the memory of a divided model.")
+    p = new_parser("parallel.py", "Ranks on a CPU: ways to add up gradients, and the memory of a sharded model.")
     p.add_argument("--size", choices=STEP_SIZES, default="26m", help="of the model")
     p.add_argument(
         "--rows", type=positive(int), default=4, help="of an update and rank in the turns, 128 positions each"

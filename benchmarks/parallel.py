@@ -1,4 +1,4 @@
-"""Ranks on a CPU: the ways to add up gradients against each other, and the memory of a divided model against whole ones.
+"""Ranks on a CPU: the ways to add up gradients against each other, and the memory of a sharded model against whole ones.
 
     python benchmarks/parallel.py                            # 26 M, about two minutes
     python benchmarks/parallel.py --seconds 90 --rows 16
@@ -7,7 +7,7 @@
    (trainer/shared_reducer.py), by DistributedDataParallel (trainer/reducer.py), by FSDP2 with the whole model on each rank,
    and by FSDP2 with half of it. Medians over the turns; ratios against shared memory.
 2. For each number of ranks, the bytes of weights and moments that a rank has, and its peak of memory in three updates above
-   what it had before the model, with whole models and with a divided one. Saves are not part of it.
+   what it had before the model, with whole models and with a sharded one. Saves are not part of it.
 
 Linux alone.
 """
@@ -72,9 +72,9 @@ WAYS = {
     "FSDP2, halves": Way(group_size=2),
 }
 # By as many ranks as there are.
-DIVIDED = "divided"
+SHARDED = "sharded"
 # Of the second part; the first is what the others are compared with.
-MEMORY_WAYS = ("shared memory", "DistributedDataParallel", DIVIDED)
+MEMORY_WAYS = ("shared memory", "DistributedDataParallel", SHARDED)
 
 
 def updates(args: argparse.Namespace, ranks: Ranks, way: Way) -> Iterator[Engine]:
@@ -167,7 +167,7 @@ def status(name: str) -> int:
 
 def measure_memory(args: argparse.Namespace, n_ranks: int, name: str) -> int:
     """Print, as JSON, [bytes of weights and moments, bytes at the peak] of each rank. name: one of MEMORY_WAYS."""
-    way = Way(group_size=n_ranks) if name == DIVIDED else WAYS[name]
+    way = Way(group_size=n_ranks) if name == SHARDED else WAYS[name]
 
     def work(rank: int, meeting_place: socket.socket) -> int:
         torch.set_num_threads(1)
@@ -219,7 +219,7 @@ def show_memory(args: argparse.Namespace) -> None:
             of_ranks = json.loads(done.stdout.splitlines()[-1])
             states, peak = (max(values) / 1e6 for values in zip(*of_ranks, strict=True))
             base = base or [states, peak]
-            ratio = states / base[0] * (n if way == DIVIDED else 1)
+            ratio = states / base[0] * (n if way == SHARDED else 1)
             print(f"| {n} | {way} | {states:.0f} | {ratio:.3f} | {peak:.0f} | {peak / base[1]:.2f} |", flush=True)
 
 

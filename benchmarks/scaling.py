@@ -133,7 +133,7 @@ def seconds_of_whole(sizes: Sizes, n: int, link: Link, forward: float, backward:
     return computed if n == 1 else max(computed, link_is_free)
 
 
-def seconds_of_divided(
+def seconds_of_sharded(
     sizes: Sizes, n: int, link: Link, forward: float, backward: float, micro_batches: int, library: str
 ) -> float:
     """Of an update with one model on all ranks. The weights of a layer are gathered while the one before it is computed.
@@ -285,7 +285,7 @@ def show_simulation(args: argparse.Namespace, sizes: Sizes) -> None:
         for n in SIMULATED_RANKS:
             seconds = [seconds_of_whole(sizes, n, link, forward, backward, m)]
             for library in REDUCE_SCATTER:
-                seconds.append(seconds_of_divided(sizes, n, link, forward, backward, m, library))
+                seconds.append(seconds_of_sharded(sizes, n, link, forward, backward, m, library))
             cells = [f"{each:.2f} | {m * (forward + backward) / each:.0%}" for each in seconds]
             print(f"| {n} | {' | '.join(cells)} |", flush=True)
 

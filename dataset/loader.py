@@ -135,10 +135,11 @@ def ceil_div(a: int, b: int) -> int:
 class UpdateSchedule(NamedTuple):
     """How the rows of an epoch are dealt out to updates, micro-batches and ranks.
 
-    Update after update takes the next G = batch_size · accumulation_steps · world_size rows, or `rows_of_update` where that
-    is given (then accumulation_steps are those that these rows take), beginning at `start_row`, which is the end of an update, perhaps of one with another G. The last update of the epoch takes what
-    is left, in as few micro-batches as hold it; a rank may have a short or an empty slice there. Updates are numbered
-    within the epoch, those before start_row included.
+    Update after update takes the next G = batch_size · accumulation_steps · world_size rows. Where `asked_rows` is given, G is
+    that number, and accumulation_steps are those that these rows take. The first update begins at `start_row`, which is the
+    end of an update, perhaps of one with another G. The last update of the epoch takes what is left, in as few micro-batches
+    as hold it; a rank may have a short or an empty slice there. Updates are numbered within the epoch, those before start_row
+    included.
 
     Rows are dealt like cards, batch_size at a time, first round the ranks and then to the next micro-batch. So the ranks
     get rows of about the same number at the end of an epoch too. 11 rows with batch_size 2, accumulation_steps 2 and
@@ -156,36 +157,37 @@ class UpdateSchedule(NamedTuple):
     accumulation_steps: int = 1
     world_size: int = 1
     start_row: int = 0
-    rows_of_update: int = 0
+    # The rows of an update where the user says them; 0: they follow from the numbers above.
+    asked_rows: int = 0
 
     @property
-    def rows_per_update(self) -> int:
+    def rows_of_update(self) -> int:
         """Of all ranks: G above."""
-        return self.rows_of_update or self.batch_size * self.accumulation_steps * self.world_size
+        return self.asked_rows or self.batch_size * self.accumulation_steps * self.world_size
 
     @property
     def first_update(self) -> int:
         """The number of the update that begins at start_row."""
-        return ceil_div(self.start_row, self.rows_per_update)
+        return ceil_div(self.start_row, self.rows_of_update)
 
     @property
     def n_updates(self) -> int:
         """Updates of the epoch, those before start_row included."""
         rows_left = self.n_rows - self.start_row
-        return self.first_update + ceil_div(rows_left, self.rows_per_update)
+        return self.first_update + ceil_div(rows_left, self.rows_of_update)
 
     @property
     def n_steps(self) -> int:
         """Micro-batches (of one rank) of the epoch, those before start_row included."""
         # From start_row on: full updates, and the rows of a last one, which may have fewer micro-batches.
-        full, rest = divmod(self.n_rows - self.start_row, self.rows_per_update)
+        full, rest = divmod(self.n_rows - self.start_row, self.rows_of_update)
         in_the_last = ceil_div(rest, self.batch_size * self.world_size)
         return (self.first_update + full) * self.accumulation_steps + in_the_last
 
     def rows(self, update: int) -> tuple[int, int]:
         """The global rows (lo, hi) of an update."""
-        lo = self.start_row + (update - self.first_update) * self.rows_per_update
-        return lo, min(lo + self.rows_per_update, self.n_rows)
+        lo = self.start_row + (update - self.first_update) * self.rows_of_update
+        return lo, min(lo + self.rows_of_update, self.n_rows)
 
     def micro_batches(self, update: int) -> int:
         """Micro-batches of an update, the same number on every rank."""

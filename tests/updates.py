@@ -10,7 +10,7 @@ from dataset.packing import EpochPlan, Totals
 from tests.helpers import tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
-from trainer.parallel import Shards, is_divided, whole_of
+from trainer.parallel import Shards, is_sharded, whole_of
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 T = 16
@@ -39,7 +39,7 @@ class Recorder(torch.optim.SGD):
 
     def step(self, closure=None):
         gradients = [p.grad for p in self.param_groups[0]["params"]]
-        self.updates.append([whole_of(g) if is_divided(g) else g.clone() for g in gradients])
+        self.updates.append([whole_of(g) if is_sharded(g) else g.clone() for g in gradients])
 
 
 def plan_of(kind):
@@ -51,7 +51,7 @@ def plan_of(kind):
 def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, prepare=None):
     """The gradients of every update of an epoch, [update][parameter], cut in this way.
 
-    group_size: how many ranks have the model together. prepare(model): called before it is divided.
+    group_size: how many ranks have the model together. prepare(model): called before it is sharded.
     """
     ranks = ranks or Ranks()
     model = tiny_model(**ALL_KINDS[kind][0])
@@ -78,14 +78,14 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     return engine.optimizer.updates
 
 
-def reference_gradients(kind, rows_per_update=8):
+def reference_gradients(kind, rows_of_update=8):
     """The same from the formula: each piece alone through forward(), one backward() over all pieces of an update."""
     model = tiny_model(**ALL_KINDS[kind][0])
     store, plan = plan_of(kind)
     updates = []
-    for first in range(0, plan.n_rows, rows_per_update):
+    for first in range(0, plan.n_rows, rows_of_update):
         losses, aux_losses, targets = [], [], 0
-        for row in range(first, min(first + rows_per_update, plan.n_rows)):
+        for row in range(first, min(first + rows_of_update, plan.n_rows)):
             for document, start, pairs in plan.pieces_of_row(row):
                 begin = store.offsets[document] + start
                 ids = torch.from_numpy(store.tokens[begin : begin + pairs + 1].astype("int64"))

@@ -1,6 +1,6 @@
 """One update: precision, accumulation, synchronisation, clipping and skipping, shared by all trainers.
 
-An update is one step of the optimiser. Its rows are divided into micro-batches, and these are dealt out to the ranks. For
+An update is one step of the optimiser. Its rows are cut into micro-batches, and these are dealt out to the ranks. For
 each micro-batch a trainer hands in an *objective*: `objective(batch, totals) -> (loss, sums)`. `totals` describes the
 whole update over all micro-batches and ranks, so the objective divides by the right numbers at once, and nothing has to
 be scaled again afterwards. `loss` (0-d) is this micro-batch's share of the update's loss; `sums` (1-d, float32, detached)
@@ -9,7 +9,7 @@ are the quantities to add up for the log.
 A loss or a gradient that is not finite must not reach the weights. So an update has three stages:
 
 1. The ranks add up their gradients, and behind them, in a small message, what they have to tell each other: whether one of
-   them had a loss that was not finite, was asked to stop, or was asked to save. Where they have divided the model
+   them had a loss that was not finite, was asked to stop, or was asked to save. Where they have sharded the model
    (trainer/parallel.py), the message has the norms of the ranks' parts too.
 2. From the sum every rank finds the same answer to whether the update is good, and how far it is to be clipped.
 3. A good one is applied. A bad one leaves weights and optimiser as they are, and is counted.
@@ -32,7 +32,7 @@ from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
 from trainer.pace import NO_PROPOSAL
-from trainer.parallel import Shards, divided_state, divided_weights, gathered, own_part
+from trainer.parallel import Shards, gathered, own_part, sharded_state, sharded_weights
 from trainer.reducer import SumsGradients
 from trainer.shared_reducer import make_reducer
 
@@ -103,7 +103,7 @@ class Engine(Generic[BatchT, TotalsT]):
     ) -> None:
         """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`.
 
-        shards: how the model is divided among the ranks; None: each has the whole.
+        shards: how the model is sharded among the ranks; None: each has the whole.
         """
         self.model = model
         self.optimizer = optimizer
@@ -138,7 +138,7 @@ class Engine(Generic[BatchT, TotalsT]):
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
-        # Of a divided model one layer at a time is to be whole, in half precision too.
+        # Of a sharded model one layer at a time is to be whole, in half precision too.
         return autocast(self.device, self.dtype, keeps_copies=self.shards is None)
 
     # -------------------------------------------------------------------------------------------------- an update
@@ -312,18 +312,18 @@ class Engine(Generic[BatchT, TotalsT]):
     # ----------------------------------------------------------------------------------------------- checkpoints
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's state dict. A collective where the model is divided: then rank 0 alone gets it, on the CPU."""
+        """The model's state dict. A collective where the model is sharded: then rank 0 alone gets it, on the CPU."""
         if self.shards is None:
             return self.model.state_dict()
         # With the parameters themselves a tied one is seen to be one.
         return gathered(self.model.state_dict(keep_vars=True), self.ranks)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Take over a state dict of `weights`, which all ranks have; of a divided model also one of this rank's Parts."""
-        self.model.load_state_dict(weights if self.shards is None else divided_weights(weights, self.model))
+        """Take over a state dict of `weights`, which all ranks have; of a sharded model also one of TensorParts."""
+        self.model.load_state_dict(weights if self.shards is None else sharded_weights(weights, self.model))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs beside the weights. Where the model is divided, the moments in it are too."""
+        """What a resume needs beside the weights. Where the model is sharded, the moments in it are too."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -336,7 +336,7 @@ class Engine(Generic[BatchT, TotalsT]):
         own_options = []
         for group in self.optimizer.param_groups:
             own_options.append({name: value for name, value in group.items() if name != "params"})
-        self.optimizer.load_state_dict(self._divided(state["optimizer"]))
+        self.optimizer.load_state_dict(self._sharded(state["optimizer"]))
         for group, options in zip(self.optimizer.param_groups, own_options, strict=True):
             # torch has put the checkpoint's options in the place of this run's. Some of them, such as `lr_scale`, a group has only
             # where a flag asks for it: without that flag `update` would leave them there.
@@ -347,11 +347,11 @@ class Engine(Generic[BatchT, TotalsT]):
             self.scaler.load_state_dict(state["scaler"])
         self.outcome[:2] = torch.tensor(state["skipped"])
 
-    def _divided(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The optimiser's state dict with parts in the place of whole tensors, where parameters are divided."""
+    def _sharded(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The optimiser's state dict with parts in the place of whole tensors, where parameters are sharded."""
         # Muon with AdamW: two optimisers behind one interface.
         together = getattr(self.optimizer, "optimizers", None)
         if together is None:
-            return divided_state(state, self.optimizer)
+            return sharded_state(state, self.optimizer)
         parts = zip(state["optimizers"], together, strict=True)
-        return {"optimizers": [divided_state(of_part, optimizer) for of_part, optimizer in parts]}
+        return {"optimizers": [sharded_state(of_part, optimizer) for of_part, optimizer in parts]}

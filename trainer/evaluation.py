@@ -36,7 +36,7 @@ def sums_over_batches(
 
     Floating-point sums depend on their order, and figures must not depend on the number of ranks. So batch i is computed
     by rank i mod world size into slots of its own; the sum over the ranks adds zeros to them, and then every rank adds up
-    the slots in the same order. Where the ranks have divided the model they compute together: one that has no batch left
+    the slots in the same order. Where the ranks have sharded the model they compute together: one that has no batch left
     computes the last one, and nothing comes of it.
     """
     ranks = engine.ranks
@@ -127,7 +127,7 @@ def samples(
     """([(prompt, text)], number of a stop signal that came meanwhile, or 0), the same on all ranks, which share the work.
 
     They meet after each round, so that none waits longer than for one text, and a stop ends it for all. A text may take longer
-    than they wait for a message. Where they have divided the model they compute together, and a rank without a prompt continues
+    than they wait for a message. Where they have sharded the model they compute together, and a rank without a prompt continues
     the last one, of which nothing comes.
     is_last: the weights are those that the run leaves. Then the samples are made by the model of the weight file, see
     `model_as_saved`, so that whoever has the file or an export of it can draw them again.
@@ -178,7 +178,7 @@ def last_samples_of_main(
     seed: int,
     with_prompt: bool,
 ) -> tuple[list[tuple[str, str]], int]:
-    """The last `samples` of a divided model, all by rank 0, which alone gets the weights of the file.
+    """The last `samples` of a sharded model, all by rank 0, which alone gets the weights of the file.
 
     On the CPU that may take long: it tells the other ranks that it still works.
     """

@@ -94,7 +94,7 @@ def run_rank(
         exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))
         # After an error this is not reached, and the other ranks would not reach it either.
         if dist.is_initialized():
-            # A divided model refers to the process group, and lies in circles of references.
+            # A sharded model refers to the process group, and lies in circles of references.
             gc.collect()
             # A launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done.
             dist.barrier()

@@ -78,7 +78,7 @@ class Pace:
     """The clock of a run.
 
     seconds: the budget, of which `spent` have passed when this is made. planned: the Course without surprises.
-    closing: seconds that are wanted behind the last update, for files. evaluation: how many updates take as long as an
+    seconds_at_end: what is wanted behind the last update, for files. evaluation: how many updates take as long as an
     evaluation; there is one after every `evaluation_every` updates (0: none) and one at the end. samples: seconds that are
     sampled with each of them. most_updates: the run has no more, however much time is left.
     """
@@ -88,7 +88,7 @@ class Pace:
         seconds: float,
         spent: float,
         planned: Course,
-        closing: float = 0.0,
+        seconds_at_end: float = 0.0,
         evaluation: float = 0.0,
         evaluation_every: int = 0,
         samples: float = 0.0,
@@ -97,7 +97,7 @@ class Pace:
         self.seconds = seconds
         self.most_updates = most_updates
         self.planned = planned
-        self.closing = closing
+        self.seconds_at_end = seconds_at_end
         self.evaluation = evaluation
         self.evaluation_every = evaluation_every
         self.samples = samples
@@ -144,8 +144,8 @@ class Pace:
         of_evaluation = self.last_pause
         if of_evaluation is None:
             of_evaluation = self.evaluation * speed + self.samples
-        closing = self.closing * slower + (evaluations + 1) * of_evaluation
-        time_left = self.seconds - self.spent() - closing
+        at_end = self.seconds_at_end * slower + (evaluations + 1) * of_evaluation
+        time_left = self.seconds - self.spent() - at_end
         time_left = min(time_left, (self.most_updates - update) * speed)
         missed_by = abs(left * speed - time_left)
         tolerance = TOLERANCE / 2 if first_look else TOLERANCE

@@ -1,4 +1,4 @@
-"""A model that is divided among ranks (`--shard`), by PyTorch's FSDP2: each keeps a part of every tensor.
+"""A sharded model (`--shard`), by PyTorch's FSDP2: each rank keeps a part of every tensor.
 
 Without it each rank has the whole model and the whole state of the optimiser, 16 bytes for each parameter with AdamW, and
 the ranks tell each other their gradients (trainer/reducer.py). With it the ranks of a group have one model together:
@@ -45,7 +45,7 @@ ModelT = TypeVar("ModelT", bound=PreTrainedModel)
 
 # Methods of a model, beside `forward`, that compute with its weights.
 FORWARD_METHODS = ("training_losses",)
-# The dimension of a mesh of ranks along which tensors are divided: the last one, and its name.
+# The dimension of a mesh of ranks along which tensors are sharded: the last one, and its name.
 SHARD_DIM = -1
 SHARD = "shard"
 # How long the ranks wait for each other in a save at least. Its time is that of their disks, and rank 0 writes the weights
@@ -53,7 +53,7 @@ SHARD = "shard"
 LONGEST_SAVE = timedelta(hours=1)
 
 
-def ranks_of_group(shard: str, ranks: Ranks) -> int:
+def group_size_of(shard: str, ranks: Ranks) -> int:
     """How many ranks have one model together, as --shard says it; 1: each has its own.
 
     Errors: UserError where the ranks cannot be divided into such groups.
@@ -74,7 +74,7 @@ def ranks_of_group(shard: str, ranks: Ranks) -> int:
 def put_on_device(
     model: nn.Module, identity: Mapping[str, object], group_size: int, ranks: Ranks, device: torch.device
 ) -> "Shards | None":
-    """Put a model on the device of each rank, divided among the ranks of a group; None where a group is one rank, which has
+    """Put a model on the device of each rank, sharded among the ranks of a group; None where a group is one rank, which has
     the whole. identity: of the job. Errors: UserError where the ranks' differ: they give each other weights, whose shapes
     follow from it."""
     compare_with_main(ranks, identity)
@@ -125,7 +125,7 @@ def mesh_of(ranks: Ranks, group_size: int, device_type: str) -> "DeviceMesh":
 
 
 class Shards:
-    """The model of this run, divided among groups of ranks. All ranks must make it, and make the same calls of it.
+    """The model of this run, sharded within groups of ranks. All ranks must make it, and make the same calls of it.
 
     model: changed in place. Its parameters are DTensors afterwards, of which this rank has a part, so an optimiser is to be
     made after this. Rank 0 has its weights; on the others it may be one of the meta device.
@@ -175,7 +175,7 @@ class Shards:
         One tensor at a time: no rank but the first has room for all of them.
         """
         for name, parameter in self.model.named_parameters():
-            assert is_divided(parameter)
+            assert is_sharded(parameter)
             whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             if self.ranks.is_main:
                 whole.copy_(weights[name])
@@ -195,7 +195,7 @@ class Shards:
     def close() -> None:
         """To be called when nothing more is computed with the model, before the process group is left.
 
-        torch remembers how it has computed with divided tensors, and with that the group. A process that ends while
+        torch remembers how it has computed with sharded tensors, and with that the group. A process that ends while
         something refers to a group that it has left may abort, once in some launches.
         """
         from torch.distributed.tensor import _redistribute, debug
@@ -246,14 +246,14 @@ class Shards:
 # ------------------------------------------------------------------------------------------ whole tensors and parts
 
 
-def is_divided(value: object) -> "TypeIs[DTensor]":
+def is_sharded(value: object) -> "TypeIs[DTensor]":
     """Whether it is a tensor of which this rank has a part. Asked so, the class need not be imported."""
     return hasattr(value, "to_local")
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor, as a plain one that shares its memory; a tensor that is not divided itself."""
-    return tensor.to_local() if is_divided(tensor) else tensor
+    """What this rank has of a tensor, as a plain one that shares its memory; a tensor that is not sharded itself."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def rows_of_ranks(rows: int, size: int) -> list[int]:
@@ -263,35 +263,37 @@ def rows_of_ranks(rows: int, size: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a rank has of a divided tensor, without the ranks: `own`, the rows from `first_row` on of a tensor of this shape."""
+class TensorPart:
+    """What a rank has of a sharded tensor, without the ranks: `own`, the rows from `first_row` on of a tensor of this shape."""
 
     own: torch.Tensor
     first_row: int
     shape: torch.Size
 
 
-def part_of(tensor: "DTensor") -> Part:
-    """This rank's part of a divided tensor, whose memory it shares."""
+def part_of(tensor: "DTensor") -> TensorPart:
+    """This rank's part of a sharded tensor, whose memory it shares."""
     mesh = tensor.device_mesh
     rows = rows_of_ranks(tensor.shape[0], mesh.size(SHARD_DIM))
-    return Part(own_part(tensor), sum(rows[: mesh.get_local_rank(SHARD)]), tensor.shape)
+    return TensorPart(own_part(tensor), sum(rows[: mesh.get_local_rank(SHARD)]), tensor.shape)
 
 
 def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
-    """The rows of a whole tensor that this rank has of a divided one."""
+    """The rows of a whole tensor that this rank has of a sharded one."""
     part = part_of(like)
     return whole[part.first_row : part.first_row + len(part.own)]
 
 
-def divided(value: "torch.Tensor | Part", like: "DTensor") -> "DTensor":
-    """A whole tensor, which each rank has, or this rank's part, as one that is divided like another. Nothing is sent.
+def sharded(value: "torch.Tensor | TensorPart", like: "DTensor") -> "DTensor":
+    """A whole tensor, which each rank has, or this rank's part, as one that is sharded like another. Nothing is sent.
 
     A whole one is copied, a part is taken over.
     """
     from torch.distributed.tensor import DTensor
 
-    own = value.own.to(like.device) if isinstance(value, Part) else own_rows(value, like).to(like.device, copy=True)
+    own = (
+        value.own.to(like.device) if isinstance(value, TensorPart) else own_rows(value, like).to(like.device, copy=True)
+    )
     return DTensor.from_local(
         own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
@@ -299,7 +301,7 @@ def divided(value: "torch.Tensor | Part", like: "DTensor") -> "DTensor":
 
 @torch.no_grad()
 def whole_of(tensor: "DTensor") -> torch.Tensor:
-    """A divided tensor in one piece. All ranks of a group must call it.
+    """A sharded tensor in one piece. All ranks of a group must call it.
 
     `full_tensor` does the same, and torch then remembers the process group for ever: see `Shards.close`.
     """
@@ -315,13 +317,13 @@ def whole_of(tensor: "DTensor") -> torch.Tensor:
 
 
 def gathered(state: Any, ranks: Ranks) -> Any:
-    """A nest of dicts and lists in which each divided tensor is whole, on the CPU. A tensor that is in it twice stays one.
+    """A nest of dicts and lists in which each sharded tensor is whole, on the CPU. A tensor that is in it twice stays one.
 
     All ranks must call it. Rank 0 alone keeps what is gathered, one tensor after the other; the others have None there.
     """
 
     def whole(name: str, value: Any) -> Any:
-        if not is_divided(value):
+        if not is_sharded(value):
             return value
         gathered_value = whole_of(value)
         return gathered_value.cpu() if ranks.is_main else None
@@ -329,14 +331,14 @@ def gathered(state: Any, ranks: Ranks) -> Any:
     return replaced(state, whole)
 
 
-def divided_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """A state dict of whole tensors, which each rank has, or of this rank's Parts, divided as the model is."""
+def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """A state dict of whole tensors, which each rank has, or of this rank's TensorParts, sharded as the model is."""
     own = model.state_dict()
-    return {name: divided(value, own[name]) if is_divided(own[name]) else value for name, value in weights.items()}
+    return {name: sharded(value, own[name]) if is_sharded(own[name]) else value for name, value in weights.items()}
 
 
-def divided_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimiser, of whole tensors or Parts as above, divided as its parameters are."""
+def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state dict of an optimiser, of whole tensors or TensorParts as above, sharded as its parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     of_parameters: dict[int, dict[str, Any]] = {}
     for number, kept in state["state"].items():
@@ -344,9 +346,9 @@ def divided_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> di
         of_parameters[number] = {}
         for name, value in kept.items():
             # Counts are numbers that every rank has.
-            has_its_shape = isinstance(value, (torch.Tensor, Part)) and value.shape == parameter.shape
+            has_its_shape = isinstance(value, (torch.Tensor, TensorPart)) and value.shape == parameter.shape
             of_parameters[number][name] = (
-                divided(value, parameter) if has_its_shape and is_divided(parameter) else value
+                sharded(value, parameter) if has_its_shape and is_sharded(parameter) else value
             )
     return {**state, "state": of_parameters}
 

@@ -59,8 +59,8 @@ class SharedReducer:
         own_region = regions[ranks.rank]
         sums = regions[ranks.world_size]
         # A view of the shape of each gradient.
-        self.own_parts = parts_of(own_region, self.parameters)
-        self.sum_parts = parts_of(sums, self.parameters)
+        self.own_views = views_of(own_region, self.parameters)
+        self.sum_views = views_of(sums, self.parameters)
         slice_length = length // ranks.world_size
         first = ranks.rank * slice_length
         # This rank's slice of all gradients, in the order of the ranks, and of the sum.
@@ -79,7 +79,7 @@ class SharedReducer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
-        torch._foreach_copy_(self.own_parts, gradients)
+        torch._foreach_copy_(self.own_views, gradients)
         n = len(message)
         assert n <= MOST_NUMBERS
         self.own_row[:n] = message
@@ -90,7 +90,7 @@ class SharedReducer:
         for of_rank in self.slices[2:]:
             self.slice_of_sum += of_rank
         self.meeting.wait()
-        torch._foreach_copy_(gradients, self.sum_parts)
+        torch._foreach_copy_(gradients, self.sum_views)
         return total
 
 
@@ -133,7 +133,7 @@ def aligned(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
-def parts_of(region: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+def views_of(region: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
     """Of a region the part of each parameter's gradient, in its shape."""
     parts = []
     first = 0

@@ -18,7 +18,7 @@ def weights_of_ways():
         side = updates(argparse.Namespace(size="tiny", rows=2, dtype="float32"), ranks, way)
         next(side)
         engine = next(side)
-        # Whole ones, of divided models on rank 0 alone.
+        # Whole ones, of sharded models on rank 0 alone.
         weights = engine.weights()
         if ranks.is_main:
             found[name] = {key: tensor.detach() for key, tensor in weights.items()}

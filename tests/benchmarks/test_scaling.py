@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks.arguments import SIZES as MODELS
-from benchmarks.scaling import FP32, Link, Sizes, bytes_of_update, seconds_of_divided, seconds_of_whole, sizes_of
+from benchmarks.scaling import FP32, Link, Sizes, bytes_of_update, seconds_of_sharded, seconds_of_whole, sizes_of
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, tiny_model
 
@@ -43,7 +43,7 @@ def test_whole_models_send_as_an_all_reduce_that_is_walked(n):
 
 
 @pytest.mark.parametrize("library, of_sums", [("Gloo", 1.0), ("NCCL", 0.5)])
-def test_divided_models_send_gatherings_and_sums_for_each_micro_batch(library, of_sums):
+def test_sharded_models_send_gatherings_and_sums_for_each_micro_batch(library, of_sums):
     """A gathering is half of an all-reduce. Layers are gathered twice."""
     gathered = [*SIZES.layers, *SIZES.layers, SIZES.outside]
     once = sum(walked_all_reduce(4, n_bytes) / 2 for n_bytes in gathered) + of_sums * walked_all_reduce(4, SIZES.total)
@@ -60,7 +60,7 @@ def test_groups_send_among_each_other_once_an_update():
 def test_a_network_that_takes_no_time_leaves_the_computing(n):
     computed = 3 * (FORWARD + BACKWARD)
     assert seconds_of_whole(SIZES, n, FAST, FORWARD, BACKWARD, 3) == pytest.approx(computed)
-    assert seconds_of_divided(SIZES, n, FAST, FORWARD, BACKWARD, 3, "NCCL") == pytest.approx(computed)
+    assert seconds_of_sharded(SIZES, n, FAST, FORWARD, BACKWARD, 3, "NCCL") == pytest.approx(computed)
 
 
 @pytest.mark.parametrize("library", ["Gloo", "NCCL"])
@@ -68,7 +68,7 @@ def test_computing_that_takes_no_time_leaves_the_network(library):
     link = Link(rate=1e6, latency=0.0)
     for group, seconds in (
         (1, seconds_of_whole(SIZES, 4, link, 0.0, 0.0, 1)),
-        (4, seconds_of_divided(SIZES, 4, link, 0.0, 0.0, 1, library)),
+        (4, seconds_of_sharded(SIZES, 4, link, 0.0, 0.0, 1, library)),
     ):
         assert seconds == pytest.approx(bytes_of_update(SIZES, 4, group, library=library) / link.rate)
 
@@ -77,8 +77,8 @@ def test_an_update_takes_as_long_as_the_longer_of_both_at_least_and_both_togethe
     for n in (2, 8, 512):
         computed = 2 * (FORWARD + BACKWARD)
         for link in (SLOW, Link(rate=1e8, latency=0.0001), FAST):
-            sends = 2 * seconds_of_divided(SIZES, n, link, 0.0, 0.0, 1, "NCCL")
-            both = seconds_of_divided(SIZES, n, link, FORWARD, BACKWARD, 2, "NCCL")
+            sends = 2 * seconds_of_sharded(SIZES, n, link, 0.0, 0.0, 1, "NCCL")
+            both = seconds_of_sharded(SIZES, n, link, FORWARD, BACKWARD, 2, "NCCL")
             assert max(computed, sends) * 0.999 <= both <= (computed + sends) * 1.001
 
 

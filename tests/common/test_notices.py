@@ -17,7 +17,7 @@ PRINTERS = {
     ("common/notices.py", "announce"),
     ("common/flags.py", "end_with_line"),
     ("trainer/machine/command_line.py", "run_cli"),
-    ("trainer/machine/command_line.py", "end_with_line"),
+    ("trainer/machine/command_line.py", "end_process"),
     ("trainer/reporting/reporter.py", "say"),
     ("scripts/evaluate.py", "report"),  # the table is the work: who leaves it ends the command
     ("scripts/evaluate.py", "score_items"),  # numbers alone

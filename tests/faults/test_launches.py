@@ -1,4 +1,4 @@
-"""Launches of a divided model that end by themselves. Reference: exit code 0, which torchrun has if all of its processes do.
+"""Launches of a sharded model that end by themselves. Reference: exit code 0, which torchrun has if all of its processes do.
 
 A process that still refers to its process groups when the interpreter ends may abort, once in some launches. So it takes many:
 
@@ -28,5 +28,5 @@ def test_no_launch_ends_with_an_abort(lab, processes, shard, launches):
             said, _ = run.communicate(timeout=120)
         ended.append(run.returncode)
         assert run.returncode == 0, f"launch {number + 1}: {said}"
-        assert lab.checkpoints(f"run{number}")[0].is_dir(), "the model was divided"
+        assert lab.checkpoints(f"run{number}")[0].is_dir(), "the model was sharded"
     print(f"{processes} processes, --shard {shard}: {ended.count(0)} of {launches} launches ended without an abort")

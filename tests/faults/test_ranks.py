@@ -75,7 +75,7 @@ def test_rows_per_update_keep_the_updates_on_any_world_size(lab):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
-def test_a_divided_model_resumes_bit_for_bit(lab, optimizer):
+def test_a_sharded_model_resumes_bit_for_bit(lab, optimizer):
     lab.settings.update(shard="full", optimizer=optimizer)
     lab.run_ranks("whole")
     lab.run_ranks("run", hooks={"signal_at": {"updates": [5]}}, expect=143)
@@ -88,7 +88,7 @@ def test_a_divided_model_resumes_bit_for_bit(lab, optimizer):
     ("optimizer", "hooks", "rel_tol"),
     [("adamw", {}, 1e-6), ("muon", {"muon_in_float32": {}}, 1e-6), ("muon", {}, 1e-4)],
 )
-def test_a_divided_model_goes_on_with_other_ranks(lab, optimizer, hooks, rel_tol):
+def test_a_sharded_model_goes_on_with_other_ranks(lab, optimizer, hooks, rel_tol):
     """2, 1, 3, 4 in groups of 2, and 2 ranks without groups; compared with one rank that is never stopped. Muon orthogonalises in
     bfloat16, which enlarges other last bits; so it does with whole models."""
     lab.settings.update(rows_per_update=8, accumulation_steps=None, epochs=3, optimizer=optimizer)

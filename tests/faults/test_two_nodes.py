@@ -95,7 +95,7 @@ def test_other_launches_end_alike(launch_of, job, undisturbed):
 def undisturbed_as(job, undisturbed):
     """(shard) -> the Lab of the run that nobody disturbed, with this --shard, which `job` has from then on.
 
-    A divided model is compared with one of its own: the norm of its gradient is a sum of other parts.
+    A sharded model is compared with one of its own: the norm of its gradient is a sum of other parts.
     """
 
     def run(shard):

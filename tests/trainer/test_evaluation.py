@@ -139,28 +139,28 @@ def test_ranks_hear_of_each_other_while_a_text_is_made(tokenizer, is_last):
     assert meeting == ["begins", "ends"] * (2 + is_last)
 
 
-class DividedEngine(Engine):
-    """Says that the model is divided, though this process has the whole."""
+class ShardedEngine(Engine):
+    """Says that the model is sharded, though this process has the whole."""
 
     def largest(self, number):
         return number
 
 
-def divided_engine(tokenizer):
+def sharded_engine(tokenizer):
     engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
-    engine.__class__ = DividedEngine
+    engine.__class__ = ShardedEngine
     engine.shards = object()
     engine.weights = engine.model.state_dict
     return engine
 
 
 def test_rank_0_says_that_it_works_while_it_makes_the_last_samples(tokenizer):
-    """Of a divided model it makes all of them. Reference: those of a model that is not divided."""
+    """Of a sharded model it makes all of them. Reference: those of a model that is not sharded."""
     encoder, prompts = DocumentEncoder(tokenizer), ["The cat", "猫"]
     whole = make_engine(tiny_model(vocab_size=len(tokenizer)))
     expected = samples(whole, tokenizer, encoder, prompts, StopSignals(), 7, is_last=True)
     with mock.patch("trainer.evaluation.on_main", wraps=on_main) as announced:
-        found = samples(divided_engine(tokenizer), tokenizer, encoder, prompts, StopSignals(), 7, is_last=True)
+        found = samples(sharded_engine(tokenizer), tokenizer, encoder, prompts, StopSignals(), 7, is_last=True)
     assert found == expected and len(found[0]) == 2
     # The model, and each of the texts
     assert announced.call_count == 3
@@ -176,7 +176,7 @@ def test_a_stop_while_the_last_samples_are_made_gives_all_up(tokenizer, at):
         return "text"
 
     with mock.patch("trainer.evaluation.sample", stopped):
-        engine = divided_engine(tokenizer)
+        engine = sharded_engine(tokenizer)
         found = samples(engine, tokenizer, DocumentEncoder(tokenizer), ["a", "b"], signals, 7, is_last=True)
     assert found == ([], 15) and made[-1] == at
 

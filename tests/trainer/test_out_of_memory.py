@@ -189,15 +189,15 @@ def test_what_is_suggested_fits_by_the_estimate_and_keeps_the_update(monkeypatch
     assert smaller.warning() is None
 
 
-def test_a_model_that_is_too_large_for_a_rank_may_fit_divided(monkeypatch):
+def test_a_model_that_is_too_large_for_a_rank_may_fit_sharded(monkeypatch):
     """2.6 billion parameters of 16 bytes on ranks with 12 GB each: alone refused, among eight 5.2 GB and what is gathered."""
     sizes = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 20, "batch_size": 1}
     for group_size in (1, 2):
         with pytest.raises(UserError, match="parameters need"):
             check(plan(monkeypatch, 12, group_size, **sizes))
-    divided = plan(monkeypatch, 12, 8, gradient_checkpointing=1, **sizes)
-    check(divided)
-    assert 5.2 * GB < divided.needed(divided.asked) < 8 * GB
+    sharded = plan(monkeypatch, 12, 8, gradient_checkpointing=1, **sizes)
+    check(sharded)
+    assert 5.2 * GB < sharded.needed(sharded.asked) < 8 * GB
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_model_that_is_too_large_for_a_rank_may_fit_divided(monkeypatch):
         ({"use_compile": 0, "use_moe": 1, "gradient_checkpointing": 1}, False),
     ],
 )
-def test_of_a_divided_model_copies_are_counted_where_they_are_kept(monkeypatch, changes, are_kept):
+def test_of_a_sharded_model_copies_are_counted_where_they_are_kept(monkeypatch, changes, are_kept):
     """Plain dense code rounds its weights once more in the backward pass (model/products.py)."""
     planned = plan(monkeypatch, 64, group_size=2, **changes)
     config = MiniMindConfig(use_moe=bool(planned.settings.use_moe))
@@ -536,7 +536,7 @@ def test_electra_networks_that_can_never_fit(electra_data, changes, out, monkeyp
     assert "and this machine has 16.0 GB on cpu: choose a smaller --size" in said
 
 
-def test_electra_networks_that_fit_when_they_are_divided(monkeypatch):
+def test_electra_networks_that_fit_when_they_are_sharded(monkeypatch):
     """16 bytes for each parameter, over the ranks of a group; in main memory each rank first makes whole weights, of 4 bytes."""
     _, discriminator = configs(SIZES["small"], 100, 0, 32, 0.02, "normal")
     build = partial(MaskedLanguageModel.from_config, discriminator)

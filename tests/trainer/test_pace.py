@@ -26,9 +26,11 @@ def machine(monkeypatch):
     return machine
 
 
-def run(machine, budget, planned, seconds_of_update, spent=0.0, closing=0.0, evaluation=0.0, every=0, most=math.inf):
+def run(
+    machine, budget, planned, seconds_of_update, spent=0.0, seconds_at_end=0.0, evaluation=0.0, every=0, most=math.inf
+):
     """Train to the end; returns (seconds that it took in all, the courses, the rate factor of each update)."""
-    keeper = Pace(budget, spent, planned, closing, evaluation, every, most_updates=most)
+    keeper = Pace(budget, spent, planned, seconds_at_end, evaluation, every, most_updates=most)
     began = machine.now - spent
     course = None
     courses = []
@@ -45,7 +47,7 @@ def run(machine, budget, planned, seconds_of_update, spent=0.0, closing=0.0, eva
         if every and update % every == 0 and update < (course or planned).end:
             with keeper.paused():
                 machine.now += evaluation * seconds_of_update(machine.now - began)
-    machine.now += closing + evaluation * seconds_of_update(machine.now - began)
+    machine.now += seconds_at_end + evaluation * seconds_of_update(machine.now - began)
     return machine.now - began, courses, factors
 
 
@@ -75,13 +77,13 @@ def test_a_fast_machine_trains_up_to_what_a_run_may_have(machine):
 def test_a_machine_as_planned_is_left_alone(machine):
     """So a resume trains the same updates."""
     planned = Course(350, 1000)
-    seconds, courses, factors = run(machine, 1003.0, planned, lambda _: 1.0, closing=3.0)
+    seconds, courses, factors = run(machine, 1003.0, planned, lambda _: 1.0, seconds_at_end=3.0)
     assert courses == [] and len(factors) == 1000 and seconds == pytest.approx(1003.0)
 
 
 @pytest.mark.parametrize("speed", [0.2, 0.5, 0.9, 1.1, 2.0, 5.0])
 def test_a_plan_that_was_wrong_is_mended_at_the_first_look(machine, speed):
-    seconds, courses, factors = run(machine, 600.0, Course(210, 600), lambda _: speed, closing=5.0)
+    seconds, courses, factors = run(machine, 600.0, Course(210, 600), lambda _: speed, seconds_at_end=5.0)
     assert seconds == pytest.approx(600.0, rel=0.02)
     assert len(courses) == 1 and factors[-1] < 0.02
     # The rate is constant, and then falls to the end without a jump.
@@ -96,7 +98,7 @@ def test_a_disturbance_shortens_the_run(machine, when, slower):
     def seconds_of_update(passed):
         return slower if passed > when * 1000 else 1.0
 
-    seconds, courses, factors = run(machine, 1000.0, Course(350, 990), seconds_of_update, closing=4.0)
+    seconds, courses, factors = run(machine, 1000.0, Course(350, 990), seconds_of_update, seconds_at_end=4.0)
     assert seconds == pytest.approx(1000.0, rel=0.03)
     assert courses and factors[-1] < 0.05
     assert all(later <= earlier for earlier, later in zip(factors, factors[1:], strict=False))
@@ -110,7 +112,7 @@ def test_a_machine_that_stands_still_for_a_while(machine, when, stall):
     def seconds_of_update(passed):
         return stall if when <= passed < when + 1 else 1.0
 
-    seconds, courses, factors = run(machine, 1000.0, Course(350, 990), seconds_of_update, closing=4.0)
+    seconds, courses, factors = run(machine, 1000.0, Course(350, 990), seconds_of_update, seconds_at_end=4.0)
     assert seconds == pytest.approx(1000.0, rel=0.02)
     assert len(courses) <= 2 and factors[-1] < 0.02
     assert len(factors) == pytest.approx(996 - stall, abs=20)
@@ -135,7 +137,9 @@ def test_only_the_constant_phase_changes_before_the_fall(machine):
 
 
 def test_evaluations_and_what_comes_at_the_end_are_counted(machine):
-    seconds, _, _ = run(machine, 800.0, Course(300, 900), lambda _: 1.0, closing=20.0, evaluation=15.0, every=100)
+    seconds, _, _ = run(
+        machine, 800.0, Course(300, 900), lambda _: 1.0, seconds_at_end=20.0, evaluation=15.0, every=100
+    )
     assert seconds == pytest.approx(800.0, rel=0.02)
 
 

@@ -1,4 +1,4 @@
-"""A model divided among ranks in real Gloo processes. References: ranks that have the whole model each, and one rank.
+"""A model sharded among ranks in real Gloo processes. References: ranks that have the whole model each, and one rank.
 
 One start of the processes serves many tests: importing torch takes longer than all that they do.
 """
@@ -29,7 +29,7 @@ from trainer import train_pretrain
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks, init_distributed_mode, loss_of_a_rank
 from trainer.optim.build import build_optimizer
-from trainer.parallel import Shards, build_on_main, gathered, is_divided, own_part, ranks_of_group, whole_of
+from trainer.parallel import Shards, build_on_main, gathered, group_size_of, is_sharded, own_part, whole_of
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.saving import resume
@@ -93,7 +93,7 @@ def in_group(name, work, timeout_s=60):
 
 
 def cuts_of(kind, ranks, group_size, prepare=None):
-    """The gradients of each cut, divided among groups."""
+    """The gradients of each cut, sharded among groups."""
     world_size = ranks.world_size
     cuts = (ONE_MICRO_BATCH[world_size], ACCUMULATED[world_size])
     return [gradients(kind, *cut, ranks, group_size, prepare) for cut in cuts]
@@ -119,7 +119,7 @@ def two_ranks(folder):
 
 def of_two_ranks(ranks):
     found = {
-        "divided": {kind: cuts_of(kind, ranks, 2) for kind in QUICK_KINDS},
+        "sharded": {kind: cuts_of(kind, ranks, 2) for kind in QUICK_KINDS},
         "one rank": {kind: cuts_of_one_rank(kind, ranks.world_size) for kind in QUICK_KINDS},
     }
     engines = {}
@@ -140,7 +140,7 @@ def own_share(engine):
     tensors = [*engine.parameters]
     for kept in engine.optimizer.state.values():
         tensors += [kept["exp_avg"], kept["exp_avg_sq"]]
-    assert all(is_divided(tensor) for tensor in tensors)
+    assert all(is_sharded(tensor) for tensor in tensors)
     return sum(own_part(tensor).numel() for tensor in tensors) / sum(tensor.numel() for tensor in tensors)
 
 
@@ -181,10 +181,10 @@ def built(ranks):
     }
 
 
-def carried_over(whole, divided, ranks, group_size=2):
+def carried_over(whole, sharded, ranks, group_size=2):
     """Digests of the states of two engines, and of those of two others that have taken them over, each from the other kind."""
     found = []
-    for source, size_of_other in ((whole, group_size), (divided, 1)):
+    for source, size_of_other in ((whole, group_size), (sharded, 1)):
         # As a checkpoint gives it to all ranks.
         state = [state_of(source)]
         dist.broadcast_object_list(state, src=0)
@@ -197,7 +197,7 @@ def carried_over(whole, divided, ranks, group_size=2):
 
 
 def whole_run(folder):
-    """A run with evaluations and samples, divided and not: its losses, figures and texts, and the order of samples and saves."""
+    """A run with evaluations and samples, sharded and not: its losses, figures and texts, and the order of samples and saves."""
     found = {}
     save, samples = resume.save, PretrainJob.samples
     for shard in ("full", "none"):
@@ -236,7 +236,7 @@ def whole_run(folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("divided")
+    folder = tmp_path_factory.mktemp("sharded")
     write_corpus(folder / "data.jsonl", 53)
     return folder
 
@@ -251,7 +251,7 @@ def test_gradients_of_two_ranks_equal_those_of_one_rank(both, kind):
     """Bitwise where each rank has one micro-batch; with two of them the sums are added up in another order. In the last update
     rank 1 is short of rows or has none."""
     for result in both:
-        (once, accumulated), (once_alone, accumulated_alone) = result["divided"][kind], result["one rank"][kind]
+        (once, accumulated), (once_alone, accumulated_alone) = result["sharded"][kind], result["one rank"][kind]
         assert relative_difference(once, once_alone) == 0
         assert relative_difference(accumulated, accumulated_alone) < 1e-7
 
@@ -259,18 +259,18 @@ def test_gradients_of_two_ranks_equal_those_of_one_rank(both, kind):
 @pytest.mark.parametrize("kind", QUICK_KINDS)
 def test_gradients_equal_the_formula(both, kind):
     reference = reference_gradients(kind)
-    for found in both[0]["divided"][kind]:
+    for found in both[0]["sharded"][kind]:
         assert relative_difference(found, reference) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_updates_equal_those_of_whole_models(both, kind):
     """The norm is added up in another order, and with it the clipped gradients differ in their last bits."""
-    whole, divided = both[0][f"{kind} 1"], both[0][f"{kind} 2"]
-    assert divided["norms"] == pytest.approx(whole["norms"], rel=1e-6)
+    whole, sharded = both[0][f"{kind} 1"], both[0][f"{kind} 2"]
+    assert sharded["norms"] == pytest.approx(whole["norms"], rel=1e-6)
     for name, tensor in whole["state"]["weights"].items():
-        torch.testing.assert_close(divided["state"]["weights"][name], tensor, rtol=1e-5, atol=1e-6)
-    assert divided["state"]["weights"].keys() == whole["state"]["weights"].keys()
+        torch.testing.assert_close(sharded["state"]["weights"][name], tensor, rtol=1e-5, atol=1e-6)
+    assert sharded["state"]["weights"].keys() == whole["state"]["weights"].keys()
 
 
 def test_each_rank_has_half_of_weights_and_moments(both):
@@ -302,10 +302,10 @@ def test_states_carry_over_to_the_other_kind_bit_for_bit(both):
 
 
 def test_a_run_has_the_losses_of_a_run_with_whole_models(both):
-    divided, whole = both[0]["run"]["full"], both[0]["run"]["none"]
-    assert divided["losses"] == pytest.approx(whole["losses"], rel=1e-5)
-    assert divided["val_losses"] == pytest.approx(whole["val_losses"], rel=1e-5)
-    assert len(divided["val_losses"]) > 1 and len(divided["texts"]) == len(whole["texts"]) > 1
+    sharded, whole = both[0]["run"]["full"], both[0]["run"]["none"]
+    assert sharded["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert sharded["val_losses"] == pytest.approx(whole["val_losses"], rel=1e-5)
+    assert len(sharded["val_losses"]) > 1 and len(sharded["texts"]) == len(whole["texts"]) > 1
 
 
 @pytest.mark.parametrize("shard", ["full", "none"])
@@ -316,12 +316,12 @@ def test_a_run_is_saved_before_its_last_samples(both, shard):
     assert "save" not in order[:-3]
 
 
-def test_nothing_of_a_divided_run_outlives_its_process_group(both):
+def test_nothing_of_a_sharded_run_outlives_its_process_group(both):
     """Else the process may abort when the interpreter ends."""
     assert [result["left"] for result in both] == [0, 0]
 
 
-def test_a_checkpoint_of_a_divided_run_goes_on_in_one_process(both, folder, tmp_path):
+def test_a_checkpoint_of_a_sharded_run_goes_on_in_one_process(both, folder, tmp_path):
     """`--max_updates` of the finished run is raised. Reference: the same of the run with whole models."""
     ended = []
     for name in ("full", "none"):
@@ -347,8 +347,8 @@ def several_ranks(group_sizes):
                 found[f"{group_size} {kind}"] = worst(kind, ranks, group_size)
             found[f"{group_size} recomputed"] = worst("moe packed", ranks, group_size, recompute_layers)
             found[f"{group_size} compiled"] = worst("dense packed", ranks, group_size, compiled)
-        (whole, norms), *divided = [trained_engine(ranks, size, kind="muon") for size in (1, *group_sizes)]
-        for group_size, (engine, of_group) in zip(group_sizes, divided, strict=True):
+        (whole, norms), *sharded = [trained_engine(ranks, size, kind="muon") for size in (1, *group_sizes)]
+        for group_size, (engine, of_group) in zip(group_sizes, sharded, strict=True):
             found[f"{group_size} muon"] = [max(abs(a / b - 1) for a, b in zip(of_group, norms, strict=True))]
             before_and_after = carried_over(whole, engine, ranks, group_size)
             found[f"{group_size} carried over"] = [float(any(before != after for before, after in before_and_after))]
@@ -373,12 +373,12 @@ def worst(kind, ranks, group_size, prepare=None):
 def references_of(kind, world_size, prepare):
     """The gradients from the formula, and those of each cut on one rank."""
     batch_size, steps = ONE_MICRO_BATCH[world_size]
-    formula = reference_gradients(kind, rows_per_update=batch_size * steps * world_size)
+    formula = reference_gradients(kind, rows_of_update=batch_size * steps * world_size)
     return formula, cuts_of_one_rank(kind, world_size, prepare)
 
 
 def timeouts_of_groups(group_size):
-    """(seconds, ranks) of each process group that divides the model, and what a silent rank leads to."""
+    """(seconds, ranks) of each process group that shards the model, and what a silent rank leads to."""
 
     def work(ranks):
         model = tiny_model()
@@ -420,7 +420,7 @@ def test_groups_that_hold_the_same_wait_no_longer_than_dist_timeout():
 
 
 def one_model_after_another():
-    """The process groups that there are before any divided model, and after each of three."""
+    """The process groups that there are before any sharded model, and after each of three."""
 
     def work(ranks):
         groups = dist.distributed_c10d._world.pg_map
@@ -438,7 +438,7 @@ def one_model_after_another():
 
 
 @pytest.mark.slow
-def test_a_divided_model_leaves_no_process_groups():
+def test_a_sharded_model_leaves_no_process_groups():
     """As the seeds of train_glue.py; in two groups of two ranks."""
     assert run_ranks(one_model_after_another, world_size=4) == [[1, 1, 1, 1]] * 4
 
@@ -462,7 +462,7 @@ def test_gradients_of_several_ranks(world_size, group_sizes):
 
 
 def other_vocabularies(folder):
-    """What a divided ELECTRA says where rank 1 has more entries, so that its weights have other shapes."""
+    """What a sharded ELECTRA says where rank 1 has more entries, so that its weights have other shapes."""
     new_port("vocabularies")
     vocabulary = Path(folder, os.environ["RANK"], "vocab.txt")
     try:
@@ -499,7 +499,7 @@ def electra_losses(folder, name, **changes):
 
 
 def electra_runs(folder):
-    """The losses of an ELECTRA, divided and not."""
+    """The losses of an ELECTRA, sharded and not."""
     found = {}
     for shard, optimizer in (("full", "adamw"), ("none", "adamw"), ("full", "muon"), ("none", "muon")):
         found[f"{shard} {optimizer}"], _ = electra_losses(
@@ -518,9 +518,9 @@ def test_a_compiled_electra_has_the_losses_of_whole_models(tmp_path):
     write_lines(tmp_path / "data.jsonl")
     write_vocab(tmp_path / "vocab.txt")
     found, _ = run_ranks(compiled_electra_runs, str(tmp_path), timeout_s=500)
-    (divided, of_divided), (whole, of_whole) = found["full"], found["none"]
-    assert of_divided and of_whole and len(whole) > 10
-    assert divided == pytest.approx(whole, rel=1e-5)
+    (sharded, of_sharded), (whole, of_whole) = found["full"], found["none"]
+    assert of_sharded and of_whole and len(whole) > 10
+    assert sharded == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -530,9 +530,9 @@ def test_electra_has_the_losses_of_whole_models(tmp_path):
     write_vocab(tmp_path / "vocab.txt")
     found, _ = run_ranks(electra_runs, str(tmp_path))
     for optimizer in ("adamw", "muon"):
-        divided, whole = found[f"full {optimizer}"], found[f"none {optimizer}"]
+        sharded, whole = found[f"full {optimizer}"], found[f"none {optimizer}"]
         assert len(whole) > 10
-        assert divided == pytest.approx(whole, rel=1e-5)
+        assert sharded == pytest.approx(whole, rel=1e-5)
     for name in ("discriminator", "generator"):
         saved = [AutoModelForPreTraining, ElectraForMaskedLM][name == "generator"]
         model, whole = [
@@ -549,13 +549,13 @@ def test_electra_has_the_losses_of_whole_models(tmp_path):
     ("shard", "world_size", "group_size"), [("none", 4, 1), ("full", 4, 4), ("full", 1, 1), ("2", 4, 2), ("4", 4, 4)]
 )
 def test_how_many_ranks_have_a_model_together(shard, world_size, group_size):
-    assert ranks_of_group(shard, Ranks(world_size=world_size)) == group_size
+    assert group_size_of(shard, Ranks(world_size=world_size)) == group_size
 
 
 @pytest.mark.parametrize(("shard", "world_size"), [("2", 1), ("3", 4), ("8", 4)])
 def test_groups_that_do_not_come_out_even(shard, world_size):
     with pytest.raises(UserError, match=f"--shard {shard}: {world_size} ranks? cannot be divided"):
-        ranks_of_group(shard, Ranks(world_size=world_size))
+        group_size_of(shard, Ranks(world_size=world_size))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "half", "1.5", ""])
@@ -574,7 +574,7 @@ def test_what_needs_the_whole_model_is_refused(other, capsys):
     assert "--shard" in capsys.readouterr().err
 
 
-def test_one_process_has_nothing_to_divide(tmp_path, capsys):
+def test_one_process_has_nothing_to_shard(tmp_path, capsys):
     write_corpus(tmp_path / "data.jsonl", 20)
     train(data_path=tmp_path / "data.jsonl", out_dir=tmp_path, shard="full", max_updates=1)
     assert "--shard full has no effect" in capsys.readouterr().out

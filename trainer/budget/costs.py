@@ -13,11 +13,11 @@ from trainer.budget.plan import Plan
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import (
     Machine,
-    closing_seconds,
     estimated_seconds,
     evaluation_share,
     measured_seconds,
     sample_seconds,
+    seconds_at_end,
 )
 from trainer.evaluation import read_prompts
 from trainer.machine.compiling import COMPILED_DEVICES, compiler_missing, failure_to_compile
@@ -112,7 +112,7 @@ class RunCosts:
 
     def other_seconds(self, config: MiniMindConfig, rows: int, run_seconds: float) -> float:
         """Of what is no training: compiling, evaluations, files. run_seconds: about what the whole run takes."""
-        seconds = closing_seconds(self.settings.report)
+        seconds = seconds_at_end(self.settings.report)
         if self.compiled:
             # To measure a size, a block of its width was compiled, and all blocks are alike.
             is_known = any(size.width == config.hidden_size for size in self.corrections)

@@ -82,7 +82,7 @@ class Demands:
 
 
 class Cut(NamedTuple):
-    """How an update is divided. batch_size: rows of a micro-batch, whichever ranks share it."""
+    """How an update is cut into micro-batches. batch_size: rows of a micro-batch, whichever ranks share it."""
 
     batch_size: int
     accumulation_steps: int

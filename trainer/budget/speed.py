@@ -162,6 +162,6 @@ def evaluation_share(compiled: bool) -> float:
     return EVALUATION_SHARE if compiled else EVALUATION_SHARE / EAGER_TIMES
 
 
-def closing_seconds(report: bool) -> float:
+def seconds_at_end(report: bool) -> float:
     """Of what comes behind the last update and its evaluation. report: whether the run writes one."""
     return FILES_S + (REPORT_S if report else 0.0)

@@ -75,13 +75,13 @@ def plan_table(
     """
     passes = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
     cut = plan.cut
-    division = f"{cut.batch_size} x {counted(cut.accumulation_steps, 'micro-batch', 'micro-batches')}"
+    micro_batches = f"{cut.batch_size} x {counted(cut.accumulation_steps, 'micro-batch', 'micro-batches')}"
     if cut.at_once > 1:
-        division += f" on each of {cut.at_once} ranks"
+        micro_batches += f" on each of {cut.at_once} ranks"
     rows = [
         ("model", shape_text(plan)),
         ("tokens", f"{quantity(plan.tokens)}, {passes}"),
-        ("update", f"{counted(plan.rows, 'row')} of {T} = {quantity(plan.rows * T)} tokens ({division})"),
+        ("update", f"{counted(plan.rows, 'row')} of {T} = {quantity(plan.rows * T)} tokens ({micro_batches})"),
         ("updates", f"{plan.updates:,}, about {plan.update_seconds:.2g} s each"),
         ("rates", rates),
         ("expected validation loss", loss_text(plan, error, bytes_per_token)),

@@ -11,7 +11,7 @@ import torch
 
 from common.processes import seconds_since_start
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import REPORT_S, closing_seconds, evaluation_share
+from trainer.budget.speed import REPORT_S, evaluation_share, seconds_at_end
 from trainer.electra.settings import ElectraSettings
 from trainer.electra.validation import Validation
 from trainer.machine.compiling import PRODUCT_RATE
@@ -47,7 +47,7 @@ def pace_of(settings: ElectraSettings, validation: Validation | None, ranks: Ran
         seconds_of(settings.budget),
         seconds_since_start(),
         Course(min(fall_from, settings.max_steps - 1), settings.max_steps),
-        closing=closing_seconds(settings.report) + (SHOWING_S if shows else 0),
+        seconds_at_end=seconds_at_end(settings.report) + (SHOWING_S if shows else 0),
         evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows_of_update(settings, ranks),
         evaluation_every=settings.eval_interval if validation is not None else 0,
     )

@@ -27,7 +27,7 @@ def look_at(
     """(text of the batch's only example, the same and what the networks make of it). threshold: from which probability on a token
     is called replaced; None: it was not measured.
 
-    All ranks compute it: where they have divided the model they need each other.
+    All ranks compute it: where they have sharded the model they need each other.
     """
     batch = batch.to(engine.device)
     with undisturbed(engine):

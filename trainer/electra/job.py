@@ -33,6 +33,7 @@ from trainer.electra.closing import closing_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
 from trainer.electra.objective import objective_of
+from trainer.electra.original import PRETRAINING, is_as_published, original_lines
 from trainer.electra.published import differences
 from trainer.electra.settings import ElectraSettings, warmup_of
 from trainer.electra.validation import Validation, has_text
@@ -47,8 +48,7 @@ from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_ar
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.parallel import put_on_device, ranks_of_group
-from trainer.recipes import PRETRAINING, is_of_recipe, recipe_lines
+from trainer.parallel import group_size_of, put_on_device
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.updates import rows_of_update, schedule_of
@@ -114,7 +114,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.ranks = surroundings.ranks
         self.device = surroundings.device
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
-        group_size = ranks_of_group(settings.shard, self.ranks)
+        group_size = group_size_of(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         compare_precision(self.ranks, self.dtype)
         # The same seed on all ranks, so that all begin with the same weights.
@@ -401,7 +401,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         if self.shards is not None:
             precision.append(self.shards.described)
         return Outlook(
-            rows=plan,
+            plan=plan,
             lines=self._lines_on_data_and_model(plan, per_position),
             notices=[
                 line_on_work(flops) if settings.budget is None else LINE_ON_CLOCK,
@@ -453,7 +453,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         said: list[str] = []
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
-        shape = (self.ranks.rows_of(self.settings.batch_size), outlook.rows.T)
+        shape = (self.ranks.rows_of(self.settings.batch_size), outlook.plan.T)
         width = self.model.encoder_config.hidden_size
         compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width)
         return said
@@ -529,14 +529,14 @@ def notices(settings: ElectraSettings, ranks: Ranks) -> list[str]:
     if settings.objective == MLM:
         cases += [(name, is_changed(settings, name), "--objective mlm has one network") for name in OF_TWO_NETWORKS]
     for name in ("init_std", "position_init", "weight_init"):
-        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
+        is_given = is_changed(settings, name) and not is_as_published(settings, name, PRETRAINING)
         cases.append((name, bool(settings.model_path) and is_given, "the weights come from --model_path"))
     if settings.discriminator_config is not None:
         for name in ("init_std", "position_init", "dropout"):
-            is_given = is_changed(settings, name) and not is_of_recipe(settings, name, PRETRAINING)
+            is_given = is_changed(settings, name) and not is_as_published(settings, name, PRETRAINING)
             cases.append((name, is_given, "the files of the networks say it"))
     rows = rows_of_update(settings, ranks)
-    lines = recipe_lines(settings, PRETRAINING, differences(settings, rows)) + warnings_of(settings, cases)
+    lines = original_lines(settings, PRETRAINING, differences(settings, rows)) + warnings_of(settings, cases)
     highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate
     if highest < 0.5:
         lines.append(

@@ -193,14 +193,14 @@ def check_memory(
     build: Callable[[], Pretrainer], encoder: ElectraConfig, device: torch.device, group_size: int = 1
 ) -> None:
     """Errors: UserError where not even the weights, gradients and AdamW's moments fit; before any is made. build: makes the
-    networks, encoder: the config of the one that is fine-tuned, group_size: of the ranks that divide them."""
+    networks, encoder: the config of the one that is fine-tuned, group_size: of the ranks that shard them."""
     # On this device tensors have a shape and no content, and nothing is drawn.
     with torch.device("meta"):
         networks = build()
     parameters = sum(parameter.numel() for parameter in networks.parameters())
     needed = parameters * BYTES_PER_PARAMETER // group_size
     if device.type == "cpu":
-        # Each rank makes whole networks in main memory before they are divided.
+        # Each rank makes whole networks in main memory before they are sharded.
         needed = max(needed, parameters * BYTES_PER_WEIGHT)
     there = total_memory(device)
     if there is not None and needed > there:

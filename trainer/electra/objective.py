@@ -199,7 +199,7 @@ class MaskedTokens(Objective):
 def objective_of(
     settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device, group_size: int
 ) -> Objective:
-    """That of --objective, with its networks on the CPU. group_size: of the ranks that will divide them. Errors: UserError,
+    """That of --objective, with its networks on the CPU. group_size: of the ranks that will shard them. Errors: UserError,
     ValueError where the flags do not fit."""
     if settings.objective == MLM:
         return MaskedTokens(settings, tokenizer, device, group_size)

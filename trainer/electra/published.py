@@ -1,8 +1,8 @@
 """How a run of train_electra.py differs from the published run of its size, for the line of --recipe original."""
 
 from model.electra.sizes import SIZES
+from trainer.electra.original import difference, difference_of_rows
 from trainer.electra.settings import ElectraSettings
-from trainer.recipes import difference, difference_of_rows
 
 # {setting: the field of a Size that has its published value}
 OF_SIZE = {

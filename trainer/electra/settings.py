@@ -20,11 +20,11 @@ from model.electra.sizes import (
     WEIGHT_INITS,
 )
 from trainer.budget.settings import amount, duration
+from trainer.electra.original import ORIGINAL, PRETRAINING, RECIPES, parse_with_original
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings, layers
-from trainer.recipes import ORIGINAL, PRETRAINING, RECIPES, parse_with_recipe
 from trainer.reporting.settings import OutputSettings, log_interval, save_interval
 
 # Updates.
@@ -301,4 +301,4 @@ def parser() -> SettingsParser:
 
 def parse_args(argv: Sequence[str] | None = None) -> ElectraSettings:
     """The settings of a command line; None: of this process."""
-    return parse_with_recipe(ElectraSettings, PROG, DESCRIPTION, PRETRAINING, argv)
+    return parse_with_original(ElectraSettings, PROG, DESCRIPTION, PRETRAINING, argv)

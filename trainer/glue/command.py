@@ -19,6 +19,7 @@ from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece
 from model.electra.saved_network import load_config
+from trainer.electra.original import ORIGINAL, take_rates
 from trainer.encoder_folder import find_model
 from trainer.glue.ensemble import FOLDER, OUTPUTS, ensemble
 from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
@@ -39,8 +40,7 @@ from trainer.machine.agreement import compare_precision
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import on_main
-from trainer.parallel import ranks_of_group
-from trainer.recipes import ORIGINAL, take_rates
+from trainer.parallel import group_size_of
 from trainer.reporting.reporter import Reporter
 
 WEIGHTS = Path("model", "model.safetensors")
@@ -78,7 +78,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     say = Reporter(ranks.is_main).say
     out = Path(settings.out_dir)
     # Errors: UserError. The jobs ask again, behind the notices.
-    ranks_of_group(settings.shard, ranks)
+    group_size_of(settings.shard, ranks)
     with user_errors():
         own = on_main(ranks, lambda: own_task(settings, say)) if settings.kind else None
         if own is not None:

@@ -97,7 +97,7 @@ def from_transformers(weights: Weights) -> dict[str, torch.Tensor] | None:
     return found if is_same else None
 
 
-def divided(weights: Weights) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def own_and_others(weights: Weights) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(the weights of a model's head, without PREFIX; all others)."""
     own = {}
     others = {}
@@ -113,7 +113,7 @@ def to_save(model: Any, weights: Weights) -> dict[str, torch.Tensor]:
     """The state dict of a model as transformers loads it."""
     if not isinstance(getattr(model, "classifier", None), PlainHead):
         return dict(weights)
-    own, others = divided(weights)
+    own, others = own_and_others(weights)
     return others | {f"{PREFIX}{name}": weight for name, weight in for_transformers(own).items()}
 
 
@@ -121,7 +121,7 @@ def saved_weights(model: Any, path: Path) -> dict[str, torch.Tensor]:
     """The state dict of a model, of a model.safetensors that was saved of it."""
     weights = load_file(path)
     if isinstance(getattr(model, "classifier", None), PlainHead):
-        own, others = divided(weights)
+        own, others = own_and_others(weights)
         plain = from_transformers(own)
         assert plain is not None, f"{path} has another head"
         weights = others | {f"{PREFIX}{name}": weight for name, weight in plain.items()}

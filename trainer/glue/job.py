@@ -37,7 +37,7 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.parallel import put_on_device, ranks_of_group
+from trainer.parallel import group_size_of, put_on_device
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
@@ -128,7 +128,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # FSDP2 gives its class another name.
         self.model_name = type(self.model).__name__
         self.model.train()
-        group_size = ranks_of_group(settings.shard, self.ranks)
+        group_size = group_size_of(settings.shard, self.ranks)
         self.identity = {
             "tokenizer": command.encoder.fingerprint[:16],
             "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
@@ -295,7 +295,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             if self.shards is not None:
                 notices.append(self.shards.described)
         return Outlook(
-            rows=plan,
+            plan=plan,
             lines=lines,
             notices=notices,
             model_fields={**config.to_diff_dict(), "parameters": parameters},
@@ -310,8 +310,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         epochs = self.epochs if outlook.epochs is None else outlook.epochs
         parameters = sum(p.numel() for p in self.model.parameters())
         embeddings = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." in name)
-        rows_per_update = update_schedule(settings, self.ranks, self.data).rows_per_update
-        rows = min(plan.n_rows * epochs, self.max_updates * rows_per_update)
+        rows = min(plan.n_rows * epochs, self.max_updates * rows_of_update(settings, self.ranks))
         flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
         # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
         full = GlueAssembler(self.features, self.command.encoder, settings.max_seq_len, full=True)
@@ -365,7 +364,7 @@ def charts_of(data: Data) -> tuple[Chart, ...]:
 def updates_before(of_epoch: UpdateSchedule, epoch: int, row: int) -> int:
     """The updates before a row of an epoch. Where batches had another size before a resume, these are the updates of today's
     size that the rows would have been."""
-    return epoch * of_epoch.n_updates + ceil_div(row, of_epoch.rows_per_update)
+    return epoch * of_epoch.n_updates + ceil_div(row, of_epoch.rows_of_update)
 
 
 def size_of(config: PretrainedConfig) -> str:

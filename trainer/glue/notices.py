@@ -5,9 +5,17 @@ from dataclasses import fields
 
 from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, REGRESSIONS, UNORDERED, Task
 from dataset.reading.file_kinds import expanded
+from trainer.electra.original import (
+    FINE_TUNING,
+    Rates,
+    difference,
+    difference_of_rows,
+    fine_tuning,
+    is_as_published,
+    original_lines,
+)
 from trainer.glue.settings import TRAINING_FLAGS, GlueSettings, OwnTaskSettings
 from trainer.machine.ranks import Ranks
-from trainer.recipes import FINE_TUNING, Rates, difference, difference_of_rows, fine_tuning, is_of_recipe, recipe_lines
 from trainer.updates import rows_of_update
 from trainer.without_effect import Case, common_warnings, is_changed, warnings_of
 
@@ -15,26 +23,26 @@ from trainer.without_effect import Case, common_warnings, is_changed, warnings_o
 def notices(
     settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task], published_rates: Rates | None = None
 ) -> list[str]:
-    """The lines, in the order in which they are printed. published_rates: those of the encoder's size, with a recipe."""
+    """The lines, in the order in which they are printed. published_rates: with --recipe original, those of the encoder's size."""
     evaluated = settings.evaluate_during_training
     compiled = settings.use_compile == "1"
-    recipe = fine_tuning(settings.kind)
+    published = fine_tuning(settings.kind)
     cases = []
     for name in TRAINING_FLAGS:
-        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, recipe)
+        is_given = is_changed(settings, name) and not is_as_published(settings, name, published)
         cases.append((name, not settings.do_train and is_given, "--do_train is 0"))
     steps_of_warmup = settings.warmup_steps is not None
     overridden = bool(settings.epochs and settings.max_steps)
     several_alike = settings.num_seeds > 1 and not settings.do_train
     for name, its_tasks in (("double_unordered", UNORDERED), ("score_divisor", REGRESSIONS)):
-        is_given = is_changed(settings, name) and not is_of_recipe(settings, name, recipe)
+        is_given = is_changed(settings, name) and not is_as_published(settings, name, published)
         has_effect = settings.task == "all" or not its_tasks.isdisjoint(settings.task.split(","))
         if name == "score_divisor" and any(task.kind == REGRESSION for task in tasks):
             has_effect = True
         cases.append(
             (name, settings.do_train and is_given and not has_effect, f"it is for {', '.join(sorted(its_tasks))}")
         )
-    is_plain = settings.head == "plain" and not is_of_recipe(settings, "head", recipe)
+    is_plain = settings.head == "plain" and not is_as_published(settings, "head", published)
     of_positions = any(task.is_of_positions for task in tasks)
     cases.append(("head", is_plain and of_positions, "words and answers have a head of one matrix anyway"))
     cases += own_task_cases(settings)
@@ -73,7 +81,9 @@ def notices(
         ),
     ]
     further = [] if published_rates is None else differences(settings, ranks, tasks, published_rates)
-    return recipe_lines(settings, recipe, further) + warnings_of(settings, cases) + common_warnings(settings, ranks)
+    return (
+        original_lines(settings, published, further) + warnings_of(settings, cases) + common_warnings(settings, ranks)
+    )
 
 
 def seeds_are_alike(settings: GlueSettings) -> bool:

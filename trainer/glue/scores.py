@@ -72,7 +72,7 @@ class Evaluation:
         examples where every position has its own; number of a stop signal or 0).
 
         The batches hold examples of like length and are the same on every world size. Batch i is computed by rank i mod
-        world size; the sum over ranks adds zeros to it, so that all get the same. Where the ranks have divided the model they
+        world size; the sum over ranks adds zeros to it, so that all get the same. Where the ranks have sharded the model they
         compute together: one that has no batch left computes the last one, and nothing comes of it.
         """
         engine = self.engine

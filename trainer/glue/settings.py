@@ -11,10 +11,10 @@ from common.paths import ROOT
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.glue.glue_tasks import KINDS, METRICS, QUESTIONS, TAGS, TASKS, Windows, task_list
 from dataset.reading.file_kinds import expanded
+from trainer.electra.original import ORIGINAL, RECIPES, fine_tuning, take
 from trainer.machine.settings import ShardedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import UpdateSettings
-from trainer.recipes import ORIGINAL, RECIPES, fine_tuning, take
 from trainer.reporting.settings import OutputSettings, log_interval, save_interval
 
 USUAL_SAVE_INTERVAL = 500

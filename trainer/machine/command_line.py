@@ -52,7 +52,7 @@ def run_cli(main: Callable[[], int | None]) -> None:
         ending = line_of(error)
         if ending is None:
             raise
-        end_with_line(*ending)
+        end_process(*ending)
 
 
 def line_of(error: Exception) -> tuple[str, int] | None:
@@ -89,7 +89,7 @@ def open_standard_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def end_with_line(message: str, code: int) -> NoReturn:
+def end_process(message: str, code: int) -> NoReturn:
     """End this process with an exit code and a line. message: "" of SaidByAnotherRank, for which nothing is printed."""
     if message:
         print(f"error: {one_line(message)}", file=sys.stderr, flush=True)

@@ -36,7 +36,7 @@ _IN_OWN_WORK: ContextVar[bool] = ContextVar("in own work", default=False)
 # - Work of rank 0 alone, such as choosing a checkpoint or making a folder, goes through `on_main`: the message that all
 #   ranks wait for says whether it failed, so all of them end, and rank 0 prints the line.
 # - A signal or a loader that failed is told with the next update's reduction (trainer/loop.py): all stop at the same place.
-# - What goes wrong on one rank alone ends that rank at once (command_line.end_with_line), without a handshake. The launcher
+# - What goes wrong on one rank alone ends that rank at once (command_line.end_process), without a handshake. The launcher
 #   sees it gone and ends the others; where the launcher itself was killed, each rank sees that (`end_with_launcher`).
 
 

@@ -27,7 +27,7 @@ class Options(NamedTuple):
     embed_lr: float
     # Those that train the same model.
     ranks: Ranks
-    # How they have divided it; None: each has the whole.
+    # How they have sharded it; None: each has the whole.
     shards: Shards | None
     # Further options of build_adamw.
     adam: dict[str, Any]
@@ -61,7 +61,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimiser of `--optimizer`, one of BUILDERS. adam_options: see build_adamw.
 
-    ranks: those that all call it at this moment, and may share its work. shards: how they have divided the model.
+    ranks: those that all call it at this moment, and may share its work. shards: how they have sharded the model.
     """
     groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
     options = Options(lr, weight_decay, muon_lr, embed_lr, ranks, shards, adam_options)

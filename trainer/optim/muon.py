@@ -21,7 +21,7 @@ import torch
 
 from trainer.parallel import own_part
 
-# ([n, rows, columns], shape of a whole matrix) -> the same in bf16, each matrix orthogonalised. Where the matrices are divided
+# ([n, rows, columns], shape of a whole matrix) -> the same in bf16, each matrix orthogonalised. Where the matrices are sharded
 # among ranks (trainer/parallel.py), `rows` are this rank's.
 Orthogonalise = Callable[[torch.Tensor, torch.Size], torch.Tensor]
 

@@ -14,7 +14,7 @@ from trainer.parallel import rows_of_ranks
 
 
 class ShardedOrthogonalise:
-    """`orthogonalise` of matrices whose rows are divided among the ranks of a group. All of them must call it."""
+    """`orthogonalise` of matrices whose rows are sharded among the ranks of a group. All of them must call it."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group

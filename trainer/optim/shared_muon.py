@@ -1,4 +1,4 @@
-"""Muon's matrices divided among ranks that share the memory of one machine.
+"""Muon's matrices shared out among ranks that share the memory of one machine.
 
 The Newton-Schulz iterations are nearly all of Muon's work. Without this each rank would do all of them: the ranks have the
 same gradients and momenta, and come to the same matrices.

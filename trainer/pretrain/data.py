@@ -54,7 +54,7 @@ def open_corpus(
             val_fraction=settings.val_fraction,
             allow_val_overlap=settings.allow_val_overlap,
             deduplicate=settings.deduplicate,
-            length=RunLength(settings.epochs, settings.max_updates, rows_before_division(settings, ranks)),
+            length=RunLength(settings.epochs, settings.max_updates, rows_before_auto_batch(settings, ranks)),
             cache_dir=settings.cache_dir,
             cache_gb=settings.cache_gb,
             text_field=settings.text_field,
@@ -66,7 +66,7 @@ def open_corpus(
     return first_rank_first(ranks, open_own)
 
 
-def rows_before_division(settings: PretrainSettings, ranks: Ranks) -> int:
+def rows_before_auto_batch(settings: PretrainSettings, ranks: Ranks) -> int:
     """Of an update of all ranks, also while --batch_size auto has no number yet: it has the rows that it has without."""
     rows = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
     return rows_of_update(replace(settings, batch_size=rows), ranks)

@@ -32,7 +32,7 @@ from model.pth_format import vocabulary_of
 from trainer.budget import laws
 from trainer.budget.forecast import Alarm, Forecast
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import closing_seconds, evaluation_share, sample_seconds
+from trainer.budget.speed import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.text import parts_of, text_scale
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
@@ -48,11 +48,11 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
-from trainer.parallel import build_on_main, put_on_device, ranks_of_group
+from trainer.parallel import build_on_main, group_size_of, put_on_device
 from trainer.pretrain import trial
+from trainer.pretrain.auto_batch import note_on_small, settle
 from trainer.pretrain.compressors import compressed
 from trainer.pretrain.data import USUAL_TEXT, open_corpus
-from trainer.pretrain.division import note_on_small, settle
 from trainer.pretrain.first_model import check_length, config_from_flags, find_weight, init_model
 from trainer.pretrain.flops import flops_per_token, mean_context
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
@@ -133,7 +133,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.max_updates = settings.max_updates or UNLIMITED
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         compare_precision(self.ranks, self.dtype)
-        self.group_size = ranks_of_group(settings.shard, self.ranks)
+        self.group_size = group_size_of(settings.shard, self.ranks)
         self.memory = MemoryPlan(settings, self.dtype, self.device, self.ranks, self.group_size)
         self.free_memory = self.memory.free_on_all_ranks()
         # The same seed on all ranks, so that all begin with the same weights.
@@ -399,7 +399,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             seconds_of(settings.budget),
             seconds_since_start(),
             planned,
-            closing=closing_seconds(settings.report),
+            seconds_at_end=seconds_at_end(settings.report),
             samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
             evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows,
             evaluation_every=max(1, settings.eval_interval // steps) if settings.eval_interval else 0,
@@ -442,12 +442,12 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # As if each row were one document, which is the most that it can cost: this decides on compiling.
         flops = flops_per_token(config, first.T) * rows_of_run * first.T / self.ranks.world_size
         trained = first.row_targets(0, first.n_rows)
-        rows = self.corpus.plan(progress.epoch)
+        plan = self.corpus.plan(progress.epoch)
         self.forecast = self._forecast(first, flops)
         parameters = sum(p.numel() for p in self.model.parameters())
         return Outlook(
-            rows=rows,
-            lines=self._description(progress.epoch, rows, parameters),
+            plan=plan,
+            lines=self._description(progress.epoch, plan, parameters),
             notices=self._notices(first, rows_of_run, parameters),
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
@@ -458,11 +458,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             epochs=epochs,
         )
 
-    def _description(self, epoch: int, rows: RowPlan, parameters: int) -> list[str]:
-        """Lines on the data and the model. rows: of the epoch."""
+    def _description(self, epoch: int, plan: RowPlan, parameters: int) -> list[str]:
+        """Lines on the data and the model. plan: of the epoch."""
         settings, config = self.settings, self.config
         lines = [*self.corpus.notices, *self.corpus.mixture_report(epoch)]
-        lines += self.corpus.cut_off_report(rows)
+        lines += self.corpus.cut_off_report(plan)
         if self.ranks.is_main:
             lines += leak_notices(self.corpus, self.against)
         for bad_lines in self.corpus.bad_lines:
@@ -472,8 +472,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, "
             f"{flops_per_token(config, settings.max_seq_len) / 1e6:.1f} MFLOP per token (full rows)",
             f"data: {counted(len(self.corpus.store), self.document)}, "
-            f"{counted(rows.row_targets(0, rows.n_rows), 'token')} to train in {counted(rows.n_rows, 'row')} of {rows.T} "
-            f"({rows.fill:.1%} full)",
+            f"{counted(plan.row_targets(0, plan.n_rows), 'token')} to train in {counted(plan.n_rows, 'row')} of {plan.T} "
+            f"({plan.fill:.1%} full)",
         ]
         return lines
 
@@ -580,7 +580,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         said: list[str] = []
         on_gpu = self.device.type == "cuda"
         rows = self._most_rows(self.plan(0)) if on_gpu else self.ranks.rows_of(self.settings.batch_size)
-        shape = (rows, outlook.rows.T)
+        shape = (rows, outlook.plan.T)
         choice = self.settings.use_compile
         width = self.config.hidden_size
         compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width)

@@ -7,7 +7,7 @@ from model.hf_folder import read_config
 from trainer.budget.kept_plan import kept_settings
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.processes import Divisible
-from trainer.pretrain.division import why_whole
+from trainer.pretrain.auto_batch import why_whole
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 
 # Of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.

@@ -96,15 +96,15 @@ def bar_line(record: Mapping[str, Any]) -> str:
 def describe(trainer: "Trainer", outlook: "Outlook") -> None:
     """Print what the run derives from its flags, once, before it starts; record it for the report."""
     settings = trainer.settings
-    rows = outlook.rows
-    schedule = schedule_of(settings, trainer.ranks, rows.n_rows)
+    plan = outlook.plan
+    schedule = schedule_of(settings, trainer.ranks, plan.n_rows)
     # Unlimited updates are an infinite float, which is never the smaller one.
     updates = int(min(schedule.n_updates * trainer.epochs, trainer.max_updates))
     micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
     dtype = trainer.job.dtype
     line = (
         f"run: {counted(updates, 'update')} in {counted(trainer.epochs, 'epoch')}, "
-        f"{counted(schedule.rows_per_update, 'row')} = {schedule.rows_per_update * rows.T:,} tokens each "
+        f"{counted(schedule.rows_of_update, 'row')} = {schedule.rows_of_update * plan.T:,} tokens each "
         f"({settings.batch_size} x {micro_batches} x {counted(trainer.ranks.micro_batches_at_once, 'rank')}), {trainer.device}, "
         f"{str(dtype).removeprefix('torch.')}"
     )
@@ -119,7 +119,7 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
             "counts_updates": trainer.job.counts_updates,
             "settings": {name: value for name, value in vars(settings).items() if value is not None},
             "model": outlook.model_fields,
-            "data": {"documents": outlook.n_documents, "rows": rows.n_rows, "fill": rows.fill, **outlook.data_fields},
+            "data": {"documents": outlook.n_documents, "rows": plan.n_rows, "fill": plan.fill, **outlook.data_fields},
             "machine": {**describe_machine(trainer.device, trainer.ranks.world_size), "dtype": str(dtype)},
             "versions": versions(),
             "charts": [chart.as_record() for chart in trainer.job.charts],

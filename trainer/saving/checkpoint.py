@@ -3,7 +3,7 @@
 Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
     pretrain_512_resume/update_00000120.pt    everything a resume needs (one `state_dict`)
     pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
-    pretrain_512_resume/update_00000120/      in the place of these two, where ranks have divided the model: see parts.py
+    pretrain_512_resume/update_00000120/      in the place of these two, where ranks have sharded the model: see parts.py
 
 How a save goes on, so that a kill or a loss of power at any moment leaves a run that can be gone on with:
 
@@ -50,7 +50,7 @@ from common.files import (
 from common.nested import replaced
 from model.weight_files import check_kind
 from trainer.machine.ranks import ONE_RANK, Ranks, first_said, on_main
-from trainer.parallel import is_divided, part_of
+from trainer.parallel import is_sharded, part_of
 from trainer.saving.places import RECORDS, appears
 from trainer.saving.weights import write_tensors
 
@@ -58,7 +58,7 @@ from trainer.saving.weights import write_tensors
 MOST_DIGEST_BYTES = 4096
 # Of SUMS, which has such a line for each rank.
 MOST_SUMS_BYTES = 1 << 24
-# In a folder of parts: the digests of the other files; where which part is; all that is not divided.
+# In a folder of parts: the digests of the other files; where which part is; all that is not sharded.
 SUMS = "SHA256SUMS"
 PARTS = "parts.pt"
 RUN = "run.pt"
@@ -90,7 +90,7 @@ def remove_temporaries(stem: Path, folder: Path) -> None:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy on the CPU that later updates do not change; tied tensors stay one. Of a divided tensor it is this rank's Part.
+    """A copy on the CPU that later updates do not change; tied tensors stay one. Of a sharded tensor: this rank's TensorPart.
 
     The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer than
     the copies.
@@ -111,7 +111,7 @@ class _Copies:
         self.under_way = False
 
     def of(self, name: str, value: Any) -> Any:
-        if is_divided(value):
+        if is_sharded(value):
             part = part_of(value)
             return dataclasses.replace(part, own=self._of_tensor(part.own))
         return self._of_tensor(value) if isinstance(value, torch.Tensor) else value
@@ -190,7 +190,7 @@ def is_plain(name: str) -> bool:
 def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
     """The state dict in a checkpoint; nothing in it can run code. Errors: BadContentError for what torch cannot read.
 
-    mapped: a tensor is read when it is used, and as far as it is used. Of a folder of parts, divided tensors are on the meta
+    mapped: a tensor is read when it is used, and as far as it is used. Of a folder of parts, sharded tensors are on the meta
     device, with their shapes and no content, until `parts.filled` reads them.
     """
     path = Path(path)
@@ -223,7 +223,7 @@ class Checkpoints:
     """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
 
     def __init__(self, folder: str | Path, keep: int = 2, group: dist.ProcessGroup | None = None) -> None:
-        """group: of the ranks that save together, where they have divided the model: all of them call `save`."""
+        """group: of the ranks that save together, where they have sharded the model: all of them call `save`."""
         self.folder = Path(folder)
         self.keep = keep
         self.group = group
@@ -465,7 +465,7 @@ class Checkpoints:
         if not wrong:
             try:
                 if not ranks.is_main:
-                    # Of a single file, ranks that divide the model need their parts alone.
+                    # Of a single file, ranks that shard the model need their parts alone.
                     state = load_checkpoint(path, mapped=self.group is not None)
                 if fill is not None and not path.suffix:
                     state = fill(state, path)

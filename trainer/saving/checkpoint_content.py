@@ -99,7 +99,7 @@ def check_fit(state: dict[str, Any], trainer: "Trainer", update: int, of_parts: 
     """Errors: BadContentError unless the run can take all of `state` over.
 
     state: passed check_form, and is of this run's data, model and optimiser. update: the one that the file is named for.
-    of_parts: the state is that of a folder of parts, whose divided tensors have no numbers yet; parts.py looks at these.
+    of_parts: the state is that of a folder of parts, whose sharded tensors have no numbers yet; parts.py looks at these.
     """
     # From the cheap to the dear.
     check_progress(state["progress"], trainer.progress, update)

@@ -3,7 +3,7 @@
     pretrain_512_resume/update_00000120/
         __0_0.distcp, __1_0.distcp, ...    the parts of each rank
         parts.pt                           which part of which tensor is where
-        run.pt                             all else that a resume needs, and the shapes of the divided tensors
+        run.pt                             all else that a resume needs, and the shapes of the sharded tensors
         SHA256SUMS                         the digest of each of these files, as `sha256sum -c` reads it
 
 torch.distributed.checkpoint (DCP) plans who writes what, and writes it. Its metadata say where each row is, so any number of
@@ -53,13 +53,13 @@ from common.errors import BadContentError
 from common.files import HashingWriter, file_digest, forget_cached, remove, remove_if_possible, sync_folder
 from common.nested import replaced
 from model.weight_files import check_kind, holds_no_more_than_its_size
-from trainer.parallel import Part, rows_of_ranks
+from trainer.parallel import TensorPart, rows_of_ranks
 from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_plain
 from trainer.saving.checkpoint_content import require
 from trainer.saving.places import appears
 from trainer.saving.weights import torch_errors_of
 
-# How the names of what is divided begin
+# How the names of what is sharded begin
 WEIGHTS = "model."
 MOMENTS = "engine.optimizer."
 # Bytes that torch.save adds to the numbers of a tensor, at most; it is some 1,300.
@@ -216,22 +216,22 @@ class _SavesParts(DefaultSavePlanner):
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        part: Part = self.state_dict[index.fqn]
+        part: TensorPart = self.state_dict[index.fqn]
         return part.own
 
 
-def chunk_of(part: Part) -> ChunkStorageMetadata:
+def chunk_of(part: TensorPart) -> ChunkStorageMetadata:
     """Where in its tensor a part is, as DCP says it."""
     offsets = (part.first_row, *(0 for _ in part.shape[1:]))
     return ChunkStorageMetadata(torch.Size(offsets), part.own.shape)
 
 
-def taken_apart(state: dict[str, Any]) -> tuple[dict[str, Part], Any]:
-    """({name: Part}, the state with tensors without content, of the whole shapes, in the place of the parts)."""
-    parts: dict[str, Part] = {}
+def taken_apart(state: dict[str, Any]) -> tuple[dict[str, TensorPart], Any]:
+    """({name: TensorPart}, the state with tensors without content, of the whole shapes, in the place of the parts)."""
+    parts: dict[str, TensorPart] = {}
 
     def shape_of(name: str, value: Any) -> Any:
-        if not isinstance(value, Part):
+        if not isinstance(value, TensorPart):
             return value
         parts[name] = value
         return torch.empty(value.shape, dtype=value.own.dtype, device="meta")
@@ -245,10 +245,10 @@ def taken_apart(state: dict[str, Any]) -> tuple[dict[str, Part], Any]:
 def filled(state: Any, folder: Path, rank: int = 0, size: int = 1) -> Any:
     """The state of `checkpoint.load_checkpoint` with the rows that rank `rank` of `size` has in the place of tensors without content.
 
-    Of one rank they are whole tensors, else Parts. Errors: BadContentError for parts that cannot be read, or numbers that
-    cannot be; MemoryError.
+    Of one rank they are whole tensors, else TensorParts. Errors: BadContentError for parts that cannot be read, or numbers
+    that cannot be; MemoryError.
     """
-    parts: dict[str, Part] = {}
+    parts: dict[str, TensorPart] = {}
 
     def room(name: str, tensor: Any) -> Any:
         if not (isinstance(tensor, torch.Tensor) and tensor.is_meta):
@@ -258,7 +258,7 @@ def filled(state: Any, folder: Path, rank: int = 0, size: int = 1) -> Any:
         require(tensor.dim() > 0 and tensor.is_floating_point(), f"{name} cannot be divided")
         rows = rows_of_ranks(tensor.shape[0], size)
         own = torch.full((rows[rank], *tensor.shape[1:]), torch.nan, dtype=tensor.dtype)
-        parts[name] = Part(own, sum(rows[:rank]), tensor.shape)
+        parts[name] = TensorPart(own, sum(rows[:rank]), tensor.shape)
         return own if size == 1 else parts[name]
 
     try:
@@ -273,7 +273,7 @@ def filled(state: Any, folder: Path, rank: int = 0, size: int = 1) -> Any:
     return state
 
 
-def read_parts(parts: dict[str, Part], folder: Path) -> None:
+def read_parts(parts: dict[str, TensorPart], folder: Path) -> None:
     """Fill them, as far as the checkpoint has what they want. Errors: BadContentError, MemoryError."""
     try:
         metadata = read_metadata(folder)
@@ -308,7 +308,7 @@ def read_metadata(folder: Path) -> Metadata:
     return metadata
 
 
-def fill(part: Part, name: str, metadata: Metadata, folder: Path) -> None:
+def fill(part: TensorPart, name: str, metadata: Metadata, folder: Path) -> None:
     """Copy the rows of a part from where the metadata say that they are. Errors: BadContentError and others."""
     stored = metadata.state_dict_metadata[name]
     dtype = part.own.dtype

@@ -84,11 +84,11 @@ def save(trainer: "Trainer") -> None:
     wait_for_the_one_before(trainer)
     # All ranks take part in this.
     state = state_dict(trainer)
-    divided = trainer.engine.shards is not None
+    sharded = trainer.engine.shards is not None
     # The weight file is a whole one.
-    whole = trainer.engine.weights() if divided else {}
+    whole = trainer.engine.weights() if sharded else {}
     # Where each rank has a part, each writes its own.
-    if not (divided or trainer.ranks.is_main):
+    if not (sharded or trainer.ranks.is_main):
         return
     is_last = trainer.finished
 
@@ -200,7 +200,7 @@ def resume(trainer: "Trainer") -> bool:
 def choose(trainer: "Trainer") -> tuple[dict[str, Any], Path] | None:
     """(state, path) of the newest good checkpoint, the same one on all ranks; None where there is none at all.
 
-    Of a divided model each rank reads no more than its part. Errors: as those of `resume`.
+    Of a sharded model each rank reads no more than its part. Errors: as those of `resume`.
     """
 
     def check(content: Any, path: Path) -> None:
@@ -213,7 +213,7 @@ def choose(trainer: "Trainer") -> tuple[dict[str, Any], Path] | None:
 
 
 def with_parts(trainer: "Trainer", state: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The state with the numbers of its tensors; of a divided model, those of this rank's parts."""
+    """The state with the numbers of its tensors; of a sharded model, those of this rank's parts."""
     # It takes a second to import, and most runs do without.
     from trainer.saving.parts import filled
 

@@ -158,7 +158,7 @@ def test_what_does_not_fit_the_memory_is_not_chosen():
         best_plan(ALL, demands(memory=1e6), machine)
 
 
-def test_an_update_that_does_not_fit_at_once_is_divided():
+def test_an_update_that_does_not_fit_at_once_is_cut():
     """Reference: the same plan without a limit. As many rows at once are left as fit."""
     (only,) = sizes({"vocab_size": 6400, "hidden_size": 128, "num_hidden_layers": 2})
     machine = SimulatedMachine(rate=1e12)

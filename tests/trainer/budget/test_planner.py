@@ -238,7 +238,7 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     took = time.monotonic() - began + 12
     # The files of so small a run are written at once, and the reserve for them is left over.
     assert 14 < took < 21
-    assert run.job.pace.closing == 2 + 2 * run.settings.report
+    assert run.job.pace.seconds_at_end == 2 + 2 * run.settings.report
     assert run.progress.update == (run.progress.course.end if run.progress.course else run.settings.max_updates)
 
 

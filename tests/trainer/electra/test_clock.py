@@ -126,7 +126,7 @@ def test_without_a_discriminator_no_time_is_kept_for_passages():
     settings = parse_args(["--budget", "1h", "--max_seq_len", "32", "--batch_size", "4"])
     settings.max_steps = 100
     paces = [clock.pace_of(settings, None, Ranks(), 10, shows) for shows in (False, True)]
-    assert paces[1].closing - paces[0].closing == clock.SHOWING_S > closing.NETWORKS_S
+    assert paces[1].seconds_at_end - paces[0].seconds_at_end == clock.SHOWING_S > closing.NETWORKS_S
     assert clock.seconds_to_show(None, True) == float("inf")
     assert 3590 < clock.seconds_to_show(paces[1], True) < 3600 - clock.REPORT_S
     assert 3600 - clock.REPORT_S < clock.seconds_to_show(paces[1], False) < 3600
@@ -140,7 +140,7 @@ def test_time_is_kept_for_what_a_run_does_at_its_end():
         settings = parse_args(["--budget", "1h", "--max_seq_len", "32", "--batch_size", "4", *more])
         settings.max_steps = 100
         paces[name] = clock.pace_of(settings, validation, Ranks(), 10, False)
-    assert paces["usual"].closing == paces["no report"].closing + clock.REPORT_S == 4
+    assert paces["usual"].seconds_at_end == paces["no report"].seconds_at_end + clock.REPORT_S == 4
     assert paces["usual"].evaluation == 0.75 * 400 / 4 == pytest.approx(1.7 * paces["plain"].evaluation)
 
 

@@ -133,7 +133,7 @@ def test_two_processes_train_what_one_does(data, tmp_path):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-6) and two["mlm_acc"] == one["mlm_acc"]
 
 
-def divided_runs(folder):
+def sharded_runs(folder):
     """The losses of a run whose model two ranks have together, and of one with whole models."""
     found = {}
     for shard in ("full", "none"):
@@ -145,10 +145,10 @@ def divided_runs(folder):
 
 
 @pytest.mark.slow
-def test_a_divided_model_has_the_losses_of_a_whole_one(tmp_path):
+def test_a_sharded_model_has_the_losses_of_a_whole_one(tmp_path):
     write_lines(tmp_path / "data.jsonl")
     write_vocab(tmp_path / "vocab.txt")
-    found, _ = run_ranks(divided_runs, tmp_path)
+    found, _ = run_ranks(sharded_runs, tmp_path)
     assert len(found["none"]) > 10 and found["full"] == pytest.approx(found["none"], rel=1e-4)
 
 
@@ -192,7 +192,7 @@ def test_flags_of_the_other_network_are_told(data, tmp_path, capsys):
         assert f"--{name} " in out and "has no effect: --objective mlm has one network" in out
 
 
-def test_one_network_is_divided_as_one():
+def test_one_network_is_sharded_as_one():
     """Reference: the published size with and without a generator of the same depth."""
     published = SIZES["small"]
     layers = published.layers * (4 * published.width**2 + 2 * published.width * published.ffn)

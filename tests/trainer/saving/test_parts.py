@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from common.errors import BadContentError, UserError
 from tests.faults.harness import seeded_random
 from tests.faults.test_damage import Payload, malicious
-from trainer.parallel import Part, rows_of_ranks
+from trainer.parallel import TensorPart, rows_of_ranks
 from trainer.saving import checkpoint as checkpoint_module
 from trainer.saving import parts as parts_module
 from trainer.saving import places
@@ -40,8 +40,8 @@ def state(update):
     """As one rank has it that has all rows. `tied` is `weight`."""
     generator = torch.Generator().manual_seed(update)
     weight, bias, moment = (torch.randn(*shape, generator=generator) for shape in ((7, 3), (5,), (7, 3)))
-    whole = {name: Part(tensor, 0, tensor.shape) for name, tensor in (("weight", weight), ("bias", bias))}
-    moments = [{"step": torch.tensor(float(update)), "exp_avg": Part(moment, 0, moment.shape)}]
+    whole = {name: TensorPart(tensor, 0, tensor.shape) for name, tensor in (("weight", weight), ("bias", bias))}
+    moments = [{"step": torch.tensor(float(update)), "exp_avg": TensorPart(moment, 0, moment.shape)}]
     return {
         "update": update,
         "model": {**whole, "tied": whole["weight"], "buffer": torch.arange(3)},
@@ -50,8 +50,8 @@ def state(update):
 
 
 def written(state):
-    """The tensors of a state, Parts as what they hold."""
-    model = {name: value.own if isinstance(value, Part) else value for name, value in state["model"].items()}
+    """The tensors of a state, TensorParts as what they hold."""
+    model = {name: value.own if isinstance(value, TensorPart) else value for name, value in state["model"].items()}
     (moments,) = state["engine"]["optimizer"]["state"]
     return {**model, "exp_avg": moments["exp_avg"].own, "step": moments["step"]}
 
@@ -133,7 +133,7 @@ def test_the_newest_are_kept_and_nothing_else(group, tmp_path):
 
 
 def test_files_and_folders_take_turns(group, tmp_path):
-    """A run may be divided, whole and divided again. Of the same update the one is kept that was saved last."""
+    """A run may be sharded, whole and sharded again. Of the same update the one is kept that was saved last."""
     save(Checkpoints(tmp_path, group=group), 1)
     whole = Checkpoints(tmp_path)
     whole.save({"update": 2}, 2)

@@ -1,4 +1,4 @@
-"""`--batch_size auto`. References: runs with the flags that it comes to, all divisions by brute force, and the memory plan."""
+"""`--batch_size auto`. References: runs with the flags that it comes to, every cut of an update, and the memory plan."""
 
 import math
 from functools import partial
@@ -21,7 +21,7 @@ from trainer import train_pretrain
 from trainer.machine.processes import Divisible
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.pretrain import command, memory_plan, trial
-from trainer.pretrain.division import (
+from trainer.pretrain.auto_batch import (
     converted,
     note_on_small,
     recorded_rows,
@@ -213,7 +213,7 @@ def test_anything_else_is_refused_in_one_line(bad, capsys):
 
 def rows_of_rank(folder):
     """On a rank that has 24 GB, where the others have 80."""
-    new_port("division")
+    new_port("auto_batch")
     ranks, device = init_distributed_mode("cpu")
     settings = settings_of()
     memory = MemoryPlan(settings, torch.bfloat16, device, ranks)
@@ -350,7 +350,7 @@ def test_a_trial_fits_where_it_fits_all_ranks():
 
 
 @pytest.mark.slow
-def test_a_resume_keeps_the_division_bit_for_bit(tmp_path, data, monkeypatch):
+def test_a_resume_keeps_the_micro_batches_bit_for_bit(tmp_path, data, monkeypatch):
     """Reference: the run that was not stopped. In between other programs take the memory of the GPU."""
     changes = {"data_path": data, "device": None, **AUTO_RUN, "lr_schedule": "constant"}
     with simulated_cuda():
@@ -394,7 +394,7 @@ def test_a_settings_file_that_is_none_ends_in_one_line(tmp_path, data, capsys):
     assert ended.value.code == 2 and said.count("\n") == 1 and "pretrain_16.settings.yaml" in said
 
 
-def test_a_run_that_has_saved_nothing_is_divided_anew(tmp_path):
+def test_a_run_that_has_saved_nothing_chooses_its_micro_batches_anew(tmp_path):
     """It may have run out of memory in its first update: a launcher that starts it again must not repeat that."""
     settings = settings_of("--from_resume", "1")
     (tmp_path / "run.settings.yaml").write_text("batch_size: 256\naccumulation_steps: 1\n")

@@ -1,8 +1,8 @@
-"""How `--batch_size auto` divides an update into micro-batches: into as few as the memory allows.
+"""How `--batch_size auto` cuts an update into micro-batches: into as few as the memory allows.
 
 A GPU computes a large micro-batch about as fast as the host can launch a small one. An update keeps the rows that it has
 without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`, the default of --batch_size).
-Its loss does not depend on how it is divided (docs/design.md), but for the last bits. What the flags count in micro-batches,
+Its loss does not depend on how it is cut (docs/design.md), but for the last bits. What the flags count in micro-batches,
 as --log_interval does, they count in those of the usual rows with "auto" too, and it is converted here: so the flags mean
 the same on each machine.
 
@@ -63,7 +63,8 @@ def settle(
     recorded = on_main(ranks, partial(recorded_rows, settings, stem))
     # Another machine may divide itself into another number of processes.
     if recorded is not None and recorded % ranks.sharing == 0:
-        return with_rows(settings, recorded), f"--batch_size auto: {division(settings, recorded)}, as before the resume"
+        line = f"--batch_size auto: {update_text(settings, recorded)}, as before the resume"
+        return with_rows(settings, recorded), line
     choices = choices_of_auto(settings, config, rows_of_epoch, memory)
     estimated = memory.first_that_fits(config, choices, T, free)
     rows = rows_that_ran(choices, estimated, trial) if memory.device.type == "cuda" else estimated
@@ -71,7 +72,8 @@ def settle(
         reason = reason_for(MicroBatch(config, rows, T, settings.gradient_checkpointing), memory, free)
     else:
         reason = f"since {counted(estimated, 'row')} did not fit when tried"
-    return with_rows(settings, rows), f"--batch_size auto: {division(settings, rows)}, {reason}"
+    line = f"--batch_size auto: {update_text(settings, rows)}, {reason}"
+    return with_rows(settings, rows), line
 
 
 def reason_for(micro_batch: MicroBatch, memory: MemoryPlan, free: float | None) -> str:
@@ -125,8 +127,8 @@ def rows_that_ran(choices: Sequence[int], rows: int, trial: Trial) -> int:
     return rows
 
 
-def division(settings: PretrainSettings, rows: int) -> str:
-    """What an update of the settings is divided into, if a micro-batch has so many rows."""
+def update_text(settings: PretrainSettings, rows: int) -> str:
+    """What an update of the settings is cut into, if a micro-batch has so many rows."""
     steps = settings.usual_rows() * settings.accumulation_steps // rows
     return f"an update is {counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
 

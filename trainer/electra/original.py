@@ -1,8 +1,8 @@
 """`--recipe original`: train as the published code does, https://github.com/google-research/electra.
 
-A recipe is a table: for each setting the value that the published code has, and the file there that says it. A flag that
-the user gives, or a key of the --config file, wins over it. Nothing else in the trainers knows of recipes: each point is
-a setting with a switch of its own. docs/electra.md tells why our defaults differ.
+The settings of the published code stand in tables: for each setting its value, and the file there that says it. A flag
+that the user gives, or a key of the --config file, wins over it. Nothing else in the trainers knows of these tables: each
+point is a setting with a switch of its own. docs/electra.md tells why our defaults differ.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ class Choice(NamedTuple):
     source: str
 
 
-Recipe = Mapping[str, Choice]
+PublishedSettings = Mapping[str, Choice]
 
 # What both of its programs have: they share the optimiser.
-OPTIMISER: Recipe = {
+OPTIMISER: PublishedSettings = {
     "adam_bias_correction": Choice(False, "model/optimization.py, AdamWeightDecayOptimizer"),
     "lr_schedule": Choice("original_linear", "model/optimization.py, create_optimizer"),
     "adam_epsilon": Choice(1e-6, "model/optimization.py, create_optimizer: epsilon"),
@@ -34,9 +34,9 @@ OPTIMISER: Recipe = {
     "dropout": Choice(0.1, "model/modeling.py, BertConfig"),
 }
 
-# Network, batch, length, rate, share and number of updates are those of --size, with this recipe and without: see
+# Network, batch, length, rate, share and number of updates are those of --size, with --recipe original and without: see
 # trainer/electra/published.py.
-PRETRAINING: Recipe = {
+PRETRAINING: PublishedSettings = {
     **OPTIMISER,
     "optimizer": Choice("adamw", "model/optimization.py, AdamWeightDecayOptimizer"),
     "warmup_steps": Choice(10_000, "configure_pretraining.py: num_warmup_steps"),
@@ -56,7 +56,7 @@ PRETRAINING: Recipe = {
 }
 
 # None: what the size says, see FINE_TUNING_RATES.
-FINE_TUNING: Recipe = {
+FINE_TUNING: PublishedSettings = {
     **OPTIMISER,
     "learning_rate": Choice(None, "configure_finetuning.py: learning_rate"),
     "layer_decay": Choice(None, "configure_finetuning.py: layerwise_lr_decay"),
@@ -70,7 +70,7 @@ FINE_TUNING: Recipe = {
     "accumulation_steps": Choice(1, "run_finetuning.py"),
     "max_seq_len": Choice(128, "configure_finetuning.py: max_seq_length"),
 }
-# Compared as the rows of an update, which ranks and micro-batches divide in many ways.
+# Compared as the rows of an update, which ranks and micro-batches cut in many ways.
 OF_ROWS = ("batch_size", "accumulation_steps")
 # Of tasks of the benchmark alone: whose two sentences have no order, and whose scores go up to 5.
 OF_BENCHMARK = ("double_unordered", "score_divisor")
@@ -89,35 +89,35 @@ FINE_TUNING_RATES = {"small": Rates(1e-4, 0.8), "base": Rates(1e-4, 0.8), "large
 WIDTHS = {"small": 256, "base": 768, "large": 1024}
 
 
-def parse_with_recipe(
-    kind: type[SettingsT], prog: str, description: str, recipe: Recipe, argv: Sequence[str] | None = None
+def parse_with_original(
+    kind: type[SettingsT], prog: str, description: str, published: PublishedSettings, argv: Sequence[str] | None = None
 ) -> SettingsT:
-    """The settings of a command line, those of `recipe` with --recipe original; argv None: of this process."""
+    """The settings of a command line, those of `published` with --recipe original; argv None: of this process."""
     parser = SettingsParser(kind, prog, description)
     settings = parser.get_settings(argv)
     assert isinstance(settings, kind)
     if vars(settings)["recipe"] == ORIGINAL:
-        take(settings, recipe, parser.given(argv))
+        take(settings, published, parser.given(argv))
     return settings
 
 
-def fine_tuning(kind: str | None) -> Recipe:
-    """The recipe of fine-tuning. kind: of a task of one's own; None: tasks of the benchmark."""
+def fine_tuning(kind: str | None) -> PublishedSettings:
+    """What the published code has for fine-tuning. kind: of a task of one's own; None: tasks of the benchmark."""
     if kind is None:
         return FINE_TUNING
     return {name: choice for name, choice in FINE_TUNING.items() if name not in OF_BENCHMARK}
 
 
-def take(settings: Any, recipe: Recipe, given: Iterable[str]) -> None:
-    """Give the settings the values of a recipe, but those that are `given`."""
-    for name in recipe.keys() - set(given):
-        setattr(settings, name, recipe[name].value)
+def take(settings: Any, published: PublishedSettings, given: Iterable[str]) -> None:
+    """Give the settings the published values, but those that are `given`."""
+    for name in published.keys() - set(given):
+        setattr(settings, name, published[name].value)
 
 
 def take_rates(settings: Any, width: object) -> Rates:
-    """Give a recipe's fine-tuning the rates of the size that an encoder of this width has, and return these, whatever flags
-    say. width: what a config says, which may be no number, as of an encoder with several widths; then the rates are those
-    of the small size."""
+    """Give fine-tuning with --recipe original the rates of the size that an encoder of this width has, and return these,
+    whatever flags say. width: what a config says, which may be no number, as of an encoder with several widths; then the
+    rates are those of the small size."""
     size = "small"
     for name, least in WIDTHS.items():
         if isinstance(width, int) and width >= least:
@@ -129,30 +129,31 @@ def take_rates(settings: Any, width: object) -> Rates:
     return rates
 
 
-def is_of_recipe(settings: Any, name: str, recipe: Recipe) -> bool:
-    """Whether a setting is what the recipe of a run says. A value that the size decides counts as such."""
-    if settings.recipe == "default" or name not in recipe:
+def is_as_published(settings: Any, name: str, published: PublishedSettings) -> bool:
+    """Whether a run has --recipe original, and a setting is what the published code has. A value that the size decides
+    counts as such."""
+    if settings.recipe == "default" or name not in published:
         return False
-    wanted = recipe[name].value
+    wanted = published[name].value
     return wanted is None or getattr(settings, name) == wanted
 
 
-def recipe_lines(settings: Any, recipe: Recipe, further: Sequence[str] = ()) -> list[str]:
+def original_lines(settings: Any, published: PublishedSettings, further: Sequence[str] = ()) -> list[str]:
     """What is said of a run with --recipe original: which settings are not those of the published code. further: such
     differences in what depends on the size, the task or the ranks."""
     if settings.recipe == "default":
         return []
     line = "recipe original: all settings as in the published code"
     others = []
-    for name, choice in recipe.items():
-        if name not in OF_ROWS and not is_of_recipe(settings, name, recipe):
+    for name, choice in published.items():
+        if name not in OF_ROWS and not is_as_published(settings, name, published):
             others.append(difference(f"--{name} {getattr(settings, name)}", choice.value))
     others += further
     return [f"{line}, but {', '.join(others)}" if others else line]
 
 
 def difference(ours: str, published: object) -> str:
-    """From the published code, in the line of `recipe_lines`."""
+    """From the published code, in the line of `original_lines`."""
     return f"{ours} (published: {published})"
 
 

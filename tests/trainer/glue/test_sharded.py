@@ -114,7 +114,7 @@ def two_ranks(place, folder):
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)
     try:
         found = {
-            head: {"divided": gradients(place, head, ranks), "alone": gradients(place, head)}
+            head: {"sharded": gradients(place, head, ranks), "alone": gradients(place, head)}
             for head in ("huggingface", "plain")
         }
     finally:
@@ -192,8 +192,8 @@ def model_file(folder, name="model"):
 def test_gradients_equal_those_of_one_rank(both, head):
     """Two numbers have the same sum in either order."""
     for result in both:
-        for divided, alone in zip(result[head]["divided"], result[head]["alone"], strict=True):
-            assert relative_difference([divided], [alone]) < 1e-6
+        for sharded, alone in zip(result[head]["sharded"], result[head]["alone"], strict=True):
+            assert relative_difference([sharded], [alone]) < 1e-6
 
 
 @pytest.mark.slow
@@ -201,9 +201,9 @@ def test_a_run_is_that_of_whole_models(both, folder):
     """Losses, evaluations on the way and at the end, predictions, kept models."""
     assert len(losses(folder / "none")) == 8
     assert losses(folder / "full") == pytest.approx(losses(folder / "none"), rel=1e-5)
-    divided, whole = (results(folder / shard)["seeds"]["42"] for shard in ("full", "none"))
-    assert divided["results"] == whole["results"] and divided["checkpoints"] == whole["checkpoints"]
-    assert divided["checkpoints"].keys() == {"3", "6"}
+    sharded, whole = (results(folder / shard)["seeds"]["42"] for shard in ("full", "none"))
+    assert sharded["results"] == whole["results"] and sharded["checkpoints"] == whole["checkpoints"]
+    assert sharded["checkpoints"].keys() == {"3", "6"}
     predictions = [next((folder / shard).rglob("CoLA.tsv")).read_text() for shard in ("full", "none")]
     assert predictions[0] == predictions[1]
 
@@ -241,12 +241,12 @@ def test_a_stopped_run_goes_on_bitwise(both, folder):
 
 
 @pytest.mark.slow
-def test_nothing_of_a_divided_run_outlives_its_process_group(both):
+def test_nothing_of_a_sharded_run_outlives_its_process_group(both):
     """Though the run is evaluated behind its end. Else the process may abort when the interpreter ends."""
     assert [result["left"] for result in both] == [0, 0]
 
 
-def test_one_process_has_nothing_to_divide(place, tmp_path, capsys):
+def test_one_process_has_nothing_to_shard(place, tmp_path, capsys):
     fine_tune(place, tmp_path, shard="full", max_steps=1)
     assert "--shard full has no effect: there is one process" in capsys.readouterr().out
 

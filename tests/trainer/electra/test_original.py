@@ -1,5 +1,5 @@
 """--recipe original: whole runs against the published code's formulas, written out here from the files that
-trainer/recipes.py names. Each reference is a plain loop."""
+trainer/electra/original.py names. Each reference is a plain loop."""
 
 import argparse
 import json
@@ -19,11 +19,19 @@ from tests.trainer.test_train_electra import log_lines
 from trainer import train_electra, train_glue
 from trainer.electra import settings as electra
 from trainer.electra.job import notices
+from trainer.electra.original import (
+    FINE_TUNING,
+    PRETRAINING,
+    RECIPES,
+    fine_tuning,
+    is_as_published,
+    original_lines,
+    take_rates,
+)
 from trainer.engine import Engine
 from trainer.glue import settings as glue
 from trainer.glue.notices import notices as glue_notices
 from trainer.machine.ranks import Ranks
-from trainer.recipes import FINE_TUNING, PRETRAINING, RECIPES, fine_tuning, is_of_recipe, recipe_lines, take_rates
 
 GLUE = ["--task", "stsb", "--data_dir", "glue"]
 
@@ -204,20 +212,20 @@ def test_a_recipes_run_goes_on_bitwise(place, tmp_path):
 # --------------------------------------------------------------------------------------------------- the table
 
 
-@pytest.mark.parametrize("module, given, recipe", [(electra, [], PRETRAINING), (glue, GLUE, FINE_TUNING)])
-def test_a_recipe_sets_all_that_it_lists_and_nothing_else(module, given, recipe):
+@pytest.mark.parametrize("module, given, published", [(electra, [], PRETRAINING), (glue, GLUE, FINE_TUNING)])
+def test_a_recipe_sets_all_that_it_lists_and_nothing_else(module, given, published):
     plain = vars(module.parse_args(given))
     with_recipe = vars(module.parse_args([*given, "--recipe", "original"]))
     for name, value in with_recipe.items():
-        if name in recipe:
-            assert value == recipe[name].value, name
+        if name in published:
+            assert value == published[name].value, name
         elif name != "recipe":
             assert value == plain[name], name
     assert plain["recipe"] == "default"
 
 
-@pytest.mark.parametrize("module, given, recipe", [(electra, [], PRETRAINING), (glue, GLUE, FINE_TUNING)])
-def test_flags_and_files_win_over_the_recipe(module, given, recipe, tmp_path):
+@pytest.mark.parametrize("module, given, published", [(electra, [], PRETRAINING), (glue, GLUE, FINE_TUNING)])
+def test_flags_and_files_win_over_the_recipe(module, given, published, tmp_path):
     command = [*given, "--recipe", "original", "--weight_decay", "0.05", "--adam_bias_correction", "1"]
     settings = module.parse_args(command)
     assert (settings.weight_decay, settings.adam_bias_correction) == (0.05, True)
@@ -226,9 +234,11 @@ def test_flags_and_files_win_over_the_recipe(module, given, recipe, tmp_path):
     path.write_text("recipe: original\nweight_decay: 0.05\n")
     settings = module.parse_args([*given, "--config", str(path)])
     assert (settings.weight_decay, settings.adam_bias_correction) == (0.05, False)
-    (line,) = recipe_lines(settings, recipe)
+    (line,) = original_lines(settings, published)
     assert line.endswith("but --weight_decay 0.05 (published: 0.01)")
-    assert is_of_recipe(settings, "lr_schedule", recipe) and not is_of_recipe(settings, "weight_decay", recipe)
+    assert is_as_published(settings, "lr_schedule", published) and not is_as_published(
+        settings, "weight_decay", published
+    )
 
 
 def said_of_pretraining(*flags):
@@ -342,7 +352,7 @@ def test_the_recipe_of_ones_own_task_divides_no_scores_and_turns_no_pairs(kind):
     """Both belong to tasks of the benchmark: STS-B's scores go up to 5, others do not. All else is as for these."""
     settings = glue.parse_args([*OWN, "--kind", kind])
     assert (settings.score_divisor, settings.double_unordered) == (1.0, False)
-    assert recipe_lines(settings, fine_tuning(kind)) == ["recipe original: all settings as in the published code"]
+    assert original_lines(settings, fine_tuning(kind)) == ["recipe original: all settings as in the published code"]
     of_benchmark = glue.parse_args([*GLUE, "--recipe", "original"])
     for name in FINE_TUNING.keys() - {"score_divisor", "double_unordered"}:
         assert getattr(settings, name) == getattr(of_benchmark, name), name
@@ -404,9 +414,9 @@ def test_the_documents_table_lists_every_point_of_the_recipes():
     """docs/electra.md has a row with `--name value` for each setting whose published value is not our default."""
     text = (ROOT / "docs" / "electra.md").read_text(encoding="utf-8")
     table = text[text.index("\n## As the published code") :]
-    for module, given, recipe in ((electra, [], PRETRAINING), (glue, GLUE, FINE_TUNING)):
+    for module, given, published in ((electra, [], PRETRAINING), (glue, GLUE, FINE_TUNING)):
         default = module.parse_args(given)
-        for name, choice in recipe.items():
+        for name, choice in published.items():
             if choice.value is None or choice.value == getattr(default, name):
                 continue
             value = int(choice.value) if isinstance(choice.value, (bool, float)) else choice.value

@@ -19,9 +19,9 @@ SETTINGS = {"shard": "full", "epochs": 3}
 
 
 @pytest.fixture(scope="module")
-def divided(scratch, server, tokenizer, corpus):
+def sharded(scratch, server, tokenizer, corpus):
     """A run of two ranks that nothing disturbed: its Lab; the run is called "whole"."""
-    folder = scratch / "divided"
+    folder = scratch / "sharded"
     folder.mkdir()
     lab = Lab(folder, server, tokenizer, corpus, **SETTINGS)
     lab.run_ranks("whole")
@@ -68,7 +68,7 @@ def test_one_process_goes_on_with_what_two_ranks_have_saved(lab):
 # ------------------------------------------------------------------------------------------------ kill -9
 
 
-def kill_at_each_call(lab, divided, rank):
+def kill_at_each_call(lab, sharded, rank):
     """Kill a rank at one call of a save after the other, each time from the same checkpoint. What is left has it, or the one that
     was being saved, and a resume goes on from there. Returns the updates of these.
 
@@ -83,7 +83,7 @@ def kill_at_each_call(lab, divided, rank):
     calls = json.loads(re.search(r"calls in a save: (.*)", processes[rank].out).group(1))
     # From 1, as the hook counts them
     chosen = [at for at, call in enumerate(calls, 1) if not calls[at - 2 : at - 1] == [call] == calls[at : at + 1]]
-    assert lab.result("run") == divided.result("whole")
+    assert lab.result("run") == sharded.result("whole")
     found = []
     names = set()
     for at in chosen:
@@ -107,13 +107,13 @@ def kill_at_each_call(lab, divided, rank):
             assert f"update {update}\n" in processes[0].out, "it went on from another checkpoint"
             assert lab.leftovers("run") == []
     lab.run_ranks("run", from_resume=1)
-    assert lab.result("run") == divided.result("whole")
+    assert lab.result("run") == sharded.result("whole")
     print(f"rank {rank}: killed at {len(chosen)} of the {len(calls)} calls of a save, {len(names)} sets of files left")
     return found
 
 
 @pytest.mark.parametrize(("rank", "at"), [(0, 30), (1, 10)])
-def test_kill_9_in_a_divided_save(lab, divided, rank, at):
+def test_kill_9_in_a_sharded_save(lab, sharded, rank, at):
     """The other rank notices and ends; resumed, both are where they would have been."""
     lab.settings.update(SETTINGS)
     lab.run_ranks("run", hooks={"signal_at": {"updates": [1]}}, expect=143)
@@ -121,15 +121,15 @@ def test_kill_9_in_a_divided_save(lab, divided, rank, at):
     assert processes[rank].wait() == -9 and processes[1 - rank].wait() not in (0, -9)
     processes = lab.run_ranks("run", from_resume=1)
     assert "update 1\n" in processes[0].out
-    assert lab.result("run") == divided.result("whole")
+    assert lab.result("run") == sharded.result("whole")
     assert lab.leftovers("run") == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_kill_9_at_each_system_call_of_a_divided_save(lab, divided, rank):
-    found = kill_at_each_call(lab, divided, rank)
+def test_kill_9_at_each_system_call_of_a_sharded_save(lab, sharded, rank):
+    found = kill_at_each_call(lab, sharded, rank)
     # The rename is one of them: before it the older checkpoint is the newest, behind it the one that was saved.
     assert found[0] == 1 and found == sorted(found)
     # Whether rank 0 gives the name is up to both: it waits for the parts of the other.
@@ -179,9 +179,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_falls_back_and_ends_where_nothing_is_intact(lab, divided, kind):
+def test_damage_falls_back_and_ends_where_nothing_is_intact(lab, sharded, kind):
     """By one process, or for each second kind by two ranks, which have to agree."""
-    shutil.copytree(divided.folder / "whole", lab.folder / "run")
+    shutil.copytree(sharded.folder / "whole", lab.folder / "run")
     lab.settings.update(SETTINGS)
     world_size = 1 + list(DAMAGE).index(kind) % 2
     ran = lab.folder / "ran"
@@ -207,7 +207,7 @@ def test_damage_falls_back_and_ends_where_nothing_is_intact(lab, divided, kind):
     assert not ran.exists()
 
 
-def test_a_full_disk_on_any_rank_is_told_and_training_goes_on(lab, divided):
+def test_a_full_disk_on_any_rank_is_told_and_training_goes_on(lab, sharded):
     """The second save fails on rank 1: rank 0 names the file, the checkpoint before is intact, and the end is the same."""
     lab.settings.update(SETTINGS)
     hooks_of_rank = {1: {"full_disk": {"at_save": 2, "offset": 5_000}}}
@@ -215,7 +215,7 @@ def test_a_full_disk_on_any_rank_is_told_and_training_goes_on(lab, divided):
     assert "the save before this one failed" in processes[0].out and "__1_0.distcp" in processes[0].out
     assert "no space left" in processes[0].out.lower() and processes[1].out == ""
     assert lab.leftovers("run") == [] and all(map(verified, lab.checkpoints("run")))
-    assert lab.result("run") == divided.result("whole")
+    assert lab.result("run") == sharded.result("whole")
 
 
 def test_files_of_another_run_in_the_folder_are_no_checkpoints(tmp_path):
