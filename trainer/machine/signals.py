@@ -23,6 +23,8 @@ class StopSignals:
     ends it at once too; the launcher repeats a Ctrl-C within milliseconds, so that repeats inside a second count as
     one. Every further SIGTERM counts as the first one. A context manager: the handlers that were there before come back.
 
+    SIGHUP stays ignored where it was ignored at the start: so nohup keeps a run when its terminal closes.
+
     In another thread than the main one nothing is caught, since Python calls handlers in the main thread alone: there the
     program that has started the thread, such as Ray Train, decides how signals end it.
     """
@@ -46,7 +48,7 @@ class StopSignals:
         handlers["SIGUSR1"] = self._save
         for name, handler in handlers.items():
             # Windows has no SIGHUP and no SIGUSR1, the others have no SIGBREAK.
-            if hasattr(signal, name):
+            if hasattr(signal, name) and not is_kept_off(name):
                 self._before[name] = signal.signal(getattr(signal, name), handler)
         return self
 
@@ -81,3 +83,12 @@ class StopSignals:
 
     def _save(self, signum: int, frame: FrameType | None) -> None:
         self._save_requested = True
+
+
+def is_kept_off(name: str) -> bool:
+    """Whether whoever started this process wants it to go on when that stop signal comes.
+
+    nohup is asked for, and ignores SIGHUP. A script's shell ignores SIGINT too, for all that it starts with &, but nobody has asked
+    for that: Ctrl-C on a script that waits for its runs, or kill -INT, is meant to save and end them.
+    """
+    return name == "SIGHUP" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -146,6 +146,22 @@ def test_stop_signals_are_noted_and_the_old_handlers_come_back():
     assert before == {number: signal.getsignal(number) for number in before}
 
 
+def test_under_nohup_a_terminal_that_closes_does_not_stop_the_run():
+    """nohup starts a command with SIGHUP ignored. SIGINT, which a script's shell ignores for all in its background, stops the run."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)}
+    try:
+        with StopSignals() as signals:
+            signals.arm()
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.signum == 0
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.signum == signal.SIGINT
+        assert all(signal.getsignal(number) is signal.SIG_IGN for number in before)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_a_second_sigterm_counts_as_the_first_one(monkeypatch):
     """The scheduler sends one and the launcher another; a handler that runs late sees them far apart. Ctrl-C ends at once."""
     left = []
