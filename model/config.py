@@ -67,11 +67,11 @@ class Fields:
     eos_token_id: int | list[int] | None = declare(2, exported=ALL_EXPORTS)
     pad_token_id: int | None = declare(0, exported=ALL_EXPORTS)
     # Whether the rotary positions are stretched by YaRN; the four numbers after it are YaRN's.
-    inference_rope_scaling: bool = declare(False)
-    yarn_factor: float = declare(16.0)
-    yarn_beta_fast: float = declare(32.0)
-    yarn_beta_slow: float = declare(1.0)
-    yarn_original_positions: int = declare(2048)
+    inference_rope_scaling: bool = declare(False, decides=RESULT)
+    yarn_factor: float = declare(16.0, decides=RESULT)
+    yarn_beta_fast: float = declare(32.0, decides=RESULT)
+    yarn_beta_slow: float = declare(1.0, decides=RESULT)
+    yarn_original_positions: int = declare(2048, decides=RESULT)
     use_moe: bool = declare(False, decides=SHAPE)
     num_experts: int = declare(4, decides=SHAPE, exported=EXPERT_EXPORTS, alias="n_routed_experts")
     num_experts_per_tok: int = declare(2, 1, decides=RESULT, exported=EXPERT_EXPORTS)
@@ -115,6 +115,7 @@ YARN_NAMES = {
     "beta_slow": "yarn_beta_slow",
     "original_max_position_embeddings": "yarn_original_positions",
 }
+YARN_FIELDS = ("inference_rope_scaling", *YARN_NAMES.values())
 
 
 class MiniMindConfig(Fields, PretrainedConfig):

@@ -9,7 +9,7 @@ import math
 import torch
 
 from common.errors import UserError
-from model.config import ARCHITECTURE, MiniMindConfig
+from model.config import ARCHITECTURE, YARN_FIELDS, MiniMindConfig
 from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import yarn
 
@@ -60,7 +60,7 @@ OF_EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj
 HANDED_ON = {
     "generation", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "rms_norm_eps", "rope_theta", "dropout", "use_moe", "num_experts", "num_experts_per_tok",
-    "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob",
+    "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob", *YARN_FIELDS,
 }  # fmt: skip
 
 # llama.cpp reads no others for these architectures.

@@ -11,6 +11,8 @@ Each branch has the positions that it would have right behind the beginning. The
 stands before it in the beginning (segment 0) and in its own branch, and nothing of the other branches. So each token is
 computed from the very context that it would have alone. Rows of like length share a forward.
 
+That holds for a MiniMind. For a model of another class each branch has a row of its own, see `score_groups`.
+
 Shape letters: B rows, T positions, C positions in a batch that predict something, H hidden, V vocabulary.
 """
 
@@ -147,9 +149,29 @@ class Rows:
         return (is_context & is_earlier).unsqueeze(1)
 
 
-@torch.no_grad()
 def score_groups(model: PreTrainedModel, groups: Sequence[Group]) -> list[list[Score]]:
-    """[[Score of each branch] of each group], in one forward."""
+    """[[Score of each branch] of each group]; of a MiniMind in one forward."""
+    if isinstance(model, MiniMindForCausalLM):
+        return score_rows(model, groups)
+    # A model of another class may compute something else from a mask or from positions of ours, or read neither. So each
+    # branch stands behind a beginning of its own, in a plain row.
+    alone = []
+    for group in groups:
+        for branch, start in zip(group.branches, group.starts, strict=True):
+            alone.append(Group(group.prefix, [branch], [start]))
+    of_branches: dict[int, Score] = {}
+    # Its forward gives the logits of every position.
+    for batch in batches(alone, LOGITS_AT_ONCE):
+        found = score_rows(model, [alone[i] for i in batch])
+        for i, (score,) in zip(batch, found, strict=True):
+            of_branches[i] = score
+    in_order = iter([of_branches[i] for i in range(len(alone))])
+    return [[next(in_order) for _ in group.branches] for group in groups]
+
+
+@torch.no_grad()
+def score_rows(model: PreTrainedModel, groups: Sequence[Group]) -> list[list[Score]]:
+    """[[Score of each branch] of each group], in one forward with a row for each group."""
     rows = Rows.of(groups)
     logprobs, hits = target_logprobs(model, rows)
     owners = torch.tensor(rows.owners)
@@ -169,32 +191,32 @@ def score_groups(model: PreTrainedModel, groups: Sequence[Group]) -> list[list[S
 
 def target_logprobs(model: PreTrainedModel, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """-> (log-probability, whether it is the likeliest token) of each target, [C] on the CPU."""
-    device = model.device
-    mask = rows.attention_mask()
-    if mask is not None:
-        mask = mask.to(device)
-    hidden = hidden_states(model, rows.ids.to(device), rows.positions.to(device), mask)
-    hidden = hidden.flatten(0, 1)[torch.tensor(rows.places, device=device)]  # [C, H]
-    targets = torch.tensor(rows.targets, device=device)
-    head = model.get_output_embeddings()
+    targets = torch.tensor(rows.targets, device=model.device)
     logprobs = []
     hits = []
-    # The logits [C, V] of a whole batch would be the largest tensor of all: a part of them at a time.
-    for some, ids in zip(hidden.split(LOGITS_AT_ONCE), targets.split(LOGITS_AT_ONCE), strict=True):
-        logits = head(some).float()
+    for logits, ids in zip(target_logits(model, rows), targets.split(LOGITS_AT_ONCE), strict=True):
         chosen = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
         logprobs.append(chosen - logits.logsumexp(-1))
         hits.append(logits.argmax(-1) == ids)
     return torch.cat(logprobs).cpu(), torch.cat(hits).cpu()
 
 
-def hidden_states(
-    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """The last hidden states [B, T, H], final norm included, of our model or one of transformers' own."""
-    if isinstance(model, MiniMindForCausalLM):
-        output = model(ids, attention_mask=mask, position_ids=positions, logits_to_keep=1)
-    else:
-        output = model.base_model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-    states: torch.Tensor = output.last_hidden_state
-    return states
+def target_logits(model: PreTrainedModel, rows: Rows) -> Iterator[torch.Tensor]:
+    """Yields the logits of LOGITS_AT_ONCE targets at a time, [at most so many, V] in fp32."""
+    device = model.device
+    ids = rows.ids.to(device)
+    places = torch.tensor(rows.places, device=device)
+    if not isinstance(model, MiniMindForCausalLM):
+        # Some scale or bound what the head gives, so they are asked for the logits themselves.
+        of_all = model(input_ids=ids, use_cache=False).logits.flatten(0, 1)  # [B*T, V]
+        for some in places.split(LOGITS_AT_ONCE):
+            yield of_all[some].float()
+        return
+    mask = rows.attention_mask()
+    if mask is not None:
+        mask = mask.to(device)
+    output = model(ids, attention_mask=mask, position_ids=rows.positions.to(device), logits_to_keep=1)
+    hidden = output.last_hidden_state.flatten(0, 1)[places]  # [C, H]
+    # The logits [C, V] of a whole batch would be the largest tensor of all: a part of them at a time.
+    for some in hidden.split(LOGITS_AT_ONCE):
+        yield model.lm_head(some).float()

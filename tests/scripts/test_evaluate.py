@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -192,6 +193,42 @@ def test_a_tree_of_branches_scores_as_its_sequences_do(kind):
         for i, of_group in zip(batch, score_groups(model, [groups[i] for i in batch]), strict=True):
             scores[i] = [score.logprob for score in of_group]
     assert sum(scores, []) == pytest.approx(sum(wanted, []), abs=1e-4)
+
+
+# Of each class of models one that does something of its own: to the logits, with a mask, with positions, or without attention.
+OTHER_CLASSES = {
+    "Gemma2": {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 4, "final_logit_softcapping": 0.5},
+    "Granite": {"num_key_value_heads": 1, "logits_scaling": 0.1},
+    "GPTNeo": {"num_heads": 2, "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "Bloom": {"n_head": 2, "n_layer": 2},
+    "Mamba": {"state_size": 4},
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_CLASSES)
+def test_models_of_other_classes_score_as_their_sequences_do(kind):
+    """Reference: the model's own logits of each sequence by itself, as `brute_force` has them."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    if kind not in ("GPTNeo", "Bloom", "Mamba"):
+        sizes["num_attention_heads"] = 2
+    config = getattr(transformers, f"{kind}Config")(**{**sizes, **OTHER_CLASSES[kind]})
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.3)
+    generator = random.Random(0)
+    groups, wanted = [], []
+    for _ in range(6):
+        prefix = [generator.randrange(97) for _ in range(generator.randint(1, 9))]
+        sequences = [[*prefix, *(generator.randrange(97) for _ in range(generator.randint(1, 9)))] for _ in range(3)]
+        starts = [generator.randint(len(prefix), len(ids) - 1) for ids in sequences]
+        groups.append(Group.of(sequences, starts, 64))
+        wanted.append([brute_force(model, ids, start) for ids, start in zip(sequences, starts, strict=True)])
+    found = [(score.logprob, score.greedy) for of_group in score_groups(model, groups) for score in of_group]
+    flat = [pair for of_group in wanted for pair in of_group]
+    assert [logprob for logprob, _ in found] == pytest.approx([logprob for logprob, _ in flat], abs=1e-3)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in flat]
 
 
 def test_an_export_gets_the_same_scores(weight, tmp_path):

@@ -25,7 +25,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
-from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_count
+from model.config import TOKEN_IDS, YARN_FIELDS, MiniMindConfig, architecture, parameter_count
 from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
@@ -110,6 +110,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     # They decide the first weights. A resume takes those of its checkpoint.
     only_at_start = ("from_weight", "init_scheme")
 
+    added_to_identity = {"architecture": YARN_FIELDS}
     mended_by = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
         "tokenizer": "--tokenizer_path",

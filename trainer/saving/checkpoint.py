@@ -400,14 +400,16 @@ class Checkpoints:
     ) -> tuple[Any, Path] | None:
         """(state, path) of the newest checkpoint whose digest and content hold, or None where there is none at all.
 
-        All ranks must call it, and get the same one; they see the same folder. Those that do not hold are named through
-        `notice` and passed over.
+        All ranks must call it, and get the same one; they see the same folder, each under a path of its own. Those that do not
+        hold are named through `notice` and passed over.
         check(state, path): raises BadContentError for a content that cannot be used; rank 0 does it for all.
         fill(state, path): gives the state of a folder of parts its numbers, on each rank those that it needs; errors as those
         of `check`.
         Errors: UserError where some exist and none holds; what `check` raises besides.
         """
-        paths = on_main(ranks, self._paths_at_start)
+        # Names, not paths: machines may have the disk that they share in places of their own.
+        names = on_main(ranks, lambda: [path.name for path in self._paths_at_start()])
+        paths = [self.folder / name for name in names]
         for path in paths:
             try:
                 return self._read(path, check, fill, ranks), path

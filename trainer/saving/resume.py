@@ -232,10 +232,18 @@ def check_checkpoint(state: Any, path: Path, trainer: "Trainer") -> None:
     check_form(state)
     for what, value in trainer.job.identity.items():
         require(what in state["identity"], f"identity: {what} is missing")
-        if state["identity"][what] != value:
-            told = difference(what, state["identity"][what], value, trainer.job.mended_by.get(what, ""))
+        before = with_added(state["identity"][what], value, trainer.job.added_to_identity.get(what, ()))
+        if before != value:
+            told = difference(what, before, value, trainer.job.mended_by.get(what, ""))
             raise UserError(f"{path}: {told}")
     check_fit(state, trainer, update_of(path), of_parts=path.is_dir())
+
+
+def with_added(before: object, now: object, added: Sequence[str]) -> object:
+    """An entry of a checkpoint's identity. Of the names `added` those that it lacks are taken as they are `now`."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return before
+    return {**{name: now[name] for name in added}, **before}
 
 
 def restore_rank(trainer: "Trainer", before: list[dict[str, Any]]) -> None:

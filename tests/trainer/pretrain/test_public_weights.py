@@ -311,6 +311,17 @@ def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_pa
     assert whole.progress.update > 2
 
 
+def test_a_resume_notices_that_the_folder_rotates_otherwise(data, copied, tmp_path):
+    """YaRN shows in no tensor, and the training computes with it."""
+    arguments = flags(data_path=data, epochs=2, **UNSAID, out_dir=tmp_path / "run", from_weight=copied)
+    stopped_after(2, arguments)
+    yarn = {"rope_type": "yarn", "rope_theta": 50_000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    change_config(copied, rope_parameters={**yarn, "original_max_position_embeddings": 128, "attention_factor": 1.0})
+    told = "another architecture: inference_rope_scaling False, .* there, inference_rope_scaling True, yarn_factor 4.0"
+    with pytest.raises(UserError, match=told):
+        train_pretrain.main([*arguments, "--from_resume", "1"])
+
+
 def same_weights(first, second):
     """Whether two runs have left the same checkpoint, in float32, and the same .pth."""
     states = []

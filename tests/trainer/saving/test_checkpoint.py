@@ -16,6 +16,7 @@ from common.files import HashingWriter, atomic_file
 from tests.helpers import tiny_model
 from trainer.electra.job import ElectraJob
 from trainer.glue.job import GlueJob
+from trainer.machine.ranks import Ranks
 from trainer.pretrain.job import PretrainJob
 from trainer.saving import checkpoint
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, verified
@@ -252,6 +253,32 @@ def test_temporaries_of_a_run_whose_name_begins_alike_are_left_alone(tmp_path):
         (tmp_path / name).touch()
     checkpoint.remove_temporaries(tmp_path / "a_512", tmp_path / "a_512_resume")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+def test_machines_may_have_the_folder_under_paths_of_their_own(tmp_path, monkeypatch):
+    """Two mounts of one disk, of which the second machine has the second alone: what rank 0 said, rank 1 hears."""
+    (tmp_path / "disk").mkdir()
+    for mount in ("mount_0", "mount_1"):
+        (tmp_path / mount).symlink_to("disk", target_is_directory=True)
+    said = []
+
+    def by_main(ranks, work):
+        said.append(work())
+        return said[-1]
+
+    of_main = Checkpoints(tmp_path / "mount_0" / "run_resume")
+    save(of_main, 1)
+    save(of_main, 2)
+    monkeypatch.setattr(checkpoint, "on_main", by_main)
+    monkeypatch.setattr(checkpoint, "first_said", lambda ranks, text: text)
+    assert of_main.newest(ranks=Ranks(0, 0, 2))[0]["update"] == 2
+
+    (tmp_path / "mount_0").unlink()
+    heard = iter(said)
+    monkeypatch.setattr(checkpoint, "on_main", lambda ranks, work: next(heard))
+    found, path = Checkpoints(tmp_path / "mount_1" / "run_resume").newest(ranks=Ranks(1, 0, 2))
+    assert found["update"] == 2
+    assert path == tmp_path / "mount_1" / "run_resume" / "update_00000002.pt"
 
 
 def test_none_none_good_and_good(tmp_path):

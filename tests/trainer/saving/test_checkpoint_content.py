@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from common.errors import BadContentError, UserError
+from model.config import YARN_FIELDS
 from tests.helpers import flags, train, write_corpus
 from trainer import train_pretrain
 from trainer.saving.checkpoint import load_checkpoint
@@ -89,6 +90,23 @@ def nest(depth):
     for _ in range(depth):
         value = [value, value]
     return value
+
+
+def test_what_an_earlier_version_did_not_note_is_not_compared(run, newest, monkeypatch):
+    """Its checkpoints say nothing of YaRN. Of what they say all is compared."""
+    path, state = newest
+    architecture = state["identity"]["architecture"]
+    for name in YARN_FIELDS:
+        del architecture[name]
+    write(path, state)
+    said = []
+    monkeypatch.setattr(run.reporter, "say", said.append)
+    assert resume(run)
+    assert said[-1].startswith(f"resumed from {path}")
+    architecture["rope_theta"] = 7.0
+    write(path, state)
+    with pytest.raises(UserError, match="another architecture: rope_theta 7.0 there"):
+        resume(run)
 
 
 ADAMW, MUON = ("engine", "optimizer", "optimizers", 0), ("engine", "optimizer", "optimizers", 1)
