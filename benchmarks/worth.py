@@ -42,10 +42,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from benchmarks.arguments import WITHOUT, worth_parser
+from common.arithmetic import ceil_div
 from common.errors import UserError, user_errors
 from common.files import file_digest
 from dataset.glue.glue_tasks import TASKS, task_list
-from dataset.loader import ceil_div
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sentence_encoder import SentenceEncoder

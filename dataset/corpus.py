@@ -7,12 +7,13 @@ from typing import Unpack
 
 import numpy as np
 
+from common.arithmetic import ceil_div
 from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
 from dataset.grouped_plan import Groups, refuse_without_room
 from dataset.held_out import hold_out
-from dataset.loader import Assembler, Batch, ceil_div, gather
+from dataset.loader import Assembler, Batch, gather
 from dataset.mixed_plan import Move
 from dataset.packing import EpochPlan, RowPlan
 from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned

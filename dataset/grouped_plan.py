@@ -31,9 +31,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.arithmetic import ceil_div
 from common.errors import DataError
 from dataset.best_fit import best_fit, rows_of
-from dataset.loader import ceil_div
 from dataset.packing import Cut, EpochPlan, PiecesOfRows, RowPlan, Totals, merged, number_type, pairs_of, permutation
 from dataset.sources import ConcatStore
 from dataset.store.interface import HasOffsets, Ints

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 
+from common.arithmetic import ceil_div
 from common.errors import DataError
 from dataset.loader_workers import BatchT, LoaderError, MakesBatches, RecipeT, WorkerPool, assemble_or_explain
 from dataset.packing import Recipe, RowPlan
@@ -125,11 +126,6 @@ def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = N
 def assemble(store: HasTokens, plan: RowPlan, rows: range | Ints, pad_id: int = 0) -> Batch:
     """The Batch of the given rows of a plan; `store` has `.tokens`, the plan's documents end to end."""
     return gather(store.tokens, plan.recipe(rows), pad_id)
-
-
-def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
 
 
 class UpdateSchedule(NamedTuple):

@@ -27,10 +27,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from common.arithmetic import ceil_div
 from common.errors import UserError
 from common.nested import replaced
 from common.wording import counted
-from dataset.loader import ceil_div
 from model.products import without_kept_copies
 from trainer.machine.agreement import compare_with_main
 from trainer.machine.ranks import Ranks, network_of, on_main

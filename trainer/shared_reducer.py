@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from common.arithmetic import ceil_div
 from trainer.machine.meeting import Meeting, make_meeting
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
@@ -124,13 +125,13 @@ def shared_gradient_bytes(parameters: Sequence[torch.nn.Parameter], world_size: 
 def region_length(parameters: Sequence[torch.nn.Parameter], world_size: int) -> int:
     """Numbers of a region: all gradients, each aligned, and as many as divide into aligned slices."""
     length = sum(aligned(parameter.numel()) for parameter in parameters)
-    slice_length = aligned(-(-length // world_size))
+    slice_length = aligned(ceil_div(length, world_size))
     return slice_length * world_size
 
 
 def aligned(length: int) -> int:
     """The next multiple of ALIGNMENT."""
-    return -(-length // ALIGNMENT) * ALIGNMENT
+    return ceil_div(length, ALIGNMENT) * ALIGNMENT
 
 
 def views_of(region: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:

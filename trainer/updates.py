@@ -3,8 +3,9 @@
 import copy
 from typing import Protocol, TypeVar
 
+from common.arithmetic import ceil_div
 from common.wording import counted
-from dataset.loader import UpdateSchedule, ceil_div
+from dataset.loader import UpdateSchedule
 from trainer.machine.ranks import Ranks
 
 

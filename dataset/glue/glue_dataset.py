@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from common.arithmetic import ceil_div
 from dataset.glue.features import NO_CLASS, Features
 from dataset.glue.questions import Question
-from dataset.loader import ceil_div, pinned, to_device
+from dataset.loader import pinned, to_device
 from dataset.packing import permutation
 from dataset.store.interface import Ints
 from dataset.tokenizing.sentence_encoder import SentenceEncoder

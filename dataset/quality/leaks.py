@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.arithmetic import ceil_div
 from common.arrays import Array
 from dataset.quality.hashing import HALF, MULTIPLIER
 from dataset.store.interface import Column, HasTokens, Ints
@@ -126,7 +127,7 @@ def read_through(searches: Sequence[Search], texts: Sequence[TrainingText], most
     sizes = [len(text.store.tokens) for text in texts]
     total = max(sum(sizes), 1)
     # Chunks before each text, and in all.
-    bounds = np.cumsum([0, *(-(-size // CHUNK) for size in sizes)])
+    bounds = np.cumsum([0, *(ceil_div(size, CHUNK) for size in sizes)])
     n_chunks = int(bounds[-1])
     n_chosen = math.ceil(n_chunks * min(1.0, most / total))
     looked_at = 0

@@ -22,6 +22,7 @@ from trainer.machine.compiling import compile_blocks
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
+from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import matrix_shapes
@@ -40,7 +41,6 @@ GPU_SHARE = 0.35
 EAGER_TIMES = 1.7
 # Of Muon's products, which are smaller.
 MUON_SHARE = 0.7
-NEWTON_SCHULZ_STEPS = 5
 # Of a compiled training step, what an evaluation takes for as many positions: a forward pass that is not compiled.
 EVALUATION_SHARE = 0.75
 # Seconds behind the last update, for the files and for the report; of a sample, for each layer.

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.held_out import HeldOut
-from dataset.loader import ceil_div
 from dataset.sources import sum_of_targets
 from dataset.store.interface import Documents, Ints
 from trainer.electra.settings import ElectraSettings

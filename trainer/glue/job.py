@@ -11,11 +11,12 @@ import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
+from common.arithmetic import ceil_div
 from common.errors import user_errors
 from common.wording import counted
 from dataset.glue.features import Features
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
-from dataset.loader import UpdateSchedule, ceil_div
+from dataset.loader import UpdateSchedule
 from dataset.store.interface import Ints
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from model.checkpointing import recompute_layers

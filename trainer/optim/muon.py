@@ -27,11 +27,13 @@ Orthogonalise = Callable[[torch.Tensor, torch.Size], torch.Tensor]
 
 # Of the quintic iteration above: a, b, c.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# How often it is repeated, see above.
+NEWTON_SCHULZ_STEPS = 5
 # Of the iterations, and of what ranks send each other of them
 DTYPE = torch.bfloat16
 
 
-def orthogonalise(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
+def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
     """[n, rows, columns] -> the same in DTYPE with singular values near 1, by Newton-Schulz iterations on all n at once."""
     a, b, c = COEFFICIENTS
     # X X^T is smallest where X is wider than it is high; a high matrix is turned over.
@@ -39,7 +41,7 @@ def orthogonalise(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     x = (matrices if wide else matrices.mT).to(DTYPE)
     # The iteration converges for singular values up to 1, and none is larger than this norm.
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(steps):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)

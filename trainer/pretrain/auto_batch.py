@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from common.arithmetic import ceil_div
 from common.errors import UserError
 from common.flags import LARGEST
 from common.wording import counted
@@ -110,7 +111,7 @@ def possible_rows(rows_of_update: int, rows_of_warmup: int, rows_of_epoch: int, 
     ranks = memory.ranks
     most = MOST_ROWS_OF_MICRO_BATCH[memory.device.type]
     # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
-    most = max(min(most, -(-rows_of_epoch // ranks.micro_batches_at_once)), ranks.sharing)
+    most = max(min(most, ceil_div(rows_of_epoch, ranks.micro_batches_at_once)), ranks.sharing)
     return row_choices(rows_of_update, most, ranks.sharing, rows_of_warmup)
 
 

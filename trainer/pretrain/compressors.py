@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from common.arithmetic import ceil_div
 from dataset.store.interface import Documents, Ints
 
 # Of the text, at most about so many bytes are compressed, which takes a second.
@@ -18,7 +19,7 @@ def compressed(store: Documents, documents: Ints, tokenizer: Any) -> dict[str, f
     documents: their numbers. Of a long text every n-th document is taken, so the same text gives the same figures.
     """
     n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64))
-    step = max(1, -(-n_bytes // SAMPLE_BYTES))
+    step = max(1, ceil_div(n_bytes, SAMPLE_BYTES))
     texts = []
     left = SAMPLE_BYTES
     for document in documents[::step].tolist():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from common.arithmetic import ceil_div
 from common.errors import UserError, user_errors
 from common.paths import utf8_folder
 from common.processes import seconds_since_start
@@ -346,7 +347,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def _most_rows(self, plan: RowPlan) -> int:
         """The rows of the largest micro-batch of an epoch, which may have fewer than --batch_size for a rank."""
-        return min(self.settings.batch_size, -(-plan.n_rows // self.ranks.micro_batches_at_once))
+        return min(self.settings.batch_size, ceil_div(plan.n_rows, self.ranks.micro_batches_at_once))
 
     def memory_advice(self) -> str:
         return self.memory.advice()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from common.arithmetic import ceil_div
 from common.errors import UserError
 from model.config import MiniMindConfig, parameter_count
 from trainer.machine.measure import available_memory, total_memory
@@ -73,7 +74,7 @@ class MemoryPlan:
 
     def _needed(self, batch: MicroBatch, compiled: bool) -> int:
         sharing = self.ranks.sharing
-        rows_of_process = -(-batch.rows // sharing)
+        rows_of_process = ceil_div(batch.rows, sharing)
         estimate = training_memory(
             batch.config,
             rows_of_process,

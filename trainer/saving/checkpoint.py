@@ -66,6 +66,8 @@ RUN = "run.pt"
 OF_A_RUN = (*RECORDS, "pth", "json", "running")
 # What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
 LEFT_BEHIND = re.compile(rf"(({'|'.join(map(re.escape, OF_A_RUN))})\.\d+|[^.]+)\.tmp")
+# What the file of a checkpoint is called, or its folder of parts. Whatever else lies beside them is somebody's own.
+CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})(\.pt)?", re.ASCII)
 
 
 def remove_temporaries(stem: Path, folder: Path) -> None:
@@ -209,8 +211,8 @@ def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
 
 def update_of(path: Path) -> int:
     """The update that a checkpoint is named for; -1 for a name that is none of ours."""
-    number = path.stem.removeprefix("update_")
-    return int(number) if number.isdecimal() and len(number) < 20 else -1
+    found = CHECKPOINT_NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
 
 
 def folder_number(folder: Path) -> int:
@@ -235,10 +237,9 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Existing checkpoints, newest first: files, and folders of parts."""
-        files = list(self.folder.glob("update_*.pt"))
-        numbered = (path for path in self.folder.glob("update_*") if not path.suffix and update_of(path) >= 0)
-        folders = [path for path in numbered if path.is_dir()]
-        return sorted([*files, *folders], reverse=True)
+        ours = [path for path in self.folder.glob("update_*") if update_of(path) >= 0]
+        # A folder of parts has no suffix.
+        return sorted((path for path in ours if path.suffix or path.is_dir()), reverse=True)
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
@@ -430,8 +431,9 @@ class Checkpoints:
     def _paths_at_start(self) -> list[Path]:
         """`paths`, when nothing is being written."""
         for digest_file in self.folder.glob("update_*.pt.sha256"):
+            checkpoint = digest_file.with_suffix("")
             # Killed between the two renames.
-            if not digest_file.with_suffix("").exists():
+            if update_of(checkpoint) >= 0 and not checkpoint.exists():
                 digest_file.unlink(missing_ok=True)
         return self.paths()
 
