@@ -162,7 +162,13 @@ def test_a_copy_that_a_user_keeps_is_no_checkpoint_of_the_run(tmp_path):
     """It is not deleted, takes no place of one to keep, and is not gone on with. Reference: the names that saves give."""
     checkpoints = Checkpoints(tmp_path, keep=2)
     save(checkpoints, 120)
-    copies = ["update_best.pt", "update_00000120_keep.pt", "update_120.pt", "update_0000000120.pt", "update_00000120.old"]
+    copies = [
+        "update_best.pt",
+        "update_00000120_keep.pt",
+        "update_120.pt",
+        "update_0000000120.pt",
+        "update_00000120.old",
+    ]
     for name in copies:
         shutil.copy(tmp_path / "update_00000120.pt", tmp_path / name)
         shutil.copy(tmp_path / "update_00000120.pt.sha256", tmp_path / f"{name}.sha256")
