@@ -53,7 +53,7 @@ RecipeT_co = TypeVar("RecipeT_co", covariant=True)
 TotalsT_co = TypeVar("TotalsT_co", bound=Totals, covariant=True)
 
 
-class EpochPlan(Protocol[RecipeT_co, TotalsT_co]):
+class JobPlan(Protocol[RecipeT_co, TotalsT_co]):
     """The rows of one epoch, the same on every rank."""
 
     n_rows: int
@@ -159,7 +159,7 @@ class Outlook:
     """What a job expects of its run: said before the first update, and used to make it fast."""
 
     # The plan of the epoch that comes next.
-    plan: EpochPlan[object, Totals]
+    plan: JobPlan[object, Totals]
     # On data and model, printed before the line on the run.
     lines: Sequence[str]
     # Printed behind it.
@@ -245,7 +245,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     counts_updates: bool = False
 
     @abstractmethod
-    def plan(self, epoch: int) -> EpochPlan[RecipeT, TotalsT]:
+    def plan(self, epoch: int) -> JobPlan[RecipeT, TotalsT]:
         """The rows of an epoch, the same on every rank and at every call."""
 
     def replan(self, progress: Progress) -> bool:

@@ -21,8 +21,8 @@ from trainer.job import (
     SHORT_RUN_FLOPS,
     UNLIMITED,
     BatchT,
-    EpochPlan,
     Job,
+    JobPlan,
     Outlook,
     Progress,
     RecipeT,
@@ -56,7 +56,7 @@ class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
     """
 
     number: int
-    plan: EpochPlan[RecipeT, TotalsT]
+    plan: JobPlan[RecipeT, TotalsT]
     schedule: UpdateSchedule
     updates_before: int
 
@@ -454,7 +454,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.collector.after_update()
         return stop_signal
 
-    def take(self, outcomes: Sequence[Outcome], plan: EpochPlan[RecipeT, TotalsT]) -> None:
+    def take(self, outcomes: Sequence[Outcome], plan: JobPlan[RecipeT, TotalsT]) -> None:
         """Take over what became of updates, whose rows are those of `plan`."""
         progress = self.progress
         for outcome in outcomes:
@@ -538,7 +538,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if warning:
             self.reporter.say(warning)
 
-    def report_skipped(self, outcome: Outcome, plan: EpochPlan[RecipeT, TotalsT]) -> None:
+    def report_skipped(self, outcome: Outcome, plan: JobPlan[RecipeT, TotalsT]) -> None:
         """Say which update was not applied; UserError after `--max_bad_updates` in a row."""
         assert outcome.where is not None
         number, step, first_row, end_row = outcome.where

@@ -135,10 +135,10 @@ def aligned(length: int) -> int:
 
 
 def views_of(region: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """Of a region the part of each parameter's gradient, in its shape."""
-    parts = []
+    """Of a region the place of each parameter's gradient, in its shape."""
+    views = []
     first = 0
     for parameter in parameters:
-        parts.append(region[first : first + parameter.numel()].view(parameter.shape))
+        views.append(region[first : first + parameter.numel()].view(parameter.shape))
         first += aligned(parameter.numel())
-    return parts
+    return views

@@ -176,6 +176,14 @@ def test_windows_cover_each_token_once():
         assert all(group.length <= length for group in groups)
 
 
+def random_tree(generator):
+    """([ids of each of three sequences with a common beginning], [the place in each from which it is scored])."""
+    prefix = [generator.randrange(97) for _ in range(generator.randint(1, 9))]
+    sequences = [[*prefix, *(generator.randrange(97) for _ in range(generator.randint(1, 9)))] for _ in range(3)]
+    starts = [generator.randint(len(prefix), len(ids) - 1) for ids in sequences]
+    return sequences, starts
+
+
 @pytest.mark.parametrize("kind", [{}, {"use_moe": True}, {"generation": "minimind3", "head_dim": 16}])
 def test_a_tree_of_branches_scores_as_its_sequences_do(kind):
     """Reference: each sequence alone. Padding, sharing and the neighbours in the batch change nothing."""
@@ -183,9 +191,7 @@ def test_a_tree_of_branches_scores_as_its_sequences_do(kind):
     generator = random.Random(0)
     groups, wanted = [], []
     for _ in range(12):
-        prefix = [generator.randrange(97) for _ in range(generator.randint(1, 9))]
-        sequences = [[*prefix, *(generator.randrange(97) for _ in range(generator.randint(1, 9)))] for _ in range(3)]
-        starts = [generator.randint(len(prefix), len(ids) - 1) for ids in sequences]
+        sequences, starts = random_tree(generator)
         groups.append(Group.of(sequences, starts, 64))
         wanted.append([brute_force(model, ids, start)[0] for ids, start in zip(sequences, starts, strict=True)])
     scores = [None] * 12
@@ -220,9 +226,7 @@ def test_models_of_other_classes_score_as_their_sequences_do(kind):
     generator = random.Random(0)
     groups, wanted = [], []
     for _ in range(6):
-        prefix = [generator.randrange(97) for _ in range(generator.randint(1, 9))]
-        sequences = [[*prefix, *(generator.randrange(97) for _ in range(generator.randint(1, 9)))] for _ in range(3)]
-        starts = [generator.randint(len(prefix), len(ids) - 1) for ids in sequences]
+        sequences, starts = random_tree(generator)
         groups.append(Group.of(sequences, starts, 64))
         wanted.append([brute_force(model, ids, start) for ids, start in zip(sequences, starts, strict=True)])
     found = [(score.logprob, score.greedy) for of_group in score_groups(model, groups) for score in of_group]
