@@ -189,6 +189,9 @@ class SettingsParser(Parser):
             values = vars(self.parse_args(argv))
             del values["config"]
             return self.kind(**values)
+        except OSError as error:
+            # Settings may look for the files that they name. What is wrong comes first, since a long message is cut.
+            self.error(f"{error.strerror}: {error.filename}")
         except ValueError as error:
             self.error(str(error))
 
