@@ -76,7 +76,7 @@ from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
-from trainer.updates import rows_of_update, rows_of_warmup, schedule_of
+from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, rows_of_warmup
 
 
 class PretrainJob(Job[Recipe, Batch, Totals]):
@@ -440,9 +440,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Of epoch 0 whatever comes next: a resume decides on compiling as the first start did.
         first = self.corpus.plan(0)
         epochs = self._epochs(first)
-        rows_of_run = min(first.n_rows * epochs, self.max_updates * rows_of_update(settings, self.ranks))
+        n_rows = rows_of_run(settings, self.ranks, first.n_rows, epochs, self.max_updates)
         # As if each row were one document, which is the most that it can cost: this decides on compiling.
-        flops = flops_per_token(config, first.T) * rows_of_run * first.T / self.ranks.world_size
+        flops = flops_per_token(config, first.T) * n_rows * first.T / self.ranks.world_size
         trained = first.row_targets(0, first.n_rows)
         plan = self.corpus.plan(progress.epoch)
         self.forecast = self._forecast(first, flops)
@@ -450,7 +450,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return Outlook(
             plan=plan,
             lines=self._description(progress.epoch, plan, parameters),
-            notices=self._notices(first, rows_of_run, parameters),
+            notices=self._notices(first, n_rows, parameters),
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
             data_fields=self._data_fields(progress),
@@ -479,16 +479,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         ]
         return lines
 
-    def _notices(self, first: RowPlan, rows_of_run: float, parameters: int) -> list[str]:
-        """Lines on what a user may want to change. first: the plan of epoch 0."""
+    def _notices(self, first: RowPlan, n_rows: float, parameters: int) -> list[str]:
+        """Lines on what a user may want to change. first: the plan of epoch 0. n_rows: of the run."""
         settings = self.settings
         # As the flags count them, rounded up: the last micro-batch may have fewer rows.
         rows_of_flags = settings.usual_rows() if self.asked.batch_size == AUTO_ROWS else self.asked.batch_size
         of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else self.ranks.micro_batches_at_once)
-        micro_batches = math.ceil(rows_of_run / of_all_ranks)
+        micro_batches = math.ceil(n_rows / of_all_ranks)
         run = SizeOfRun(
             parameters=parameters,
-            tokens=rows_of_run * first.T * first.fill,
+            tokens=n_rows * first.T * first.fill,
             rows=rows_of_update(settings, self.ranks),
             row_tokens=first.T * first.fill,
             ranks=self.ranks,
@@ -528,8 +528,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             return self.epochs
         if self.corpus.planned is not None:
             return 1
-        updates = schedule_of(self.settings, self.ranks, first.n_rows).n_updates
-        return math.ceil(self.settings.max_updates / updates)
+        return epochs_of_updates(self.settings.max_updates, self.settings, self.ranks, first.n_rows)
 
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
         if self.corpus.planned is not None and not self.settings.max_updates:

@@ -180,8 +180,6 @@ def resume(trainer: "Trainer") -> bool:
     trainer.engine.load_weights(state["model"])
     trainer.engine.load_state_dict(state["engine"])
     trainer.progress = progress_of(trainer, state["progress"])
-    if trainer.progress.course is not None:
-        trainer.max_updates = trainer.progress.course.end
     if trainer.pace is not None:
         trainer.pace.started -= trainer.progress.seconds_spent
     trainer.tracker_ids = state["tracker_ids"]
