@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from common.processes import seconds_since_start
+from common.command_clock import seconds_since_start
 from trainer.budget import laws
 from trainer.budget.command import explicit_command
 from trainer.budget.costs import RunCosts

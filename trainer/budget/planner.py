@@ -16,9 +16,9 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from common.command_clock import seconds_since_start
 from common.errors import UserError, user_errors
 from common.notices import announce
-from common.processes import seconds_since_start
 from common.settings import default_of
 from model.config import MiniMindConfig
 from model.hf_folder import read_config

@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from common.arithmetic import ceil_div
+from common.command_clock import seconds_since_start
 from common.errors import UserError, user_errors
 from common.paths import utf8_folder
-from common.processes import seconds_since_start
 from common.wording import counted
 from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.leaks_at_start import AGAINST, leak_notices
