@@ -36,7 +36,7 @@ from trainer.budget.settings import seconds_of
 from trainer.budget.speed import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.text import parts_of, text_scale
 from trainer.engine import Engine
-from trainer.evaluation import evaluate, read_prompts, samples
+from trainer.evaluation import evaluate
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
@@ -74,6 +74,8 @@ from trainer.pretrain.settings import (
 )
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
+from trainer.sample_prompts import read_prompts
+from trainer.sampling import samples
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 from trainer.updates import rows_of_update, rows_of_warmup, schedule_of
