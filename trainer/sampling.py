@@ -15,8 +15,9 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.evaluation import undisturbed
+from trainer.machine.collectives import on_main, until_all_are_ready
 from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.machine.ranks import Ranks, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.saving.weights import beyond_float16, in_dtype
 

@@ -12,7 +12,8 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, tiny_model
 from tests.trainer.test_evaluation import make_engine
 from trainer.engine import Engine
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.collectives import on_main
+from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.sampling import sample, samples
 

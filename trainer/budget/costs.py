@@ -19,8 +19,8 @@ from trainer.budget.speed import (
     sample_seconds,
     seconds_at_end,
 )
+from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_DEVICES, compiler_missing, failure_to_compile
-from trainer.machine.ranks import on_main
 from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
 from trainer.pretrain.settings import PretrainSettings

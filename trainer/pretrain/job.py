@@ -40,11 +40,12 @@ from trainer.evaluation import evaluate
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
+from trainer.machine.collectives import least_of_ranks, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, least_of_ranks, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
