@@ -30,10 +30,10 @@ from trainer.job import (
     TotalsT,
     Update,
 )
+from trainer.machine.collectives import on_main, until_all_are_ready
 from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import told_in_a_line
-from trainer.machine.ranks import on_main, until_all_are_ready
 from trainer.pace import NO_PROPOSAL, Course, as_numbers, course_of
 from trainer.reporting import opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position

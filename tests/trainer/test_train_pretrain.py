@@ -189,7 +189,7 @@ def test_a_stop_in_the_final_samples_gives_them_to_the_next_resume(data, tmp_pat
         os.kill(os.getpid(), signal.SIGTERM)
         return "the cat"
 
-    with mock.patch("trainer.evaluation.sample", stopped):
+    with mock.patch("trainer.sampling.sample", stopped):
         assert train_pretrain.main(arguments) == 128 + signal.SIGTERM
     assert train_pretrain.main([*arguments, "--from_resume", "1"]) == 0
     assert "nothing to do" not in capsys.readouterr().out

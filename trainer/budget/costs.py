@@ -19,12 +19,12 @@ from trainer.budget.speed import (
     sample_seconds,
     seconds_at_end,
 )
-from trainer.evaluation import read_prompts
+from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_DEVICES, compiler_missing, failure_to_compile
-from trainer.machine.ranks import on_main
 from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
 from trainer.pretrain.settings import PretrainSettings
+from trainer.sample_prompts import read_prompts
 
 # Seconds that compiling takes: the first time, and once the compiler has kept its results.
 COMPILE_S = 35.0

@@ -33,9 +33,10 @@ from trainer.budget.settings import seconds_of
 from trainer.budget.speed import Machine, share_of_product_rate
 from trainer.budget.table import quantity, shape_text
 from trainer.job import Surroundings
+from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import check_length
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.public_weights import settings_of_folder

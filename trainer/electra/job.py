@@ -40,10 +40,11 @@ from trainer.engine import Engine
 from trainer.job import LATEST_UPDATE, Closing, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
+from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES

@@ -32,9 +32,10 @@ from trainer.glue.scores import Evaluation
 from trainer.glue.settings import GlueSettings
 from trainer.job import LATEST_UPDATE, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import make_folder
+from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES

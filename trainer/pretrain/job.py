@@ -36,15 +36,16 @@ from trainer.budget.settings import seconds_of
 from trainer.budget.speed import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.text import parts_of, text_scale
 from trainer.engine import Engine
-from trainer.evaluation import evaluate, read_prompts, samples
+from trainer.evaluation import evaluate
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
+from trainer.machine.collectives import least_of_ranks, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, least_of_ranks, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
@@ -74,6 +75,8 @@ from trainer.pretrain.settings import (
 )
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
+from trainer.sample_prompts import read_prompts
+from trainer.sampling import samples
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, rows_of_warmup

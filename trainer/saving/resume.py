@@ -14,9 +14,9 @@ from common.errors import UserError
 from common.wording import counted
 from dataset.mixed_plan import Move
 from dataset.shares import spelt
+from trainer.machine.collectives import on_main
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.machine.ranks import on_main
 from trainer.pace import Course
 from trainer.saving.checkpoint import update_of, verified
 from trainer.saving.checkpoint_content import check_fit, check_form, require
