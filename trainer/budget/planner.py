@@ -265,6 +265,7 @@ class Planner:
         measurements = 0
         if self.costs.seconds is not None:
             of_one = COMPILE_S if self.costs.compiled else PLAIN_MEASUREMENT_S
+            of_one += self.costs.timed_seconds()
             measurements = 1 + int(MEASURING_PART * self.costs.seconds / of_one)
         plan = self._best()
         while measurements and not self.costs.is_measured(plan.config):
