@@ -81,14 +81,15 @@ class RunCosts:
     def _is_compiled(self) -> bool:
         """Whether the run will be compiled: decided here, so that the run does what was planned."""
         choice = self.settings.use_compile
-        if choice != "auto":
-            return choice == "1"
         device = self.machine.device
-        if device.type not in COMPILED_DEVICES or compiler_missing(device) is not None:
+        if choice == "0":
             return False
-        if self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_S:
-            return False
-        return failure_to_compile(device.type) is None
+        if choice == "auto":
+            is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_S
+            if is_short or device.type not in COMPILED_DEVICES:
+                return False
+        # A run that is told to compile on a machine that cannot trains the plain code.
+        return compiler_missing(device) is None and failure_to_compile(device.type) is None
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of an update of so many rows."""

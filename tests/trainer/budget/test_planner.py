@@ -333,6 +333,25 @@ def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, mo
     assert (chosen["hidden_size"], chosen["batch_size"]) == measured[-1]
 
 
+@pytest.mark.parametrize("lacking", ["compiler_missing", "failure_to_compile"])
+@pytest.mark.parametrize("choice", ["0", "1", "auto"])
+def test_what_will_not_be_compiled_is_timed_as_plain_code(text, tmp_path, monkeypatch, choice, lacking):
+    """Also where the user asks for it, and the machine cannot do it: the run says so, and trains the plain code."""
+    from trainer.budget import costs
+
+    timed = []
+
+    def measured_seconds(config, machine, *, compiled, **_):
+        timed.append(compiled)
+        return 0.01, 0.0
+
+    monkeypatch.setattr(costs, "measured_seconds", measured_seconds)
+    monkeypatch.setattr(costs, lacking, lambda device: "it does not work here")
+    arguments = flags(**{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "use_compile": choice})
+    assert train_pretrain.main([*arguments, "--budget", "5m", "--dry_run", "1"]) == 0
+    assert set(timed) == {False}
+
+
 @pytest.mark.parametrize(("rate", "factor"), [(4e10, 0.3), (2e11, 3.0)])
 def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, rate, factor):
     """Not another depth of its width: after the measurement the time has room for other tokens, which want other layers."""
