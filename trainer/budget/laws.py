@@ -61,10 +61,15 @@ PARAMETERS_OF_A_TOKEN = 24
 
 
 class Part(NamedTuple):
-    """A source of a mixture: its share of what is trained, and its tokens of different text."""
+    """A source of a mixture: its share of what is trained, and its tokens of different text. name: for messages."""
 
     share: float
     unique: float
+    name: str = ""
+
+    def passes(self, tokens: float) -> float:
+        """How often the source is read in a run that trains so many tokens of the mixture."""
+        return tokens * self.share / max(self.unique, 1.0)
 
 
 def effective_tokens(tokens: float, unique: float | Sequence[Part]) -> float:

@@ -385,6 +385,16 @@ def test_little_text_ends_a_run_before_its_budget(text, tmp_path, capfd, flops, 
     assert ("8.0 passes over the text" in printed) == is_small
 
 
+def test_a_small_source_of_a_mixture_that_is_read_too_often_is_told(text, tmp_path, capfd):
+    small = write_corpus(tmp_path / "small.jsonl", n_documents=10, seed=1)
+    changes = {**SMALL_MODEL, "out_dir": tmp_path, "budget_tokens": 10_000, "dry_run": 1}
+    arguments = flags(**{name: value for name, value in changes.items() if name != "data_path"})
+    assert train_pretrain.main([*arguments, "--data_path", f"{text}:0.5", f"{small}:0.5"]) == 0
+    assert f"warning: {small} is read " in capfd.readouterr().out
+    assert train_pretrain.main([*arguments, "--data_path", f"{text}:0.99", f"{small}:0.01"]) == 0
+    assert "warning:" not in capfd.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_plan_for_shares_that_change_needs_text_to_its_end(text, tmp_path):
     """The line says what would fit, and that fits."""
