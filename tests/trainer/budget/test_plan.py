@@ -8,11 +8,13 @@ from dataset.loader import UpdateSchedule
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget import laws
 from trainer.budget.plan import (
+    FEWEST_UPDATES,
     ROWS,
     Demands,
     NothingFits,
     best_plan,
     cuts,
+    fewest_different_tokens,
     micro_batch_rows,
     plan_for,
     sizes,
@@ -181,6 +183,22 @@ def test_an_update_that_does_not_fit_at_once_is_cut():
 def test_too_little_time_is_said():
     with pytest.raises(NothingFits, match="budget"):
         best_plan(ALL, demands(seconds=5.0), SimulatedMachine())
+
+
+@pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"seconds": None, "flops": 3.6e14}])
+@pytest.mark.parametrize("changes", [{}, {"batch_size": 64}, {"world_size": 2, "sharing": 2}, {"T": 256, "fill": 0.7}])
+def test_too_little_text_is_said_with_what_would_be_enough(budget, changes):
+    """Reference: with so much text there is a plan. The time and the memory are not to blame."""
+    machine = SimulatedMachine()
+    enough = fewest_different_tokens(demands(**budget, **changes))
+    assert best_plan(ALL, demands(**budget, **changes, unique=enough), machine).updates >= FEWEST_UPDATES
+    for unique in (10, enough / 2):
+        with pytest.raises(NothingFits, match="text"):
+            best_plan(ALL, demands(**budget, **changes, unique=unique, memory=1e12), machine)
+
+
+def test_a_number_of_tokens_is_trained_of_any_text():
+    assert best_plan(ALL, demands(seconds=None, tokens=1e5, unique=50), SimulatedMachine()).passes > 1000
 
 
 @pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"seconds": None, "flops": 3.6e14}])
