@@ -193,9 +193,11 @@ def text_is_too_small(demands: Demands) -> bool:
 
 
 def fewest_different_tokens(demands: Demands) -> int:
-    """Tokens of different text that are surely enough for a plan."""
-    of_update = fewest_rows(demands) * demands.T * demands.fill
-    return math.ceil(FEWEST_UPDATES * of_update / demands.most_passes)
+    """Tokens of different text that are surely enough for a plan.
+
+    They are counted as full rows: a text of one row tells nothing of how full the rows of more text would be.
+    """
+    return math.ceil(FEWEST_UPDATES * fewest_rows(demands) * demands.T / demands.most_passes)
 
 
 def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
@@ -356,7 +358,7 @@ def sizes(fields: Mapping[str, object]) -> list[MiniMindConfig]:
     found = []
     for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.WIDTHS:
         assert isinstance(width, int)
-        heads = fields.get("num_attention_heads", laws.heads_for(width))
+        heads = fields["num_attention_heads"] if "num_attention_heads" in fields else laws.heads_for(width)
         assert isinstance(heads, int)
         for layers in numbers_of_layers(width, fields):
             own: dict[str, object] = {

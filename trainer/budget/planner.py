@@ -317,7 +317,7 @@ class Planner:
         """The line where no model can be trained. lack: what there is too little of."""
         if lack == "text":
             return (
-                f"the text is too small: it has {round(demands.different):,} tokens to train, and a plan needs at least "
+                f"the text is too small: it has {round(demands.different):,} tokens to train, and a plan needs about "
                 f"{fewest_different_tokens(demands):,} ({FEWEST_UPDATES} updates of {counted(fewest_rows(demands), 'row')} of {demands.T} "
                 f"in {demands.most_passes} passes): give more text by --data_path, or train it without a budget, by --epochs"
             )

@@ -237,6 +237,23 @@ def test_shapes_are_ones_that_a_model_can_have():
         assert config.head_dim % 2 == 0 and heads % kv_heads == 0
 
 
+@pytest.mark.parametrize("width", [2, 34, 96, 200, 202, 1000, 1018])
+def test_a_width_that_the_user_says_has_heads_too(width):
+    """Reference: the config's own check, which a head of an odd size fails."""
+    for config in sizes({"vocab_size": 6400, "hidden_size": width}):
+        assert config.head_dim * config.num_attention_heads == width and config.head_dim % 2 == 0
+        # Wider than the usual head by as little as can be
+        narrower = range(min(laws.HEAD_WIDTH, width), config.head_dim)
+        assert not any(width % size == 0 and size % 2 == 0 for size in narrower)
+
+
+def test_a_width_without_even_heads_is_told_in_a_line():
+    with pytest.raises(ValueError, match="--hidden_size 201 is odd, .*give an even width"):
+        sizes({"vocab_size": 6400, "hidden_size": 201})
+    with pytest.raises(ValueError, match="head_dim=67 is odd"):
+        sizes({"vocab_size": 6400, "hidden_size": 201, "num_attention_heads": 3})
+
+
 def test_more_tokens_want_more_layers():
     """References: the best of the numbers of layers that were compared in runs of 4, 11 and 22 M tokens (docs/experiments.md)."""
     assert laws.layers_for(192, 0) == laws.layers_for(192, 4.1e6) == 2

@@ -398,7 +398,7 @@ def test_a_small_source_of_a_mixture_that_is_read_too_often_is_told(text, tmp_pa
 def test_a_text_that_is_too_small_is_told_with_its_tokens(tmp_path):
     """And not that the budget is too small, which could be raised for ever."""
     tiny = write_corpus(tmp_path / "tiny.jsonl", n_documents=3)
-    said = r"the text is too small: it has \d+ tokens to train, and a plan needs at least \d+ \(20 updates of 2 rows of"
+    said = r"the text is too small: it has \d+ tokens to train, and a plan needs about \d+ \(20 updates of 2 rows of"
     with pytest.raises(UserError, match=said):
         planned(tmp_path, tiny, budget_tokens=None, budget="10m")
 
