@@ -208,9 +208,9 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     stem: Path
     # What `save_weights` leaves at the end: {what it is: path}.
     outputs: Mapping[str, Path]
-    # What else an earlier run of this name may have left. A fresh run moves it away.
-    replaced: Sequence[Path] = ()
-    # Those of `replaced` that a run has written before its first save.
+    # Patterns of the names of what else an earlier run of this name may have left beside the stem. A fresh run moves it away.
+    replaced: Sequence[str] = ()
+    # More of that: what a run has written before its first save.
     begun: Sequence[Path] = ()
     # Updates after which the run is saved, beside those of --save_interval and --save_minutes.
     save_at: Container[int] = frozenset()

@@ -169,7 +169,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         claim(self.ranks, self.stem)
         on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
         # Networks that an earlier run has saved on its way.
-        self.replaced = [*sorted(self.folder.glob("percent_*")), *sorted(self.folder.glob("checkpoint-*[0-9]"))]
+        self.replaced = ["percent_*", "checkpoint-*[0-9]"]
         # A vocabulary of its own is written before the first update.
         self.begun = [self.folder / OWN]
 

@@ -1,8 +1,8 @@
 """What a fine-tuning command does around its runs: set up, find what is done already, evaluate, write the results."""
 
+import contextlib
 import copy
 import hashlib
-import shutil
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.parallel import group_size_of
 from trainer.reporting.reporter import Reporter
+from trainer.saving.checkpoint import Checkpoints
 
 WEIGHTS = Path("model", "model.safetensors")
 OWN_TASK = tuple(field.name for field in fields(OwnTaskSettings))
@@ -303,4 +304,5 @@ def write_results(stem: Path, result: dict[str, Any]) -> None:
     write_json(stem.parent / "eval_results.json", result)
     if result["settings"]["do_train"]:
         # Nobody goes on from the checkpoints of a finished run: they are three times the model, per seed.
-        shutil.rmtree(f"{stem}_resume", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Checkpoints(f"{stem}_resume").remove_all()

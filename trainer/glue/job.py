@@ -150,7 +150,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         if settings.save_steps:
             self.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
         # What an earlier run of this seed may have left.
-        self.replaced = [folder / "eval_results.json", *folder.glob("checkpoint-*[0-9]")]
+        self.replaced = ["eval_results.json", "checkpoint-*[0-9]"]
         self.evaluates = bool(settings.do_eval)
         if self.evaluates:
             self.charts = charts_of(data)

@@ -1,5 +1,6 @@
 """Beginning or continuing the records of a run, and its report at the end."""
 
+import glob
 import json
 import math
 from collections.abc import Callable
@@ -40,11 +41,14 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
         trainer.tracker_ids[settings.tracker] = tracker.id
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
+    report = [Path(f"{stem}.report.html"), Path(f"{stem}.loss.png")]
+    files = [metrics, settings_file, *report, *job.begun]
     if resumed:
-        trainer.checkpoints.bring_back()
+        names = [glob.escape(path.name) for path in (*files, *job.outputs.values())]
+        trainer.checkpoints.bring_back([*names, *job.replaced])
     else:
-        report = [Path(f"{stem}.report.html"), Path(f"{stem}.loss.png")]
-        files = [metrics, settings_file, *report, *job.replaced, *job.begun]
+        for pattern in job.replaced:
+            files += sorted(stem.parent.glob(pattern))
         unsaved = [metrics, settings_file, *job.begun] if never_saved(metrics) else []
         trainer.checkpoints.set_aside(files, job.outputs.values(), trainer.reporter.say, unsaved)
     write_settings(job.settings_to_keep(), settings_file)

@@ -20,11 +20,13 @@ A start goes through the checkpoints from the newest to the oldest, and takes th
 hold. Those that it passed over are named, and never count as one of those to keep.
 """
 
+import contextlib
 import dataclasses
 import errno
 import glob
 import os
 import re
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -63,12 +65,16 @@ MOST_SUMS_BYTES = 1 << 24
 SUMS = "SHA256SUMS"
 PARTS = "parts.pt"
 RUN = "run.pt"
+# What a rank calls the files of its parts
+PART_ENDING = ".distcp"
 # The endings of what a run writes beside its stem, the mark of its lock among it
 OF_A_RUN = (*RECORDS, "pth", "json", "running")
 # What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
 LEFT_BEHIND = re.compile(rf"(({'|'.join(map(re.escape, OF_A_RUN))})\.\d+|[^.]+)\.tmp")
 # What the file of a checkpoint is called, or its folder of parts. Whatever else lies beside them is somebody's own.
 CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})(\.pt)?", re.ASCII)
+# What a save, or the attempt to write at a start, leaves half done: with the number of its process, or a random one.
+LEFT_OF_A_SAVE = re.compile(r"update_\d+(\.pt(\.sha256)?)?(\.[0-9a-f]+)?\.tmp", re.ASCII)
 
 
 def remove_temporaries(stem: Path, folder: Path) -> None:
@@ -83,13 +89,44 @@ def remove_temporaries(stem: Path, folder: Path) -> None:
             if LEFT_BEHIND.fullmatch(path.name.removeprefix(start)):
                 remove_if_possible(path)
     for path in folder.glob("update_*.tmp"):
-        remove_if_possible(path)
+        if LEFT_OF_A_SAVE.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                remove_checkpoint(path)
     # Killed while a folder of parts took the place of one of the same update, see parts.py.
     for before in folder.glob("update_*.before"):
-        if before.with_suffix("").exists():
-            remove_if_possible(before)
+        path = before.with_suffix("")
+        if update_of(path) < 0:
+            continue
+        if path.exists():
+            with contextlib.suppress(OSError):
+                remove_replaced(before, path)
         else:
-            os.replace(before, before.with_suffix(""))
+            os.replace(before, path)
+
+
+def is_of_parts(name: str) -> bool:
+    """Whether a file of a folder of parts is the run's own. Others, such as notes or those of a file manager, are let be."""
+    return name in (SUMS, PARTS, RUN) or name.endswith(PART_ENDING)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete the file of a checkpoint, or a folder of parts. A folder in which somebody else has put something stays with that."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    for entry in list(path.iterdir()):
+        if is_of_parts(entry.name):
+            remove(entry)
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+
+
+def remove_replaced(before: Path, path: Path) -> None:
+    """Delete a folder of parts that `path` has taken the place of. What somebody else has put into it moves there."""
+    for entry in list(before.iterdir()):
+        if not is_of_parts(entry.name) and not (path / entry.name).exists():
+            os.replace(entry, path / entry.name)
+    remove(before)
 
 
 def snapshot(value: Any) -> Any:
@@ -166,7 +203,7 @@ def verified(path: Path, rank: int = 0, world_size: int = 1) -> bool:
 
 
 def verified_folder(folder: Path, rank: int, world_size: int) -> bool:
-    """Whether a folder has the files that its digests were made from, and no others. Errors: OSError, UnicodeDecodeError.
+    """Whether a folder has the files that its digests were made from, and no others of parts. Errors: OSError, UnicodeDecodeError.
 
     The digest of each world_size-th file is compared, beginning with number `rank`.
     """
@@ -175,7 +212,7 @@ def verified_folder(folder: Path, rank: int, world_size: int) -> bool:
     for line in read_small(folder / SUMS, MOST_SUMS_BYTES).splitlines():
         digest, _, name = line.decode().partition("  ")
         expected[name] = digest
-    found = {path.name for path in folder.iterdir()} - {SUMS}
+    found = {path.name for path in folder.iterdir() if is_of_parts(path.name)} - {SUMS}
     is_complete = {RUN, PARTS} <= expected.keys() and found <= expected.keys()
     # A machine may have a list of a network folder that lacks what another one has just written.
     is_complete = is_complete and all(is_plain(name) and appears(folder / name) for name in expected.keys() - found)
@@ -319,13 +356,23 @@ class Checkpoints:
         """
         good = [path for path in self.paths() if path <= newest and path not in self._damaged]
         for path in self.paths():
-            if path in good[: self.keep]:
-                continue
-            if path.is_dir():
-                # A folder that is half deleted does not keep its name.
-                path = path.rename(path.with_name(f"{path.name}.tmp"))
-            remove(path)
-            remove(Path(f"{path}.sha256"))
+            if path not in good[: self.keep]:
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Delete a checkpoint and its digest."""
+        if path.is_dir():
+            # A folder that is half deleted does not keep its name. One of that name may be there, with what is not ours.
+            path = path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp"))
+        remove_checkpoint(path)
+        remove(Path(f"{path}.sha256"))
+
+    def remove_all(self) -> None:
+        """Delete the checkpoints, and their folder if there is nothing else in it."""
+        for path in self.paths():
+            self._remove(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.folder)
 
     def set_aside(
         self,
@@ -388,10 +435,14 @@ class Checkpoints:
                 return folder
         return None
 
-    def bring_back(self) -> None:
-        """Put what `set_aside` has moved with a run, whose folder was renamed back, where it was."""
-        for path in [path for path in self.folder.iterdir() if not path.name.startswith("update_")]:
-            replace(path, self.folder.parent / path.name)
+    def bring_back(self, patterns: Iterable[str]) -> None:
+        """Put what `set_aside` has moved with a run, whose folder was renamed back, where it was.
+
+        patterns: of the names of what it moves. Whatever else is in the folder stays there.
+        """
+        for pattern in patterns:
+            for path in list(self.folder.glob(pattern)):
+                replace(path, self.folder.parent / path.name)
 
     def newest(
         self,

@@ -50,11 +50,11 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 
 from common.errors import BadContentError
-from common.files import HashingWriter, file_digest, forget_cached, remove, remove_if_possible, sync_folder
+from common.files import HashingWriter, file_digest, forget_cached, remove, sync_folder
 from common.nested import replaced
 from model.weight_files import check_kind, holds_no_more_than_its_size
 from trainer.parallel import TensorPart, rows_of_ranks
-from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_plain
+from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_of_parts, is_plain, remove_checkpoint, remove_replaced
 from trainer.saving.checkpoint_content import require
 from trainer.saving.places import appears
 from trainer.saving.weights import torch_errors_of
@@ -120,13 +120,14 @@ def write_checkpoint(state: dict[str, Any], path: Path, group: dist.ProcessGroup
             file.flush()
             os.fsync(file.fileno())
         sync_folder(temporary)
-        strange = sorted(set(os.listdir(temporary)) - digests.keys() - {SUMS})
+        strange = sorted(set(filter(is_of_parts, os.listdir(temporary))) - digests.keys() - {SUMS})
         if strange:
             raise OSError(errno.EEXIST, "was written by none of the ranks", str(temporary / strange[0]))
         put_in_place(temporary, path)
     except BaseException:
         # The error says more than one of this would; the next start deletes the rest.
-        remove_if_possible(temporary)
+        with contextlib.suppress(OSError):
+            remove_checkpoint(temporary)
         raise
 
 
@@ -150,12 +151,14 @@ def put_in_place(temporary: Path, path: Path) -> None:
     A kill within this moment leaves it as `{path}.before`, from where `remove_temporaries` brings it back at the next start.
     """
     before = path.with_name(f"{path.name}.before")
-    if path.exists():
+    takes_a_place = path.exists()
+    if takes_a_place:
         remove(before)
         os.replace(path, before)
     os.replace(temporary, path)
     sync_folder(path.parent)
-    remove(before)
+    if takes_a_place:
+        remove_replaced(before, path)
 
 
 class _HashingFiles(FileSystem):

@@ -280,6 +280,43 @@ def test_temporaries_of_a_run_whose_name_begins_alike_are_left_alone(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
+def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
+    """Through saves, a start, a run that takes the place of another one, and its coming back."""
+    folder = tmp_path / "run_resume"
+    folder.mkdir()
+    foreign = {name: name.encode() for name in (".DS_Store", "notes.txt", "update_notes.tmp", "update_notes.before")}
+    for name, content in foreign.items():
+        (folder / name).write_bytes(content)
+    checkpoints = Checkpoints(folder, keep=1)
+    for update in (1, 2):
+        save(checkpoints, update)
+    (folder / "update_00000003.pt.77.tmp").touch()
+    checkpoint.remove_temporaries(tmp_path / "run", folder)
+    own = {"update_00000002.pt", "update_00000002.pt.sha256"}
+    assert set(os.listdir(folder)) == own | foreign.keys()
+
+    metrics = tmp_path / "run.metrics.jsonl"
+    metrics.write_text("of the first run")
+    (tmp_path / "notes.txt").write_text("mine")
+    checkpoints.set_aside([metrics], notice=lambda text: None)
+    assert not metrics.exists() and not folder.exists()
+    os.rename(tmp_path / "run_resume_old1", folder)
+    checkpoints.bring_back([metrics.name])
+    assert metrics.read_text() == "of the first run" and (tmp_path / "notes.txt").read_text() == "mine"
+    assert set(os.listdir(folder)) == own | foreign.keys()
+    assert {name: (folder / name).read_bytes() for name in foreign} == foreign
+
+
+def test_checkpoints_that_nobody_goes_on_from_leave_what_is_not_theirs(tmp_path):
+    folders = [tmp_path / "with_notes", tmp_path / "without"]
+    for folder in folders:
+        save(Checkpoints(folder), 1)
+    (folders[0] / "notes.txt").touch()
+    for folder in folders:
+        Checkpoints(folder).remove_all()
+    assert os.listdir(folders[0]) == ["notes.txt"] and not folders[1].exists()
+
+
 def test_machines_may_have_the_folder_under_paths_of_their_own(tmp_path, monkeypatch):
     """Two mounts of one disk, of which the second machine has the second alone: what rank 0 said, rank 1 hears."""
     (tmp_path / "disk").mkdir()

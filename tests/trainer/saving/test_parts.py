@@ -168,6 +168,51 @@ def test_an_update_that_is_saved_again_is_never_away(group, copy, monkeypatch):
     assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"] and verified(path)
 
 
+FOREIGN = {".DS_Store": b"of a file manager", "notes.txt": b"of a user"}
+
+
+def put_foreign_files(path):
+    for name, content in FOREIGN.items():
+        (path / name).write_bytes(content)
+
+
+def foreign_files(path):
+    return {name: (path / name).read_bytes() for name in FOREIGN if (path / name).exists()}
+
+
+def test_what_somebody_else_has_put_there_breaks_no_resume(copy):
+    folder, path = copy
+    put_foreign_files(path)
+    said = []
+    assert Checkpoints(folder).newest(said.append)[1] == path and said == []
+
+
+def test_what_somebody_else_puts_there_breaks_no_save(group, copy, monkeypatch):
+    folder, _ = copy
+    write_files = parts_module._write_files
+
+    def with_a_file_manager(state, temporary, *arguments):
+        write_files(state, temporary, *arguments)
+        put_foreign_files(temporary)
+
+    monkeypatch.setattr(parts_module, "_write_files", with_a_file_manager)
+    save(Checkpoints(folder, group=group), 3)
+    assert verified(folder / "update_00000003")
+
+
+def test_what_somebody_else_has_put_there_stays(group, copy):
+    """When its checkpoint is saved again, when it is deleted, and at the next start."""
+    folder, path = copy
+    put_foreign_files(path)
+    save(Checkpoints(folder, group=group), 2)
+    assert verified(path) and foreign_files(path) == FOREIGN
+    save(Checkpoints(folder, keep=1, group=group), 3)
+    remove_temporaries(folder.parent / "run", folder)
+    assert [path.name for path in Checkpoints(folder).paths()] == ["update_00000003"]
+    (left,) = [path for path in folder.iterdir() if path.name.startswith("update_00000002")]
+    assert foreign_files(left) == FOREIGN and set(os.listdir(left)) == FOREIGN.keys()
+
+
 # ------------------------------------------------------------------------------------------------ damage
 
 
@@ -262,13 +307,14 @@ def test_ranks_share_the_comparison(copy, monkeypatch, no_wait, world_size):
     assert not any(verdicts())
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "empty folder for a checkpoint"])
+@pytest.mark.parametrize("kind", ["file of parts", "folder for a file", "empty folder for a checkpoint"])
 def test_what_is_too_much_is_noticed(copy, kind):
     folder, path = copy
-    if kind == "file":
-        (path / "extra").write_bytes(b"")
-    elif kind == "folder":
-        (path / "extra").mkdir()
+    if kind == "file of parts":
+        (path / "__9_0.distcp").write_bytes(b"")
+    elif kind == "folder for a file":
+        (path / RUN).unlink()
+        (path / RUN).mkdir()
     else:
         shutil.rmtree(path)
         path.mkdir()
@@ -674,10 +720,10 @@ def test_a_file_that_no_rank_has_written_ends_the_save(group, copy, monkeypatch)
 def straggler(monkeypatch):
     """A rank of an earlier launch writes into what is being deleted."""
 
-    def rmtree(path, **options):
+    def rmdir(path, **options):
         raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
 
-    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    monkeypatch.setattr(os, "rmdir", rmdir)
 
 
 def test_a_start_leaves_what_is_still_written_to_the_next_one(copy, straggler):
