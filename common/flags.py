@@ -45,6 +45,20 @@ def positive(kind: Callable[[str], Number], most: int = LARGEST) -> Callable[[st
     return convert
 
 
+def at_least(least: int, reason: str) -> Callable[[str], int]:
+    """A converter of whole numbers from `least` on. reason: the end of the line on a smaller one."""
+    whole = positive(int)
+
+    def convert(text: str) -> int:
+        value = whole(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least} {reason}")
+        return value
+
+    convert.__name__ = whole.__name__
+    return convert
+
+
 def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
     """A converter of numbers from 0 on."""
 

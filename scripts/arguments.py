@@ -40,7 +40,7 @@ def port(text: str) -> int:
 
 
 def model_flags(parser: Parser, dtype: str = "float32") -> None:
-    """The flags that `load` and `compute_dtype` of scripts/common.py read."""
+    """The flags that `load` and `dtype_of_flag` of scripts/common.py read."""
     g = parser.add_argument_group("model")
     g.add_argument(
         "--weight",

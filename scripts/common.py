@@ -31,7 +31,7 @@ from trainer.pretrain.weights_at_hand import weights_instead
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
-def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
     """torch.dtype for the --dtype of that name; auto: as the trainer does by default."""
     if name != "auto":
         return DTYPES[name]
