@@ -146,6 +146,11 @@ class Update(Generic[BatchT, TotalsT]):
     # One for each micro-batch; None where this rank has no rows left.
     batches: Sequence[BatchT | None]
 
+    @property
+    def last_step(self) -> int:
+        """Of the epoch's micro-batches the last one of this update, counted from 0."""
+        return self.first_step + len(self.batches) - 1
+
 
 class Closing(NamedTuple):
     """What a finished run shows of itself. record: for the metrics file, from which the report is made. text: to be printed."""

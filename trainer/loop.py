@@ -5,17 +5,20 @@
         train_epoch      the two loops: updates of an epoch, micro-batches of an update
           after_update   what follows each update: count, log, evaluate, save, stop
 
-What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py.
+What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py. What is due after an update
+is in due.py, what is said at the beginning and at the end in reporting/opening.py and reporting/ending.py, and what a
+checkpoint holds in saving/resume.py.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple
 
-from common.errors import DataError, SaidByAnotherRank, UserError
-from common.wording import counted, one_line
+from common.errors import DataError, SaidByAnotherRank
+from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
+from trainer.due import Intervals
 from trainer.engine import LOADER_FAILED, Engine, Outcome, Where
 from trainer.job import (
     SHORT_RUN_FLOPS,
@@ -30,16 +33,16 @@ from trainer.job import (
     TotalsT,
     Update,
 )
-from trainer.machine.collectives import on_main, until_all_are_ready
+from trainer.machine.collectives import end_all, on_main, until_all_are_ready
 from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.pace import NO_PROPOSAL, Course, as_numbers, course_of
-from trainer.reporting import opening
+from trainer.reporting import ending, opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving import resume
-from trainer.saving.checkpoint import Checkpoints, remove_temporaries, snapshot
+from trainer.saving.checkpoint import Checkpoints, remove_temporaries
 from trainer.saving.save_clock import SaveClock
 from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
@@ -62,14 +65,7 @@ class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
 
 
 class Trainer(Generic[RecipeT, BatchT, TotalsT]):
-    """Trains a Job in its Surroundings, and owns what changes while a run goes on.
-
-    epochs: where the run ends that has no `max_updates`. progress: where it stands. all_updates: of the whole run, as the epoch
-    that is under way expects. flops_per_token, product_rate: for the log; 0 where they are not known. tracker_ids:
-    {tracker: id of the run in it}. current_epoch: the one that is under way. saved_update: the one that was saved last.
-    seconds_before: of the log interval in which the resumed run was stopped. said_end: the last update, as the clock of a
-    budget has told it. has_other_rows: the rows of the epoch that is under way were planned anew.
-    """
+    """Trains a Job in its Surroundings, and owns what changes while a run goes on."""
 
     def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
         self.job = job
@@ -95,23 +91,37 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         saving_group = job.shards.saving_group if job.shards is not None else None
         self.checkpoints = Checkpoints(f"{job.stem}_resume", settings.keep_checkpoints, saving_group)
         self.save_clock = SaveClock(settings, self.device.type)
+        self.intervals = Intervals(job, settings, self.save_clock.interval)
         self.collector = QuietCollector(self.device.type == "cuda")
         self.reporter = Reporter(self.ranks.is_main)
         # Made for the first epoch and kept for the next ones.
         self.loader: Loader[RecipeT, BatchT] | None = None
-        self.watch: Stopwatch | None = None
-        self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
+
+        # Where the run stands.
         self.progress = Progress()
+        # Where it ends: see `finished`.
         self.epochs = job.epochs
+        # The clock of a budget, which moves that end (see `max_updates`); None: there is none, or this is not rank 0.
         self.pace = job.pace
+        # The last update, as the clock of a budget has told it to the user.
+        self.said_end = job.max_updates
+        # The updates of the whole run, as the epoch that is under way expects.
         self.all_updates: float = 0
+        self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
+        # The rows of the epoch that is under way were planned anew.
+        self.has_other_rows = False
+        # The update that was saved last.
+        self.saved_update = -1
+
+        # The time of log intervals and epochs, made anew for each epoch.
+        self.watch: Stopwatch | None = None
+        # Of the log interval in which the resumed run was stopped.
+        self.seconds_before = 0.0
+        # For the log; 0 where they are not known.
         self.flops_per_token = 0.0
         self.product_rate = 0.0
+        # {tracker: id of the run in it}
         self.tracker_ids: dict[str, str | None] = {}
-        self.saved_update = -1
-        self.seconds_before = 0.0
-        self.said_end = job.max_updates
-        self.has_other_rows = False
 
     @property
     def max_updates(self) -> float:
@@ -147,7 +157,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.job.replan(self.progress)
         # A resume of a run that has done all it was asked to do.
         if self.finished and not self.progress.evaluation_due:
-            self.say_that_all_is_done()
+            ending.say_that_all_is_done(self)
             return 0
         # Rank 0 alone writes, and an error of its own ends all ranks.
         on_main(self.ranks, lambda: opening.open_records(self, resumed))
@@ -157,26 +167,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             exit_code = self.fit()
         # Rank 0 may take a while.
         with until_all_are_ready(self.ranks):
-            self.tell_end(exit_code)
+            ending.tell_end(self, exit_code)
         return exit_code
-
-    def tell_end(self, exit_code: int) -> None:
-        """Say and record how the run has ended, and close its records."""
-        # To count it may take a while, and a run that is stopped must end soon.
-        if exit_code == 0:
-            self.tell_trained()
-            self.tell_closing()
-        if self.progress.skipped:
-            self.reporter.say(
-                f"warning: {self.progress.skipped:,} of {counted(self.progress.update, 'update')} were not applied, since "
-                "their loss or gradient was not finite"
-            )
-        if exit_code == 0:
-            for line in (*self.job.lines_at_the_end(self.progress), self.written):
-                self.reporter.say(line)
-        self.reporter.close()
-        if exit_code == 0 and self.settings.report and self.ranks.is_main:
-            opening.write_own_report(self.job.stem, self.reporter.say)
 
     def tell_of_rows(self) -> None:
         """Say what the job has to say of the rows that it has planned."""
@@ -189,51 +181,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         with contextlib.suppress(Exception):
             self.checkpoints.wait()
         return f"{self.job.memory_advice()}; {resume.how_to_go_on(self)}"
-
-    def tell_trained(self) -> None:
-        """Say and record what was trained of each source of the data."""
-        if not self.ranks.is_main:
-            return
-        trained = self.job.trained(self.progress)
-        if not trained:
-            return
-        total = max(sum(tokens for _, tokens, _ in trained), 1)
-        sources = []
-        for name, tokens, passes in trained:
-            share = tokens / total
-            sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
-            self.reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
-        self.reporter.record({**position(self.progress), "trained": sources})
-
-    def tell_closing(self) -> None:
-        """Say and record what the job shows of the finished run."""
-        if not self.ranks.is_main:
-            return
-        try:
-            closing = self.job.closing()
-        except Exception as error:
-            # Hours of training do not end with an error for want of this.
-            self.reporter.say(f"warning: the run is done, but nothing can be shown of it: {one_line(error)}")
-            return
-        if closing is not None:
-            self.reporter.say(closing.text)
-            self.reporter.record({**position(self.progress), **closing.record})
-
-    @property
-    def written(self) -> str:
-        """The line on what the run leaves."""
-        return ", ".join(f"{what}: {path}" for what, path in self.job.outputs.items())
-
-    def say_that_all_is_done(self) -> None:
-        """For a finished run that is asked to go on. Outputs that were moved away are written again."""
-        goal, flag = self.job.goal(self.progress, self.epochs)
-        further = f" (a higher {flag} goes on)" if flag else ""
-        self.reporter.say(f"this run has already done its {goal}: nothing to do{further}")
-        if not all(path.exists() for path in self.job.outputs.values()):
-            # A later run has moved them away, and this one was brought back by renaming its folder.
-            weights = snapshot(self.engine.weights())
-            on_main(self.ranks, lambda: self.job.save_weights(weights, self.progress.update, is_last=True))
-        self.reporter.say(self.written)
 
     def prepare(self) -> None:
         """Say what the run will do, and make it fast."""
@@ -282,18 +229,24 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         resume.finish_saving(self)
         if not stop_signal:
             return 0
+        self.tell_stopped(stop_signal)
+        if stop_signal == LOADER_FAILED:
+            raise failure or SaidByAnotherRank
+        # As a shell has it for a process that a signal has ended.
+        return 128 + stop_signal
+
+    def tell_stopped(self, stop_signal: int) -> None:
+        """Say why the run has stopped, and how it can be gone on with."""
         because = "for want of batches" if stop_signal == LOADER_FAILED else f"by signal {stop_signal}"
         self.reporter.say(
             f"stopped {because} after update {self.progress.update}; everything is saved, and the same "
             "command with --from_resume 1 goes on from here"
         )
-        if stop_signal == LOADER_FAILED:
-            raise failure or SaidByAnotherRank
-        return 128 + stop_signal
 
     def train_epoch(self) -> int:
-        """Train from row `progress.row` to the end of the epoch, or until its rows are planned anew. Returns the number of a stop signal that came, or 0.
+        """Train from row `progress.row` to the end of the epoch, or until its rows are planned anew.
 
+        Returns the number of a stop signal that came, or 0.
         Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
         """
         epoch = self.begin_epoch()
@@ -324,7 +277,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         return 0
 
     def begin_epoch(self) -> Epoch[RecipeT, TotalsT]:
-        """The epoch of `progress`, whose updates begin at row `progress.row`."""
+        """The epoch of `progress`, whose updates begin at row `progress.row`. It becomes `current_epoch`."""
         settings = self.settings
         number = self.progress.epoch
         # A plan may be large: the last one goes before the next one comes.
@@ -342,18 +295,23 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.loader is None:
             pin_memory = self.device.type == "cuda"
             self.loader = Loader(self.job.assembler, self.ranks.rank, settings.num_workers, pin_memory)
-        # For the bar and the time that is left.
-        updates_left = schedule.n_updates - schedule.first_update
-        of_later_epochs = schedule._replace(start_row=0).n_updates * (self.epochs - number - 1)
-        self.all_updates = self.progress.update + updates_left + of_later_epochs
-        if self.max_updates < UNLIMITED:
-            self.all_updates = self.max_updates
+        self.all_updates = self.expected_updates(schedule)
         self.reporter.advance(self.progress.update, self.all_updates)
         self.watch = Stopwatch(schedule.first_update * settings.accumulation_steps, self.seconds_before)
         self.seconds_before = 0.0
         self.signals.arm()
         self.current_epoch = Epoch(number, plan, schedule, self.progress.update - schedule.first_update)
         return self.current_epoch
+
+    def expected_updates(self, schedule: UpdateSchedule) -> float:
+        """Of the whole run, for the bar and the time that is left. schedule: of the epoch that begins or goes on."""
+        if self.max_updates < UNLIMITED:
+            return self.max_updates
+        updates_left = schedule.n_updates - schedule.first_update
+        # As if all of them had as many rows as this one.
+        updates_of_an_epoch = schedule._replace(start_row=0).n_updates
+        later_epochs = self.epochs - self.progress.epoch - 1
+        return self.progress.update + updates_left + later_epochs * updates_of_an_epoch
 
     def updates(self, epoch: Epoch[RecipeT, TotalsT]) -> Iterator[Update[BatchT, TotalsT]]:
         """The Updates that are left of an epoch, each with all of its batches."""
@@ -374,6 +332,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """A batch for a rank that has none, where all have to compute one: the first row of the update."""
         first_row = range(update.first_row, update.first_row + 1)
         return self.job.assembler[epoch.plan.recipe(first_row)].to(self.device)
+
+    # ----------------------------------------------- what this rank asks the others for, and what comes back from all
 
     def stop_request(self) -> int:
         """What this rank asks the others for with its next update: to stop for its signal, or for want of batches."""
@@ -411,50 +371,50 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             f"the clock: {counted(course.end, 'update')} fit the budget; the rate falls from update {begins:,} on"
         )
 
+    # ------------------------------------------------------------------------------------------ after an update
+
     def after_update(self, epoch: Epoch[RecipeT, TotalsT], update: Update[BatchT, TotalsT], rate: float) -> int:
-        """Count, log, evaluate and save. Returns the number of a stop signal that any rank got, or 0."""
-        progress = self.progress
+        """Count, log, evaluate, sample and save, in this order. Returns the number of a stop signal that any rank got, or 0."""
         # It reads the whole store in a thread, and raises here once it has found that tokens.bin is not what was written.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged()
-        steps_before = progress.step + 1 - len(update.batches)
-        step = update.first_step + len(update.batches) - 1
+        # `progress.step` is the last one of them.
+        steps = range(self.progress.step + 1 - len(update.batches), self.progress.step + 1)
         self.count(update)
-
-        outcomes = self.engine.poll(Where(progress.update, step, update.first_row, update.end_row))
-        saving = self.saving_is_due(steps_before) or any(map(asks_to_save, outcomes))
-        # On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the
-        # update ended, nor when the plan changes, since the documents of a skipped update are read from it.
-        if saving or progress.row == 0:
-            outcomes += self.engine.drain()
-            # One that came only now may ask for a save too.
-            saving = saving or any(map(asks_to_save, outcomes))
+        outcomes, saving = self.outcomes_known(update, steps)
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         self.take(outcomes, epoch.plan)
 
-        if self.log_is_due(epoch, step) or self.finished:
-            self.log(epoch, step, rate)
-        if self.evaluation_is_due(steps_before):
-            progress.evaluation_due = True
-        if self.finished and self.job.has_samples and not stop_signal:
-            # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
-            # evaluates alone. What is evaluated is saved behind that, in the place of this.
-            self.save_what_is_sound()
-            self.saved_update = -1
-        if progress.evaluation_due and not stop_signal:
-            assert self.watch is not None
-            with self.watch.paused(), self.pace.paused() if self.pace else contextlib.nullcontext():
-                stop_signal = self.evaluate()
-        if self.samples_are_due() and not stop_signal:
-            assert self.watch is not None
-            with self.watch.paused():
-                stop_signal = self.take_samples()
+        if self.log_is_due(epoch, update.last_step) or self.finished:
+            self.log(epoch, update.last_step, rate)
+        if self.intervals.evaluation_is_due(self.progress, steps, self.finished):
+            # Where a stop signal comes first, the resume does it.
+            self.progress.evaluation_due = True
+        if not stop_signal:
+            stop_signal = self.evaluate_what_is_due()
         if saving or stop_signal:
             # A signal may have broken off an evaluation, before which nothing was to be saved.
             self.take(self.engine.drain(), epoch.plan)
             self.save_what_is_sound()
         self.collector.after_update()
         return stop_signal
+
+    def outcomes_known(self, update: Update[BatchT, TotalsT], steps: range) -> tuple[list[Outcome], bool]:
+        """(what is known by now of how updates ended, whether the run is to be saved after this one).
+
+        On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the update
+        ended, nor when the plan changes, since the documents of a skipped update are read from it. steps: as in due.py.
+        """
+        where = Where(self.progress.update, update.last_step, update.first_row, update.end_row)
+        outcomes = self.engine.poll(where)
+        saving = self.intervals.save_is_due(self.progress, steps, self.finished)
+        saving = saving or any(map(asks_to_save, outcomes))
+        epoch_is_over = self.progress.row == 0
+        if saving or epoch_is_over:
+            outcomes += self.engine.drain()
+            # One that came only now may ask for a save too.
+            saving = saving or any(map(asks_to_save, outcomes))
+        return outcomes, saving
 
     def take(self, outcomes: Sequence[Outcome], plan: JobPlan[RecipeT, TotalsT]) -> None:
         """Take over what became of updates, whose rows are those of `plan`."""
@@ -481,42 +441,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             progress.row = 0
         self.reporter.advance(progress.update, self.all_updates)
 
-    def saving_is_due(self, steps_before: int) -> bool:
-        """Whether the update, before which `steps_before` micro-batches were done, is to be saved by itself."""
-        if self.finished or self.progress.update in self.job.save_at:
-            return True
-        return self.crosses(self.save_clock.interval, steps_before)
-
-    def evaluation_is_due(self, steps_before: int) -> bool:
-        """Whether the update, before which `steps_before` micro-batches were done, is to be evaluated or sampled."""
-        if self.job.has_samples and self.finished:
-            return True
-        if not self.job.evaluates:
-            return False
-        return self.finished or self.crosses(self.job.eval_interval, steps_before)
-
-    def samples_are_due(self) -> bool:
-        """Whether the update is one of the job's `sample_interval`."""
-        every = self.job.sample_interval
-        return every > 0 and (self.finished or self.progress.update % every == 0)
-
-    def crosses(self, interval: int, steps_before: int) -> bool:
-        """Whether an interval of the settings ends with the update, before which `steps_before` micro-batches were done."""
-        if self.job.counts_updates:
-            return crosses(interval, self.progress.update - 1, self.progress.update - 1)
-        return crosses(interval, steps_before, self.progress.step)
-
     def log_is_due(self, epoch: Epoch[RecipeT, TotalsT], step: int) -> bool:
         """step: of the epoch's micro-batches, counted from 0."""
-        if step == epoch.schedule.n_steps - 1:
-            return True
-        number = step
-        if self.job.counts_updates:
-            number, rest = divmod(step, self.settings.accumulation_steps)
-            # A line is of whole updates.
-            if rest != self.settings.accumulation_steps - 1:
-                return False
-        return number % self.settings.log_interval == 0
+        return self.intervals.log_is_due(step, epoch.schedule.n_steps)
 
     def steps_to_train(self, epoch: Epoch[RecipeT, TotalsT]) -> int:
         """The micro-batches of an epoch that are trained: where updates limit the run, it may end before the epoch."""
@@ -559,14 +486,20 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             f"its documents (counted from 0) are {', '.join(documents[:8])}{more}"
         )
         if outcome.skipped_in_a_row >= self.settings.max_bad_updates:
-            resume.finish_saving(self)
-            if not self.ranks.is_main:
-                # All ranks are here; rank 0 says why.
-                raise SaidByAnotherRank
-            raise UserError(
-                f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
-                f"{step}); nothing of them is saved: lower --learning_rate or look at the documents named above"
-            )
+            self.give_up(int(outcome.skipped_in_a_row), step)
+
+    def give_up(self, n_bad_updates: int, step: int) -> None:
+        """End a run that gets no further, once its last save is on disk. All ranks come here.
+
+        n_bad_updates: in a row, the last one with the micro-batch `step`. Errors: UserError on rank 0, which says why.
+        """
+        resume.finish_saving(self)
+        updates = counted(n_bad_updates, "update")
+        end_all(
+            self.ranks,
+            f"{updates} in a row had a non-finite loss or gradient (up to step {step}); nothing of them is saved: lower "
+            "--learning_rate or look at the documents named above",
+        )
 
     # ----------------------------------------------------------------------------------- evaluation and saving
 
@@ -605,6 +538,23 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 self.reporter.say(warning)
         self.tell_samples(samples)
         return 0
+
+    def evaluate_what_is_due(self) -> int:
+        """Evaluate and sample, where that is due after this update. Returns the number of a stop signal that came, or 0."""
+        assert self.watch is not None
+        stop_signal = 0
+        if self.finished and self.job.has_samples:
+            # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
+            # evaluates alone. What is evaluated is saved behind that, in the place of this.
+            self.save_what_is_sound()
+            self.saved_update = -1
+        if self.progress.evaluation_due:
+            with self.watch.paused(), self.pace.paused() if self.pace else contextlib.nullcontext():
+                stop_signal = self.evaluate()
+        if self.intervals.samples_are_due(self.progress, self.finished) and not stop_signal:
+            with self.watch.paused():
+                stop_signal = self.take_samples()
+        return stop_signal
 
     def take_samples(self) -> int:
         """Sample and record. Returns the number of a stop signal that came; nothing is recorded then."""
@@ -651,11 +601,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 def asks_to_save(outcome: Outcome) -> bool:
     """Whether some rank was asked to save, or to stop, which begins with a save."""
     return bool(outcome.stop_signal or outcome.save)
-
-
-def crosses(interval: int, first_step: int, last_step: int) -> bool:
-    """Whether a multiple of `interval` steps is completed within first_step ... last_step (0-based, over all epochs)."""
-    return interval > 0 and (last_step + 1) // interval > first_step // interval
 
 
 def train_epoch(trainer: Trainer) -> int:

@@ -1,4 +1,4 @@
-"""Beginning or continuing the records of a run, and its report at the end."""
+"""Beginning or continuing the records of a run. What is said at its end is in ending.py."""
 
 import glob
 import json
@@ -107,20 +107,3 @@ def save_interval_of(start: dict[str, Any]) -> float:
     if by_time_alone(settings["save_minutes"], device_type):
         return math.inf
     return settings["save_interval"] or math.inf
-
-
-def write_own_report(stem: Path, say: Callable[[str], None]) -> None:
-    """The report page and the loss curve beside the files of a finished run. Nothing that happens here ends the run."""
-    try:
-        # Matplotlib takes a second to import.
-        from trainer.reporting.html_report import write_report
-
-        write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
-        say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
-    except ModuleNotFoundError as error:
-        say(
-            f"no report was written: the package {error.name} is not installed (pip install {error.name}); then "
-            f"python scripts/report.py {stem}.metrics.jsonl makes it"
-        )
-    except Exception as error:
-        say(f"warning: no report was written ({error}); python scripts/report.py {stem}.metrics.jsonl makes it")

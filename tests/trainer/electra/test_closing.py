@@ -13,6 +13,7 @@ from tests.trainer.test_train_electra import train
 from trainer.electra.closing import LEAST_CHARACTERS, MOST_CHARACTERS, PASSAGES, excerpt_of
 from trainer.electra.detector import open_detector
 from trainer.electra.passages import passage_lines
+from trainer.reporting.ending import tell_closing
 from trainer.reporting.html_report import write_report
 from trainer.reporting.records import RunRecords
 
@@ -107,10 +108,10 @@ def test_a_run_whose_text_has_gone_ends_all_the_same(data, tmp_path, capsys):
     folder, texts, flags = data
     run = train(**flags, out_dir=tmp_path, max_steps=1, val_fraction=0.3)
     run.job.data_path = [str(tmp_path / "gone.jsonl")]
-    run.tell_closing()
+    tell_closing(run)
     assert "warning: the run is done, but nothing can be shown of it: " in capsys.readouterr().out
     run.job.closing = lambda: 1 // 0
-    run.tell_closing()
+    tell_closing(run)
     assert "nothing can be shown of it: integer division" in capsys.readouterr().out
     del run.job.closing
     # An untrained discriminator has nothing to show, nor has a store whose texts are elsewhere.

@@ -1,0 +1,65 @@
+"""What comes now and then while a run goes on, and whether it is due: log lines, saves, evaluations, samples.
+
+An interval of the flags counts micro-batches, as in MiniMind, or updates where the job says so (`Job.counts_updates`).
+Log lines come after any micro-batch. Whatever else is due comes after an update, and so it may come some micro-batches
+late: an interval of 100 micro-batches ends within the update that does number 100.
+"""
+
+from typing import Any
+
+from trainer.job import Job, Progress, RunSettings
+
+
+class Intervals:
+    """What is due. `steps` below are the micro-batches of the update that was done last, counted over all epochs from 0.
+
+    `finished`: that update was the last one of the run.
+    """
+
+    def __init__(self, job: Job[Any, Any, Any], settings: RunSettings, save_interval: int) -> None:
+        """save_interval: that of the settings, or 0 where the run is saved by time alone."""
+        self.job = job
+        self.log_interval = settings.log_interval
+        self.accumulation_steps = settings.accumulation_steps
+        self.save_interval = save_interval
+
+    def log_is_due(self, step: int, n_steps: int) -> bool:
+        """Whether a log line comes after micro-batch `step` of the n_steps of an epoch, counted from 0."""
+        if step == n_steps - 1:
+            return True
+        number = step
+        if self.job.counts_updates:
+            number, place_in_update = divmod(step, self.accumulation_steps)
+            # A line is of whole updates.
+            if place_in_update != self.accumulation_steps - 1:
+                return False
+        return number % self.log_interval == 0
+
+    def save_is_due(self, progress: Progress, steps: range, finished: bool) -> bool:
+        """Whether the run is saved now, though nobody has asked for it."""
+        if finished or progress.update in self.job.save_at:
+            return True
+        return self._ends(self.save_interval, progress, steps)
+
+    def evaluation_is_due(self, progress: Progress, steps: range, finished: bool) -> bool:
+        """Whether the run is evaluated now, with the samples that belong to an evaluation."""
+        if self.job.has_samples and finished:
+            return True
+        if not self.job.evaluates:
+            return False
+        return finished or self._ends(self.job.eval_interval, progress, steps)
+
+    def samples_are_due(self, progress: Progress, finished: bool) -> bool:
+        """Whether samples come now that belong to no evaluation."""
+        every = self.job.sample_interval
+        return every > 0 and (finished or progress.update % every == 0)
+
+    def _ends(self, interval: int, progress: Progress, steps: range) -> bool:
+        """Whether one of these intervals ends with the update that was done last."""
+        this_update = range(progress.update - 1, progress.update)
+        return completes(interval, this_update if self.job.counts_updates else steps)
+
+
+def completes(interval: int, steps: range) -> bool:
+    """Whether a multiple of `interval` steps is completed within `steps`, which count from 0. An interval of 0 never ends."""
+    return interval > 0 and steps.stop // interval > steps.start // interval
