@@ -72,8 +72,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         # A run on CUDA saves by minutes, see trainer/saving/save_clock.py.
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.data.evaluated:
-        evaluation = costs.evaluation_seconds(config, plan.rows)
-        evaluations = costs.evaluations(evaluation, plan.seconds)
+        evaluations = costs.evaluations(config, plan.cut, plan.seconds)
         chosen["eval_interval"] = math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0
     if costs.seconds is not None:
         # Without a clock the run decides, which compiles where that pays.
