@@ -63,6 +63,16 @@ def sums_over_batches(
     return sums, int(slots[n_slots:].max())
 
 
+# Positions that are evaluated at once. Rows of up to 2,048 are all those of a batch. Of longer ones there are fewer: the mask of a
+# row has the square of its positions, and 16 rows of 32,768 would have one of 17 GB.
+MOST_POSITIONS = 32_768
+
+
+def rows_at_once(rows: int, T: int) -> int:
+    """Of a batch of so many rows of T positions, how many are evaluated together."""
+    return max(1, min(rows, MOST_POSITIONS // T))
+
+
 def evaluate(
     engine: Engine[Batch, Totals], batches: ValidationBatches, signals: StopSignals
 ) -> tuple[dict[str, float], int]:
@@ -74,9 +84,17 @@ def evaluate(
 
     def figures_of(number: int) -> tuple[float, int]:
         batch = batches[number].to(engine.device)
-        with engine.autocast():
-            loss, _ = model.training_losses(batch.input_ids, batch.targets, batch.document_ids, batch.position_ids)
-        return float(loss), batch.n_targets
+        R, T = batch.input_ids.shape
+        step = rows_at_once(R, T)
+        total = 0.0
+        for first in range(0, R, step):
+            rows = slice(first, first + step)
+            with engine.autocast():
+                loss, _ = model.training_losses(
+                    batch.input_ids[rows], batch.targets[rows], batch.document_ids[rows], batch.position_ids[rows]
+                )
+            total += float(loss)
+        return total, batch.n_targets
 
     (total, targets), stop_signal = sums_over_batches(engine, len(batches), figures_of, 2, signals)
     mean = total / max(targets, 1)

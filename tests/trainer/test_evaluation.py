@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dataset.corpus import Corpus
+from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, records, tiny_model, train, write_corpus
+from trainer import evaluation
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, sums_over_batches
 from trainer.machine.ranks import Ranks
@@ -57,6 +58,29 @@ def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
     assert values["val_loss"] == pytest.approx(total / targets, rel=1e-6)
     assert values["perplexity"] == pytest.approx(math.exp(total / targets), rel=1e-5)
     assert values["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes, rel=1e-6)
+
+
+@pytest.mark.parametrize(("positions", "most_rows"), [(12 * 16, 16), (12 * 5, 5), (1, 1)])
+@pytest.mark.parametrize("fields", [{}, {"use_moe": True}])
+def test_long_rows_are_evaluated_a_few_at_a_time(tokenizer, tmp_path, monkeypatch, positions, most_rows, fields):
+    """Reference: all rows of a batch at once. A mask has the square of a row's positions."""
+    data = write_corpus(tmp_path / "data.jsonl", 60)
+    encoder = DocumentEncoder(tokenizer)
+    corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data), allow_val_overlap=True)
+    model = tiny_model(vocab_size=encoder.vocab_size, **fields)
+    at_once, _ = evaluate(make_engine(model), corpus.validation(), StopSignals())
+    rows = []
+    training_losses = model.training_losses
+
+    def recorded(input_ids, *others):
+        rows.append(len(input_ids))
+        return training_losses(input_ids, *others)
+
+    monkeypatch.setattr(model, "training_losses", recorded)
+    monkeypatch.setattr(evaluation, "MOST_POSITIONS", positions)
+    values, _ = evaluate(make_engine(model), corpus.validation(), StopSignals())
+    assert max(rows) == most_rows and sum(rows) == EVAL_ROWS * len(corpus.validation())
+    assert values == pytest.approx(at_once, rel=1e-6)
 
 
 def test_a_stop_signal_ends_an_evaluation(tokenizer, tmp_path):

@@ -5,11 +5,12 @@ Seconds are estimated from the machine's rate of matrix products, and corrected 
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from model.config import MiniMindConfig
 from trainer.budget.data import Data
-from trainer.budget.plan import Plan
+from trainer.budget.plan import Cut, Plan
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import (
     Machine,
@@ -61,15 +62,19 @@ class RunCosts:
     """The Costs of a run with these settings, on this data and machine.
 
     optimizer: of the run. seconds: of a time budget, None: it is one of tokens or FLOPs. compiled: whether the run will be.
+    eval_interval: that the user has said; None: it is free.
     """
 
-    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine, optimizer: str) -> None:
-        """A collective: all ranks must call it."""
+    def __init__(
+        self, settings: PretrainSettings, data: Data, machine: Machine, optimizer: str, given: Collection[str] = ()
+    ) -> None:
+        """A collective: all ranks must call it. given: names of the settings that the user has said."""
         self.settings = settings
         self.data = data
         self.machine = machine
         self.optimizer = optimizer
         self.seconds = seconds_of(settings.budget) if settings.budget else None
+        self.eval_interval = settings.eval_interval if "eval_interval" in given else None
         self.prompts = len(read_prompts(settings.sample_prompts))
         # Rank 0 decides: the machines of several nodes may differ in having a compiler.
         self.compiled = on_main(machine.ranks, self._is_compiled)
@@ -115,15 +120,15 @@ class RunCosts:
 
         return self.corrections[min(self.corrections, key=distance)]
 
-    def other_seconds(self, config: MiniMindConfig, rows: int, run_seconds: float) -> float:
-        """Of what is no training: compiling, evaluations, files. run_seconds: about what the whole run takes."""
+    def other_seconds(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> float:
+        """Of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
         seconds = seconds_at_end(self.settings.report)
         if self.compiled:
             # To measure a size, a block of its width was compiled, and all blocks are alike.
             is_known = any(size.width == config.hidden_size for size in self.corrections)
             seconds += WARM_COMPILE_S if is_known else COMPILE_S
-        evaluation = self.evaluation_seconds(config, rows)
-        return seconds + evaluation * (1 + self.evaluations(evaluation, run_seconds))
+        evaluations = 1 + self.evaluations(config, cut, training_seconds)
+        return seconds + evaluations * self.evaluation_seconds(config, cut.rows)
 
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of one evaluation, in a run whose updates have so many rows."""
@@ -131,11 +136,17 @@ class RunCosts:
         samples = sample_seconds(config.num_hidden_layers, self.prompts)
         return evaluation_share(self.compiled) * of_position * self.data.evaluated + samples
 
-    def evaluations(self, seconds: float, of_run: float) -> int:
-        """How many come before the last one, if each takes so many seconds of so many."""
-        if not self.data.evaluated:
+    def evaluations(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> int:
+        """How many come before the last one, in a run whose updates take so many seconds."""
+        if not self.data.evaluated or self.eval_interval == 0:
             return 0
-        return int(min(EVALUATION_PART * of_run / seconds, MOST_EVALUATIONS))
+        if self.eval_interval is None:
+            part = EVALUATION_PART * training_seconds / self.evaluation_seconds(config, cut.rows)
+            return int(min(part, MOST_EVALUATIONS))
+        # There is one at most after each update.
+        updates_between = max(self.eval_interval / cut.accumulation_steps, 1.0)
+        updates = training_seconds / self.update_seconds(config, cut.rows)
+        return int(updates / updates_between)
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
         """Bytes at the peak, with micro-batches of so many rows."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from common.command_clock import seconds_since_start
+from common.settings import default_of
 from trainer.budget import laws
 from trainer.budget.command import explicit_command
 from trainer.budget.costs import RunCosts
@@ -13,11 +14,28 @@ from trainer.budget.data import FEWEST_DOCUMENTS
 from trainer.budget.kept_plan import PLANNED
 from trainer.budget.plan import Plan
 from trainer.budget.table import beyond_measurement, plan_table, quantity
-from trainer.pretrain.settings import PretrainSettings
+from trainer.pretrain.settings import DEFAULT_GENERATION, PretrainSettings
 
 # A text_scale so near to 1 is that of the text which was measured.
 LIKE_THE_MEASURED_TEXT = 0.05
 LOG_LINES = 200
+# The settings that decide, beside sizes and rows, how much a run learns from its tokens
+RECIPE = (
+    "init_scheme",
+    "learning_rate",
+    "muon_lr",
+    "embed_lr",
+    "weight_decay",
+    "grad_clip",
+    "lr_schedule",
+    "decay_share",
+    "warmup_iters",
+    "pack",
+    "long_documents",
+)
+# Layers and batches beyond this factor of what the laws give are others than those that were measured. A guess: the best of both is
+# flat (docs/experiments.md).
+NEAR_THE_LAW = 2.0
 # Of a budget: a plan that uses less of it leaves something over.
 USED = 0.9
 # Of a run; where so few would be further apart than the seconds below, there are more.
@@ -54,8 +72,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         # A run on CUDA saves by minutes, see trainer/saving/save_clock.py.
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.data.evaluated:
-        evaluation = costs.evaluation_seconds(config, plan.rows)
-        evaluations = costs.evaluations(evaluation, plan.seconds)
+        evaluations = costs.evaluations(config, plan.cut, plan.seconds)
         chosen["eval_interval"] = math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0
     if costs.seconds is not None:
         # Without a clock the run decides, which compiles where that pays.
@@ -176,5 +193,35 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
         return None
     is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
-    was_measured = is_such_text and is_such_vocabulary and not beyond_measurement(plan)
+    is_such_run = is_measured_shape(plan, costs) and is_measured_recipe(plan, costs, chosen)
+    was_measured = is_such_text and is_such_vocabulary and is_such_run and not beyond_measurement(plan)
     return laws.LOSS_ERROR if was_measured else laws.LOSS_ERROR_ELSEWHERE
+
+
+def is_measured_shape(plan: Plan, costs: RunCosts) -> bool:
+    """Whether models, rows and updates of about this shape were measured: the user may have said others."""
+    config = plan.config
+    if config.generation != DEFAULT_GENERATION:
+        return False
+    heads = laws.heads_for(config.hidden_size)
+    if (config.num_attention_heads, config.num_key_value_heads) != (heads, laws.kv_heads_for(heads)):
+        return False
+    if costs.data.T not in laws.MEASURED_ROWS:
+        return False
+    layers = config.num_hidden_layers / laws.layers_for(config.hidden_size, plan.tokens)
+    update = plan.tokens / plan.updates / laws.batch_tokens(plan.tokens)
+    return is_near(layers) and is_near(update)
+
+
+def is_near(ratio: float) -> bool:
+    """Whether a ratio of a number of layers, or of a batch, to that of the law is so near to 1 that it changes little."""
+    return 1 / NEAR_THE_LAW <= ratio <= NEAR_THE_LAW
+
+
+def is_measured_recipe(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> bool:
+    """Whether the run is trained as those that the law was fitted to: as a plan says where the user says nothing."""
+    if chosen.optimizer != "muon":
+        return False
+    usual = chosen_settings(plan, costs, given=())
+    others = [name for name in RECIPE if getattr(chosen, name) != usual.get(name, default_of(PretrainSettings, name))]
+    return not others

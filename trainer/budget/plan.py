@@ -6,7 +6,6 @@ larger than was measured for it; then the run ends before its budget does. Of ea
 suits its tokens; of these, the one with the lowest expected loss wins. Whatever the user has said by a flag is not tried, but kept.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,8 +104,8 @@ class Costs(Protocol):
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of an update of so many rows."""
 
-    def other_seconds(self, config: MiniMindConfig, rows: int, run_seconds: float) -> float:
-        """Of what is no training: compiling, evaluations, files. run_seconds: about what the whole run takes."""
+    def other_seconds(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> float:
+        """Of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
         """Bytes at the peak, with micro-batches of so many rows."""
@@ -245,9 +244,9 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
     choices = cuts(demands) if cut is None else [cut]
     cut = choices[0]
     for _ in range(ROUNDS):
-        tokens = affordable_tokens(config, cut.rows, demands, costs)
+        tokens = affordable_tokens(config, cut, demands, costs)
         cut = closest_cut(laws.batch_tokens(max(tokens, 1)) / tokens_of_row, choices)
-    tokens = affordable_tokens(config, cut.rows, demands, costs)
+    tokens = affordable_tokens(config, cut, demands, costs)
     updates = int(tokens / demands.tokens_of_update(cut.rows))
     if updates < FEWEST_UPDATES:
         return None
@@ -263,7 +262,7 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
         tokens=tokens,
         passes=tokens / demands.different,
         seconds=seconds,
-        other_seconds=costs.other_seconds(config, cut.rows, min(demands.seconds or seconds, seconds)),
+        other_seconds=costs.other_seconds(config, cut, seconds),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
         loss=laws.expected_loss(parameters, tokens, demands.parts or demands.unique, scale, demands.muon),
@@ -283,9 +282,9 @@ def smaller_micro_batches(plan: Plan, demands: Demands, costs: Costs) -> Plan | 
         if rows_of_rank % rows:
             continue
         cut = Cut(rows * demands.sharing, rows_of_rank // rows, plan.cut.at_once)
-        memory = costs.memory(plan.config, cut.batch_size)
-        if demands.allows(memory):
-            return dataclasses.replace(plan, cut=cut, memory=memory)
+        if demands.allows(costs.memory(plan.config, cut.batch_size)):
+            # Planned again: --eval_interval counts micro-batches.
+            return plan_for(plan.config, demands, costs, cut)
     return None
 
 
@@ -323,8 +322,8 @@ def free_cuts(world_size: int, sharing: int, device_type: str) -> list[Cut]:
     return found
 
 
-def affordable_tokens(config: MiniMindConfig, rows: int, demands: Demands, costs: Costs) -> float:
-    """What the budget buys with updates of so many rows, as far as it helps to read the text again."""
+def affordable_tokens(config: MiniMindConfig, cut: Cut, demands: Demands, costs: Costs) -> float:
+    """What the budget buys with such updates, as far as it helps to read the text again."""
     if demands.tokens is not None:
         # Somebody has counted them.
         return demands.tokens
@@ -332,8 +331,20 @@ def affordable_tokens(config: MiniMindConfig, rows: int, demands: Demands, costs
     if demands.flops is not None:
         return min(demands.flops / costs.token_flops(config), most)
     assert demands.seconds is not None
-    seconds = max(demands.seconds - costs.other_seconds(config, rows, demands.seconds), 0.0)
-    return min(seconds / costs.update_seconds(config, rows) * demands.tokens_of_update(rows), most)
+    updates = training_seconds(config, cut, demands.seconds, costs) / costs.update_seconds(config, cut.rows)
+    return min(updates * demands.tokens_of_update(cut.rows), most)
+
+
+def training_seconds(config: MiniMindConfig, cut: Cut, seconds: float, costs: Costs) -> float:
+    """What is left for updates of so many seconds.
+
+    What is no training grows with the updates, in which the evaluations come: it is taken to grow in proportion.
+    """
+    without_updates = costs.other_seconds(config, cut, 0.0)
+    if seconds <= without_updates:
+        return 0.0
+    growth = (costs.other_seconds(config, cut, seconds) - without_updates) / seconds
+    return (seconds - without_updates) / (1 + growth)
 
 
 def closest_cut(rows: float, choices: Sequence[Cut]) -> Cut:

@@ -226,7 +226,7 @@ class Planner:
         self.data = data
         self.machine = machine
         optimizer = settings.optimizer if "optimizer" in self.given else "muon"
-        self.costs = RunCosts(settings, data, machine, optimizer)
+        self.costs = RunCosts(settings, data, machine, optimizer, self.given)
         self.sizes = sizes(self._fixed_fields()) if config is None else [config]
         # Another program may take the memory of one of several GPUs.
         self.free_memory = self.costs.memory_plan.free_on_all_ranks()
@@ -332,7 +332,7 @@ class Planner:
                 f"{line}: {spent:.0f} s of it had passed before the plan. Give a larger budget, or run the command again: the "
                 "text is tokenised now."
             )
-        return f"{line}: raise it, or drop flags that fix the size or the batch"
+        return f"{line}: raise it, or drop flags that fix the size, the batch or how often is evaluated"
 
     def with_budget(self, factor: float) -> Plan | None:
         """The plan for `factor` times the budget; None: there is none."""

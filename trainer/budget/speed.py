@@ -20,7 +20,8 @@ from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.measure import seconds
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.collectives import on_main
+from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.flops import flops_per_token

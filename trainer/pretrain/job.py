@@ -396,10 +396,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         rows = rows_of_update(settings, self.ranks)
         evaluated = len(self.validation) * EVAL_ROWS if self.validation else 0
         steps = settings.accumulation_steps
-        # A faster machine reads a text no more often than a plan does.
-        most_updates = math.inf
-        if settings.from_weight == "none":
-            most_updates = max(updates, laws.MOST_PASSES * self.plan(0).n_rows // rows)
         return Pace(
             seconds_of(settings.budget),
             seconds_since_start(),
@@ -408,8 +404,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
             evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows,
             evaluation_every=max(1, settings.eval_interval // steps) if settings.eval_interval else 0,
-            most_updates=most_updates,
+            most_updates=max(updates, self._most_updates()),
         )
+
+    def _most_updates(self) -> float:
+        """A machine that is faster than planned reads the text no more often than a plan does."""
+        if self.settings.from_weight != "none":
+            return math.inf
+        first = self.plan(0)
+        targets = first.row_targets(0, first.n_rows)
+        # A pass over a mixture ends where one source is used up. Later passes bring other text of the others.
+        different = laws.different_tokens(parts_of(self.corpus) or targets)
+        most_rows = laws.MOST_PASSES * first.n_rows * different / targets
+        return int(most_rows / rows_of_update(self.settings, self.ranks))
 
     def settings_to_keep(self) -> PretrainSettings:
         """Without the budget: the plan is in the other settings."""

@@ -1,24 +1,42 @@
 """What is told of a plan. Reference: where the law of the loss was measured."""
 
+import copy
 import dataclasses
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.trainer.budget.test_table import PLAN
 from trainer.budget import laws
-from trainer.budget.outcome import loss_error, sources_read_too_often
+from trainer.budget.outcome import chosen_settings, loss_error, sources_read_too_often
+from trainer.pretrain.settings import PretrainSettings
 
-MEASURED = dataclasses.replace(PLAN, parameters=2_000_000, tokens=1e7)
+MEASURED = dataclasses.replace(PLAN, parameters=2_000_000)
 
 
-def error_of(plan, text_scale=1.0, vocab_size=laws.MEASURED_VOCABULARY, from_weight="none", use_moe=False):
-    costs = SimpleNamespace(data=SimpleNamespace(text_scale=text_scale, vocab_size=vocab_size))
-    return loss_error(plan, costs, SimpleNamespace(from_weight=from_weight, use_moe=use_moe))
+def with_config(**fields):
+    """A plan of another shape."""
+    config = copy.copy(PLAN.config)
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return dataclasses.replace(MEASURED, config=config)
+
+
+def error_of(plan=MEASURED, text_scale=1.0, vocab_size=laws.MEASURED_VOCABULARY, T=512, optimizer="muon", **said):
+    """said: settings that the user has said."""
+    data = SimpleNamespace(text_scale=text_scale, vocab_size=vocab_size, T=T, val_fraction=0.01, evaluated=0)
+    asked = PretrainSettings(**said, optimizer=optimizer, max_seq_len=T)
+    machine = SimpleNamespace(device=torch.device("cpu"))
+    costs = SimpleNamespace(data=data, settings=asked, machine=machine, optimizer=optimizer, seconds=60, compiled=False)
+    chosen = dataclasses.replace(asked, **chosen_settings(plan, costs, {*said, "optimizer"}))
+    return loss_error(plan, costs, chosen)
 
 
 def test_the_small_range_is_for_what_was_measured():
-    assert error_of(MEASURED) == laws.LOSS_ERROR
+    assert error_of() == laws.LOSS_ERROR
+    # What the plan would say too
+    assert error_of(muon_lr=laws.MUON_RATE, lr_schedule="wsd", embed_lr=laws.EMBED_RATE) == laws.LOSS_ERROR
 
 
 @pytest.mark.parametrize(
@@ -30,15 +48,28 @@ def test_the_small_range_is_for_what_was_measured():
         {"plan": dataclasses.replace(MEASURED, tokens=1e5)},
         {"text_scale": 0.7},
         {"vocab_size": 32_000},
+        {"T": 1024},
+        {"optimizer": "adamw"},
+        {"plan": with_config(generation="minimind3")},
+        {"init_scheme": "default"},
+        {"learning_rate": 1e-3},
+        {"muon_lr": 0.02},
+        {"weight_decay": 0.5},
+        {"lr_schedule": "cosine"},
+        {"pack": False},
+        {"plan": with_config(num_attention_heads=2)},
+        {"plan": with_config(num_key_value_heads=2)},
+        {"plan": with_config(num_hidden_layers=24)},
+        {"plan": dataclasses.replace(MEASURED, updates=MEASURED.updates // 10)},
     ],
 )
 def test_beyond_it_the_range_is_a_wide_one(changes):
-    assert error_of(**{"plan": MEASURED, **changes}) == laws.LOSS_ERROR_ELSEWHERE
+    assert error_of(**changes) == laws.LOSS_ERROR_ELSEWHERE
 
 
 @pytest.mark.parametrize("changes", [{"from_weight": "pretrain"}, {"use_moe": True}])
 def test_where_no_law_is_known_there_is_no_range(changes):
-    assert error_of(MEASURED, **changes) is None
+    assert error_of(**changes) is None
 
 
 def test_a_source_that_is_read_too_often_is_named_with_the_share_that_it_may_have():

@@ -35,7 +35,7 @@ class SimulatedMachine:
     def update_seconds(self, config, rows):
         return rows * self.T * self.token_flops(config) / self.rate
 
-    def other_seconds(self, config, rows, run_seconds):
+    def other_seconds(self, config, cut, training_seconds):
         return 10.0
 
     def memory(self, config, batch_size):

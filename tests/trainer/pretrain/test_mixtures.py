@@ -298,3 +298,23 @@ def test_a_mixture_file_is_the_same_run(sources, tmp_path):
     with trainers_that_fit() as trainers:
         assert train_pretrain.main(["--config", str(again), "--out_dir", str(tmp_path / "again")]) == 0
     assert_same(trainers[0], by_file)
+
+
+@pytest.mark.parametrize("share", [0.5, "0.6..0.4"])
+def test_a_clock_lets_all_text_of_a_mixture_be_read_as_often_as_a_plan_does(sources, tmp_path, share):
+    """Reference: eight passes over the tokens of both sources, though a pass of fixed shares ends with the smaller one."""
+    small = str(write_corpus(tmp_path / "small.jsonl", 20, seed=2))
+    other = 0.5 if share == 0.5 else "0.4..0.6"
+    with trainers_that_fit() as trainers:
+        paths = [f"{sources[0]}:{share}", f"{small}:{other}"]
+        assert train_pretrain.main([*flags(out_dir=tmp_path / "out", max_updates=3), "--data_path", *paths]) == 0
+    (run,) = trainers
+    first = run.job.plan(0)
+    tokens_of_update = 4 * first.row_targets(0, first.n_rows) / first.n_rows
+    tokens = sum(targets for _, targets in run.job.corpus.parts())
+    assert run.job._most_updates() == int(8 * tokens / tokens_of_update)
+
+
+def test_a_clock_lets_one_text_be_read_eight_times(sources, tmp_path):
+    run = train(data_path=sources[0], out_dir=tmp_path, max_updates=3)
+    assert run.job._most_updates() == 8 * run.job.plan(0).n_rows // 4
