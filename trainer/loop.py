@@ -226,7 +226,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         goal, flag = self.job.goal(self.progress, self.epochs)
         further = f" (a higher {flag} goes on)" if flag else ""
         self.reporter.say(f"this run has already done its {goal}: nothing to do{further}")
-        if not all(path.exists() for path in self.job.outputs.values()):
+        # Rank 0 looks for all: another one would look while they are written, and all take part in that or none.
+        all_there = on_main(self.ranks, lambda: all(path.exists() for path in self.job.outputs.values()))
+        if not all_there:
             # A later run has moved them away, and this one was brought back by renaming its folder.
             weights = snapshot(self.engine.weights())
             on_main(self.ranks, lambda: self.job.save_weights(weights, self.progress.update, is_last=True))
