@@ -231,9 +231,14 @@ def parameter_count(config: MiniMindConfig) -> int:
         mlp = 3 * width * config.intermediate_size
     norms = 2 * width
     layer = attention + mlp + norms
-    tables = 1 if config.tie_word_embeddings else 2
     last_norm = width
-    return config.num_hidden_layers * layer + tables * config.vocab_size * width + last_norm
+    return config.num_hidden_layers * layer + table_numbers(config) + last_norm
+
+
+def table_numbers(config: MiniMindConfig) -> int:
+    """Numbers in the embeddings, and in the head where that is another matrix."""
+    tables = 1 if config.tie_word_embeddings else 2
+    return tables * config.vocab_size * config.hidden_size
 
 
 def public_spellings(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Which files are data, and of what kind: by the end of their names alone."""
 
 import argparse
+import errno
 import glob
 import os
 import re
@@ -39,6 +40,9 @@ UNCOMPRESSED = (".parquet", ".arrow")
 
 # Of a token store of several shards.
 MANIFEST = "manifest.json"
+
+# Folders at the top of a disk that only the system may read
+KEPT_BY_SYSTEMS = ("lost+found", "System Volume Information")
 
 READABLE = (
     "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (--text_suffixes), each also as "
@@ -187,9 +191,11 @@ def _files_of_several(path: Path) -> list[Path]:
     matches = [path]
     if not _is(Path.is_dir, path):
         matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-        if not matches and not _is(Path.is_symlink, path):
+        if matches == [path]:
+            _refuse_what_is_no_file(path)
+        if not matches:
+            _refuse_what_cannot_be_read(path)
             raise DataError(f"{path}: no such file or folder, and no file matches it as a pattern; {READABLE}")
-        matches = matches or [path]
     # A dict, since `data/**` matches a file by itself and within its folder.
     found: dict[Path, None] = {}
     for match in matches:
@@ -218,6 +224,28 @@ def _is(kind: Callable[[Path], bool], path: Path) -> bool:
         return False
 
 
+def _refuse_what_cannot_be_read(path: Path) -> None:
+    """Errors: DataError for a path of which the system does not say whether there is something."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR) and not glob.has_magic(str(path)):
+            raise _unreadable(error, path) from None
+    except ValueError:
+        # A NUL character: no file has such a name.
+        return
+
+
+def _unreadable(error: OSError, path: str | Path) -> DataError:
+    return DataError(f"{path}: cannot be read ({error.strerror})")
+
+
+def _refuse_folder(error: OSError) -> None:
+    """For a folder that os.walk cannot read. Errors: DataError, since part of a corpus would be missing."""
+    if Path(error.filename).name not in KEPT_BY_SYSTEMS:
+        raise _unreadable(error, error.filename)
+
+
 def _is_file_in(folder: Path, below: PurePath) -> bool:
     return (folder / below).is_file()
 
@@ -230,7 +258,7 @@ def _files_below(folder: Path) -> list[Path]:
     # os.walk follows links, as rglob does not: a corpus is often a folder of links to other disks.
     found = []
     seen = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
         real = os.path.realpath(place)
         if real in seen:
             folders.clear()

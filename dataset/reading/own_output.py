@@ -10,7 +10,10 @@ def is_own_output(below: PurePath, is_there: Callable[[PurePath], bool]) -> bool
 
     below: its path from the folder that was named. is_there: whether there is a file of such a path.
     """
-    if below.name.endswith((".metrics.jsonl", ".report.html", ".settings.yaml")) or below.name == "hashes.json":
+    if (
+        below.name.endswith((".metrics.jsonl", ".report.html", ".settings.yaml", ".plan.yaml"))
+        or below.name == "hashes.json"
+    ):
         return True
     # The settings of a model stand beside its weights.
     if below.suffix == ".json" and is_there(below.with_suffix(".pth")):

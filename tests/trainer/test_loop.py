@@ -12,6 +12,7 @@ from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
 from trainer.loop import Trainer
 from trainer.machine.signals import StopSignals
+from trainer.reporting import ending
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.checkpoint import load_checkpoint
 
@@ -138,3 +139,29 @@ def test_where_the_loader_fails_nothing_is_saved_of_damaged_data(tmp_path, monke
     with pytest.raises(DataError, match="damaged"):
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
     assert not list(tmp_path.rglob("update_*.pt"))
+
+
+@pytest.mark.parametrize("is_there_for_rank_1", [True, False])
+def test_rank_0_decides_whether_a_finished_run_writes_its_weights_again(tmp_path, monkeypatch, is_there_for_rank_1):
+    """Rank 1 may look when rank 0 has written them already, or before it sees them. Reference: the messages of rank 0."""
+    data = write_corpus(tmp_path / "data.jsonl", 10)
+    trainer = train(data_path=data, out_dir=tmp_path / "out", max_updates=1)
+    weights = trainer.job.outputs["weights"]
+    whole = weights.read_bytes()
+    said = []
+
+    def by_main(ranks, work):
+        said.append(work())
+        return said[-1]
+
+    weights.unlink()
+    monkeypatch.setattr(ending, "on_main", by_main)
+    ending.say_that_all_is_done(trainer)
+    assert weights.read_bytes() == whole
+
+    if not is_there_for_rank_1:
+        weights.unlink()
+    heard = iter(said)
+    monkeypatch.setattr(ending, "on_main", lambda ranks, work: next(heard))
+    ending.say_that_all_is_done(trainer)
+    assert list(heard) == [] and weights.exists() == is_there_for_rank_1

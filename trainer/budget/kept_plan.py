@@ -1,9 +1,16 @@
-"""The plan of a run on the disk: a resume must know it before it knows how wide the model is."""
+"""The plan of a run on the disk: a resume must know it before it knows how wide the model is.
+
+It lies among the files of its run, as `out/pretrain_384.plan.yaml` beside `out/pretrain_384.pth`. So a later run of the same
+name sets it aside together with its run, and that of another width has one of its own. A plan without a checkpoint is of no
+use: whoever resumes such a run begins it anew.
+"""
 
 import dataclasses
+import glob
+import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import UserError
 from common.notices import announce
@@ -11,7 +18,8 @@ from common.settings_files import write_settings
 from trainer.budget.settings import BUDGETS
 from trainer.launch import make_folder
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, weight_name
+from trainer.saving.checkpoint import Checkpoints
 from trainer.saving.places import check_writable
 
 # The settings that a plan may choose.
@@ -41,76 +49,130 @@ PLANNED = (
 )
 
 
-def plan_path(settings: PretrainSettings) -> Path:
-    """Where the plan of a run is."""
-    return Path(settings.out_dir) / f"{settings.save_weight}.plan.yaml"
+class KeptPlan(NamedTuple):
+    """What the first start of a run has kept: its settings, and the file in which they are."""
+
+    path: Path
+    settings: PretrainSettings
+
+
+def plan_path(stem: Path) -> Path:
+    """Where the plan of a run is. stem: the path of the run's files without their endings."""
+    return stem.with_name(f"{stem.name}.plan.yaml")
 
 
 def check_out_dir(settings: PretrainSettings) -> None:
     """Errors: UserError where the files of a run cannot be written, as far as that is known before its width is."""
-    path = plan_path(settings)
-    make_folder(path.parent)
-    check_writable(Path(settings.out_dir) / settings.save_weight)
+    stem = Path(settings.out_dir) / settings.save_weight
+    make_folder(stem.parent)
+    check_writable(stem)
 
 
-def keep_plan(settings: PretrainSettings, ranks: Ranks) -> None:
-    """Write the settings that a plan has led to, unless this run goes on with an earlier start's.
+def keep_plan(settings: PretrainSettings, ranks: Ranks, stem: Path) -> None:
+    """Write the settings that a plan has led to, unless this run goes on with an earlier start's. stem: see `plan_path`.
 
-    With them, how many processes share a micro-batch: a resume has as many, and so the same sums.
+    With them, how many processes share a micro-batch: a resume has as many, and so the same sums. It comes when an earlier run
+    of the same name was set aside.
     """
-    if settings.from_resume and kept_settings(settings) is not None:
-        return
-    path = plan_path(settings)
-    make_folder(path.parent)
-    write_settings(dataclasses.replace(settings, cpu_processes=str(ranks.sharing)), path)
+    path = plan_path(stem)
+    goes_on = bool(Checkpoints(f"{stem}_resume").paths())
+    if not (goes_on and path.is_file()):
+        write_settings(dataclasses.replace(settings, cpu_processes=str(ranks.sharing)), path)
 
 
-def kept_settings(settings: PretrainSettings) -> PretrainSettings | None:
-    """The settings that the first start of a run has kept; None: there is no plan. Errors: UserError for another file."""
-    path = plan_path(settings)
-    if not path.is_file():
-        return None
+def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[KeptPlan]:
+    """The plans of the runs with this --save_weight that a resume may go on with: those that have a checkpoint.
+
+    given: the settings that the user has said. With its width, runs of other widths are not meant. Errors: UserError for
+    another file in the place of a plan.
+    """
+    prefix = Path(settings.out_dir) / settings.save_weight
+    name = re.compile(rf"({re.escape(prefix.name)}_(\d+)(_moe)?)_resume", re.ASCII)
+    found = []
+    for folder in sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}_*_resume")):
+        parts = name.fullmatch(folder.name)
+        if parts is None:
+            continue
+        is_another = ("hidden_size" in given and int(parts[2]) != settings.hidden_size) or (
+            "use_moe" in given and bool(parts[3]) != settings.use_moe
+        )
+        if is_another or not Checkpoints(folder).paths():
+            continue
+        beside = plan_path(folder.with_name(parts[1]))
+        # A run whose folder was renamed back has its plan among its checkpoints until the resume begins. What stands beside
+        # them then is that of the later run.
+        for path in (folder / beside.name, beside):
+            if path.is_file():
+                found.append(KeptPlan(path, read_plan(path, settings)))
+                break
+    return found
+
+
+def read_plan(path: Path, settings: PretrainSettings) -> PretrainSettings:
+    """Errors: UserError for another file."""
     before = type(settings).read(path)
     if not before.max_updates or not before.has_budget:
         raise UserError(f"{path} is not the plan of a run: remove it, or start without --from_resume")
     return before
 
 
+def kept_plan(settings: PretrainSettings, given: Collection[str]) -> KeptPlan | None:
+    """The plan of the run that a resume goes on with, or one with another budget; None: there is none.
+
+    Errors: UserError where the flags do not say which of several runs is meant.
+    """
+    plans = kept_plans(settings, given)
+    same = [plan for plan in plans if budgets_of(plan.settings) == budgets_of(settings)]
+    if len(same) > 1:
+        names = ", ".join(plan.path.name.removesuffix(".plan.yaml") for plan in same)
+        raise UserError(
+            f"--out_dir {settings.out_dir} has several runs that were planned with this budget, {names}: add the --hidden_size "
+            "(and --use_moe) of the one to go on with"
+        )
+    return next(iter(same or plans), None)
+
+
+def budgets_of(settings: PretrainSettings) -> dict[str, Any]:
+    """What the flags say of how much a run may cost."""
+    return {name: getattr(settings, name) for name in BUDGETS}
+
+
 def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
-    """For a resume without a budget. Errors: UserError where its folder has the plan of a run of another width.
+    """For a resume without a budget. Errors: UserError where its folder has a planned run of another width, and none of this one.
 
     Without this a run of the default width would begin, beside the one that was meant.
     """
-    before = kept_settings(settings)
-    if before is None or "hidden_size" in given or before.hidden_size == settings.hidden_size:
+    # The width of a folder of weights is that folder's, here and there.
+    if settings.hidden_size is None or "hidden_size" in given:
         return
-    asked = next(f"--{name} {getattr(before, name)}" for name in BUDGETS if getattr(before, name) is not None)
-    raise UserError(
-        f"{plan_path(settings)} is the plan of a run that began with {asked}: add it to go on with that run, or --hidden_size "
-        "for another one"
-    )
+    own = Path(settings.out_dir) / weight_name(settings.save_weight, settings.hidden_size, bool(settings.use_moe))
+    if Checkpoints(f"{own}_resume").paths():
+        return
+    for path, before in kept_plans(settings, given):
+        asked = next(f"--{name} {value}" for name, value in budgets_of(before).items() if value is not None)
+        raise UserError(
+            f"{path} is the plan of a run that began with {asked}: add it to go on with that run, or --hidden_size for another one"
+        )
 
 
 def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str, Any] | None:
     """What the first start of a run has chosen; None: there is no plan. Errors: UserError where it had another budget."""
-    path = plan_path(settings)
-    before = kept_settings(settings)
-    if before is None:
+    plan = kept_plan(settings, given)
+    if plan is None:
         return None
-    for name in BUDGETS:
-        asked = getattr(settings, name)
-        planned = getattr(before, name)
-        if planned != asked:
+    path, before = plan
+    asked = budgets_of(settings)
+    for name, planned in budgets_of(before).items():
+        if planned != asked[name]:
             raise UserError(
-                f"--{name} is {asked}, and {path} says that this run was planned with {planned}: give the same one, or "
+                f"--{name} is {asked[name]}, and {path} says that this run was planned with {planned}: give the same one, or "
                 "start without --from_resume"
             )
-    # A later plan in the same folder, for another size, has taken the place of the first one.
     for name in set(given) & set(MODEL_FLAGS):
         if getattr(settings, name) != getattr(before, name):
             raise UserError(
                 f"--{name} is {getattr(settings, name)}, and {path} is the plan of a run with {getattr(before, name)}: drop the "
-                "flag, or take an --out_dir of its own for each size"
+                "flag, or start without --from_resume"
             )
     announce(f"the plan of the first start holds: {path}")
     return {name: getattr(before, name) for name in PLANNED if name not in given}

@@ -22,12 +22,17 @@ PROOF_BYTES = 16
 HEADER_BYTES = mmap.PAGESIZE
 
 
+def can_share(ranks: Ranks) -> bool:
+    """Whether the ranks have what it takes. A limit or a sandbox may refuse it all the same."""
+    return ranks.on_one_machine and sys.platform == "linux"
+
+
 def shared_bytes(size: int, ranks: Ranks) -> torch.Tensor | None:
     """uint8 [size], zeros, the same memory on all ranks; None on all of them where one cannot have it.
 
     A collective: all ranks must call it. The memory is taken page by page, as it is written.
     """
-    if not ranks.on_one_machine or sys.platform != "linux":
+    if not can_share(ranks):
         return None
     whole = HEADER_BYTES + size
     descriptor = -1

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from trainer.budget.kept_plan import check_out_dir, keep_plan, refuse_forgotten_budget
+from trainer.budget.kept_plan import check_out_dir, refuse_forgotten_budget
 from trainer.budget.planner import advice_on_planning, plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
@@ -54,7 +54,4 @@ def train(
     elif settings.from_resume:
         on_main(surroundings.ranks, partial(refuse_forgotten_budget, settings, given))
     job = job_kind(settings, surroundings)
-    if settings.has_budget:
-        # Not before the job has claimed the files: another run may be writing them, which needs its own plan.
-        on_main(surroundings.ranks, partial(keep_plan, settings, surroundings.ranks))
     return Trainer(job, surroundings).run()

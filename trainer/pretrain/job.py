@@ -32,6 +32,7 @@ from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from trainer.budget import laws
 from trainer.budget.forecast import Alarm, Forecast
+from trainer.budget.kept_plan import keep_plan, plan_path
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.text import parts_of, text_scale
@@ -257,7 +258,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.outputs = {"weights": Path(f"{self.stem}.pth"), "config": Path(f"{self.stem}.json")}
         claim(self.ranks, self.stem)
         # A folder in the place of a file would be found out at the first save, hours later.
-        on_main(self.ranks, lambda: check_kinds(self.stem, files=self.outputs.values()))
+        self.begun = [plan_path(self.stem)]
+        on_main(self.ranks, lambda: check_kinds(self.stem, files=[*self.outputs.values(), *self.begun]))
 
     def _weight_name(self) -> str:
         return weight_name(self.settings.save_weight, self.config.hidden_size, self.config.use_moe)
@@ -421,6 +423,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def settings_to_keep(self) -> PretrainSettings:
         """Without the budget: the plan is in the other settings."""
         return replace(self.settings, budget=None, budget_tokens=None, budget_flops=None)
+
+    def begin(self) -> None:
+        if self.settings.has_budget:
+            on_main(self.ranks, lambda: keep_plan(self.settings, self.ranks, self.stem))
 
     def expected_loss(self, tokens: int, rate: float) -> float | None:
         if self.forecast is None:

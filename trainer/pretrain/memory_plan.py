@@ -8,12 +8,13 @@ import torch
 
 from common.arithmetic import ceil_div
 from common.errors import UserError
-from model.config import MiniMindConfig, parameter_count
+from model.config import MiniMindConfig, parameter_count, table_numbers
 from trainer.machine.collectives import least_of_ranks
 from trainer.machine.measure import available_memory, total_memory
 from trainer.machine.out_of_memory import batch_flags, gigabytes, same_update
 from trainer.machine.processes import bytes_in_shared_memory
 from trainer.machine.ranks import ONE_RANK, Ranks
+from trainer.machine.shared_memory import can_share
 from trainer.pretrain.memory import FP32, MemoryEstimate, training_memory
 from trainer.pretrain.settings import PretrainSettings
 
@@ -88,7 +89,11 @@ class MemoryPlan:
         )
         if self.group_size > 1:
             return sharing * self._of_part(estimate, batch, compiled)
-        return sharing * estimate.total + bytes_in_shared_memory(sharing, parameter_count(batch.config))
+        shared = 0
+        if self.device.type == "cpu" and can_share(self.ranks):
+            shared = bytes_in_shared_memory(self.ranks.world_size, parameter_count(batch.config))
+        # Of a launcher's ranks each counts its part of it, as of the machine's memory.
+        return sharing * estimate.total + shared // self.ranks.local_world_size
 
     def _of_part(self, estimate: MemoryEstimate, batch: MicroBatch, compiled: bool) -> int:
         """Bytes at the peak, of a rank that has a part of the model.
@@ -99,7 +104,7 @@ class MemoryPlan:
         """
         config = batch.config
         states = estimate.weights + estimate.gradients + estimate.optimizer_states
-        outside = config.vocab_size * config.hidden_size
+        outside = table_numbers(config)
         of_layer = (parameter_count(config) - outside) // config.num_hidden_layers
         gathered = 2 * FP32 * (outside + 2 * of_layer)
         keeps_none = batch.gradient_checkpointing or not (compiled or config.use_moe)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from model.config import MiniMindConfig, parameter_count
 from model.hf_folder import read_config
-from trainer.budget.kept_plan import kept_settings
+from trainer.budget.kept_plan import kept_plan
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.processes import Divisible
 from trainer.pretrain.auto_batch import why_whole
@@ -29,8 +29,9 @@ def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> D
         return None
     whole = why_whole(config)
     is_planned = settings.has_budget and "batch_size" not in given
-    before = kept_settings(settings) if is_planned and settings.from_resume else None
-    if before is not None:
+    plan = kept_plan(settings, given) if is_planned and settings.from_resume else None
+    if plan is not None:
+        before = plan.settings
         # A run that goes on: its first start has chosen the batch, and the processes that share it.
         shape = (before.batch_size, before.max_seq_len)
         processes = int(before.cpu_processes) if before.cpu_processes.isdecimal() else None

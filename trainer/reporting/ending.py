@@ -81,7 +81,9 @@ def say_that_all_is_done(trainer: "Trainer") -> None:
     goal, flag = job.goal(trainer.progress, trainer.epochs)
     further = f" (a higher {flag} goes on)" if flag else ""
     trainer.reporter.say(f"this run has already done its {goal}: nothing to do{further}")
-    if not all(path.exists() for path in job.outputs.values()):
+    # Rank 0 looks for all: another one would look while they are written, and all take part in that or none.
+    all_there = on_main(trainer.ranks, lambda: all(path.exists() for path in job.outputs.values()))
+    if not all_there:
         # A later run has moved them away, and this one was brought back by renaming its folder.
         weights = snapshot(trainer.engine.weights())
         on_main(trainer.ranks, lambda: job.save_weights(weights, trainer.progress.update, is_last=True))

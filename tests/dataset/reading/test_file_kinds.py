@@ -1,9 +1,11 @@
 """Which files of a folder are data. Reference: the table in dataset/README.md, and what was read before."""
 
 import argparse
+import errno
 import gzip
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -218,3 +220,44 @@ def test_a_path_that_can_be_none_is_one_line(path):
     with pytest.raises(DataError) as error:
         find_files(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_path_that_cannot_be_looked_at_is_told_with_the_reason(tmp_path, monkeypatch):
+    """It may well be there. Reference: what the system says."""
+    with pytest.raises(DataError, match=r"xxx: cannot be read \(File name too long\)"):
+        find_files(str(tmp_path / ("x" * 300)))
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(DataError, match="link: a link to gone, which is not there"):
+        find_files(str(tmp_path / "link"))
+
+    # Below a folder that this user may not enter.
+    stat = os.stat
+
+    def refused(path, *arguments, **options):
+        if str(path).startswith(str(tmp_path / "private")):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    for name in ("private/a.jsonl", "private/folder"):
+        with pytest.raises(DataError, match=rf"{name}: cannot be read \(Permission denied\)"):
+            find_files(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("closed", ["private", "data/private"])
+def test_no_folder_is_left_out_because_it_cannot_be_read(tmp_path, monkeypatch, closed):
+    """Part of a corpus would be missing. What the system keeps at the top of a disk is no data."""
+    names(tmp_path, ["data/a.jsonl", "private/b.jsonl", "data/private/b.jsonl", "data/lost+found/c.jsonl"])
+    scandir = os.scandir
+    private = [tmp_path / closed, tmp_path / "data" / "lost+found"]
+
+    def refused(path):
+        if Path(path) in private:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(DataError, match=rf"{closed}: cannot be read \(Permission denied\)"):
+        find_files(str(tmp_path / closed.partition("/")[0]))
+    private.pop(0)
+    assert [file.name for file in find_files(str(tmp_path / "data"))] == ["a.jsonl", "b.jsonl"]

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import shutil
 import time
 
 import pytest
@@ -33,6 +34,14 @@ def text(tmp_path_factory):
 
 def planned(out_dir, text, **changes):
     return train(**{**SMALL_MODEL, "data_path": text, "out_dir": out_dir, "budget_tokens": 3000, **changes})
+
+
+def said_by_a_finished_run(out_dir, text, capfd, **changes):
+    """What a resume prints that finds nothing to do."""
+    options = {**SMALL_MODEL, "data_path": text, "out_dir": out_dir, "budget_tokens": 3000, "from_resume": 1, **changes}
+    capfd.readouterr()
+    assert train_pretrain.main(flags(**options)) == 0
+    return capfd.readouterr().out
 
 
 def repeated_command(printed):
@@ -127,19 +136,71 @@ def test_what_a_budget_cannot_keep_to_is_refused(text, tmp_path, changes, said):
 def test_the_plan_of_a_run_is_kept(text, tmp_path):
     """As settings that --config reads. A resume with another budget would need another model."""
     planned(tmp_path, text)
-    kept = yaml.safe_load((tmp_path / "pretrain.plan.yaml").read_text())
+    kept = yaml.safe_load((tmp_path / "pretrain_16.plan.yaml").read_text())
     assert set(PLANNED) <= set(kept) and kept["budget_tokens"] == 3000
     with pytest.raises(UserError, match="was planned with"):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
     # Without the budget a run of the default width would begin beside it.
     with pytest.raises(
-        UserError, match=r"pretrain.plan.yaml is the plan of a run that began with --budget_tokens 3000"
+        UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000"
     ):
         train_pretrain.main(["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"])
     with pytest.raises(
-        UserError, match=r"--num_hidden_layers is 7, and .*pretrain.plan.yaml is the plan of a run with"
+        UserError, match=r"--num_hidden_layers is 7, and .*pretrain_16.plan.yaml is the plan of a run with"
     ):
         planned(tmp_path, text, num_hidden_layers=7, from_resume=1)
+
+
+def test_a_plan_belongs_to_the_run_of_its_weight_name(text, tmp_path, capfd):
+    """Two sizes in one folder, each with a plan of its own; and what has no run any more is no plan."""
+    wide = {"hidden_size": 32, "budget_tokens": 4000}
+    # A prefix that begins alike.
+    other = {"save_weight": "pretrain_16", "budget_tokens": 2000}
+    updates = {}
+    for name, changes in (("pretrain_16", {}), ("pretrain_32", wide), ("pretrain_16_16", other)):
+        updates[name] = planned(tmp_path, text, from_resume=1, **changes).progress.update
+    # The width that is left open is that of the plan with this budget.
+    for name, changes in (
+        ("pretrain_16", {}),
+        ("pretrain_32", {**wide, "hidden_size": None}),
+        ("pretrain_16_16", other),
+    ):
+        printed = said_by_a_finished_run(tmp_path, text, capfd, **changes)
+        assert f"the plan of the first start holds: {tmp_path / name}.plan.yaml" in printed
+        assert f"already done its {updates[name]:,} update" in printed
+
+
+def test_which_of_two_plans_is_meant_is_asked_for(text, tmp_path):
+    """Where both runs have the same budget, and the flags do not say the width."""
+    for width in (16, 32):
+        planned(tmp_path, text, hidden_size=width)
+    with pytest.raises(UserError, match="pretrain_16, pretrain_32: add the --hidden_size"):
+        planned(tmp_path, text, hidden_size=None, from_resume=1)
+
+
+def test_the_plan_of_a_run_that_is_gone_is_none(text, tmp_path, capfd):
+    """Neither with another budget nor without one. Its files but for the plan were deleted."""
+    planned(tmp_path, text)
+    shutil.rmtree(tmp_path / "pretrain_16_resume")
+    run = planned(tmp_path, text, budget_tokens=4000, from_resume=1)
+    assert run.progress.tokens == pytest.approx(4000, rel=0.1)
+    assert yaml.safe_load((tmp_path / "pretrain_16.plan.yaml").read_text())["budget_tokens"] == 4000
+    shutil.rmtree(tmp_path / "pretrain_16_resume")
+    train(data_path=text, out_dir=tmp_path, hidden_size=None, num_hidden_layers=1, max_updates=1, from_resume=1)
+
+
+def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path, capfd):
+    """A later run of the same weight name is not taken for the planned one, and has a plan of its own."""
+    first = planned(tmp_path, text)
+    plan = (tmp_path / "pretrain_16.plan.yaml").read_bytes()
+    train(**{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "batch_size": 2, "max_updates": 1})
+    assert not (tmp_path / "pretrain_16.plan.yaml").exists()
+    assert (tmp_path / "pretrain_16_resume_old1" / "pretrain_16.plan.yaml").read_bytes() == plan
+    planned(tmp_path, text, budget_tokens=4000)
+    (tmp_path / "pretrain_16_resume").rename(tmp_path / "second")
+    (tmp_path / "pretrain_16_resume_old1").rename(tmp_path / "pretrain_16_resume")
+    printed = said_by_a_finished_run(tmp_path, text, capfd)
+    assert f"already done its {first.progress.update:,} update" in printed
 
 
 def test_the_settings_of_another_run_may_have_a_budget(text, tmp_path):
