@@ -12,8 +12,8 @@ from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
 from trainer.loop import Trainer
 from trainer.machine.signals import StopSignals
-from trainer.reporting import ending
 from trainer.pretrain.job import PretrainJob
+from trainer.reporting import ending
 from trainer.saving.checkpoint import load_checkpoint
 
 

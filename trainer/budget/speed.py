@@ -18,9 +18,9 @@ from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
+from trainer.machine.collectives import on_main
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.measure import seconds
-from trainer.machine.collectives import on_main
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
