@@ -37,7 +37,6 @@ def item_of(line: int, raw: bytes, convert: Callable[[bytes, str], str | None], 
         text = convert(raw, text_field)
     except BadLine as bad:
         return line, bad.args
-
     return (line, text) if text else None
 
 
