@@ -12,7 +12,7 @@ from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
 from dataset.grouped_plan import Groups, refuse_without_room
-from dataset.held_out import hold_out
+from dataset.held_out import HeldOut, hold_out
 from dataset.loader import Assembler, Batch, gather
 from dataset.mixed_plan import Move
 from dataset.packing import EpochPlan, RowPlan
@@ -36,6 +36,21 @@ SHARE_IS_MISSED = 0.02
 COUNTED_ROWS = 1 << 14
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
+
+
+def notices_of_sources(
+    groups: Sequence[Source], stores: Sequence[Store], text_suffixes: Sequence[str] | None
+) -> list[str]:
+    """What a user should know of the files of all sources, and of their stores, a line each."""
+    paths: list[str] = []
+    for source in groups:
+        paths += source.paths
+    lines = notices_of_paths(paths, text_suffixes)
+    for store in stores:
+        line = notice_of(store)
+        if line:
+            lines.append(line)
+    return lines
 
 
 def notices_of_paths(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
@@ -134,21 +149,7 @@ class Corpus:
         self.val_fraction = val_fraction
         # Tokens that a document begins and ends with, and that are none of its text.
         self.added = (int(encoder.bos_id is not None), int(encoder.eos_id is not None))
-        all_paths: list[str] = []
-        for source in groups:
-            all_paths += source.paths
-        self.notices = notices_of_paths(all_paths, store_options.get("text_suffixes"))
-        self.notices += [line for line in map(notice_of, stores) if line]
-
-        # The documents to train; None: all of the store.
-        self.documents: Ints | None = None
-        # Those of the store that --val_fraction keeps from training; None: it is not given.
-        self.kept_back: Ints | None = None
-        # Those to evaluate, and the store that they are in; None: there are none.
-        self.val_documents: Ints | None = None
-        self.val_store: Documents | None = None
-        # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
-        self.val_shared: Array | None = None
+        self.notices = notices_of_sources(groups, stores, store_options.get("text_suffixes"))
         held_out = hold_out(
             self.store,
             encoder,
@@ -159,28 +160,45 @@ class Corpus:
             self.nothing_to_evaluate,
             **store_options,
         )
-        if held_out is not None:
-            self.documents = held_out.documents
-            self.kept_back = held_out.kept_back
-            self.val_documents = held_out.val_documents
-            self.val_store = held_out.val_store
-            self.val_shared = held_out.val_shared
-            self.notices += held_out.notices
-            self.max_token_id = max(self.max_token_id, held_out.max_token_id)
+        self._split(held_out)
+        # After the split: what is held out belongs to no source's share.
+        self._share(groups, length)
+        # (epoch, its plan): the plan that was asked for last, which is asked for several times.
+        self._last_plan: tuple[int, RowPlan] | None = None
+        # The same of the shares of the sources.
+        self._last_shares: tuple[int, list[Share]] | None = None
 
+    def _split(self, held_out: HeldOut | None) -> None:
+        """Say which documents are trained and which are evaluated."""
+        # The documents to train; None: all of the store.
+        self.documents: Ints | None = None
+        # Those of the store that --val_fraction keeps from training; None: it is not given.
+        self.kept_back: Ints | None = None
+        # Those to evaluate, and the store that they are in; None: there are none.
+        self.val_documents: Ints | None = None
+        self.val_store: Documents | None = None
+        # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
+        self.val_shared: Array | None = None
+        if held_out is None:
+            return
+        self.documents = held_out.documents
+        self.kept_back = held_out.kept_back
+        self.val_documents = held_out.val_documents
+        self.val_store = held_out.val_store
+        self.val_shared = held_out.val_shared
+        self.notices += held_out.notices
+        self.max_token_id = max(self.max_token_id, held_out.max_token_id)
+
+    def _share(self, groups: Sequence[Source], length: RunLength) -> None:
+        """Make what draws documents by the shares of the sources, where these have some."""
         # Of each source of a planned run: its documents, and the groups in which they are planned.
         self._groups_of_sources: list[tuple[Ints, Groups]] = []
-        # After the split: what is held out belongs to no source's share.
         self.mixture: Mixture | None = None
         self.planned: PlannedMixture | None = None
         if is_planned(groups):
             self.planned = self._plan_run(groups, length)
         elif groups[0].shares is not None:
             self.mixture = self._mix(groups)
-        # (epoch, its plan): the plan that was asked for last, which is asked for several times.
-        self._last_plan: tuple[int, RowPlan] | None = None
-        # The same of the shares of the sources.
-        self._last_shares: tuple[int, list[Share]] | None = None
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         """Whether anything of these documents is predicted."""

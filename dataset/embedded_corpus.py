@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -24,6 +24,8 @@ SKIPPED |= {"this", "__phello__", "f2py", "msilib", "site-packages", "dist-packa
 # Entries of a module share a document until it has so many characters.
 DOCUMENT_CHARACTERS = 2000
 
+# A line of a jsonl.
+Record = dict[str, object]
 # What ast.get_docstring reads.
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -33,22 +35,27 @@ def build_embedded_corpus(path: str | Path) -> Path:
 
     The same Python and NumPy give the same file.
     """
-    path = Path(path)
+    return build_once(Path(path), _records)
+
+
+def _records() -> Iterator[Record]:
+    for text in documents():
+        yield {"text": text}
+
+
+def build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
+    """Writes the records to `path` as jsonl, unless it is there; returns the path."""
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     # Of ranks that start together one builds: a second file would look like an edit.
     with file_lock(path.with_name(f".{path.name}.lock")):
         if not path.is_file():
-            _write(path)
+            with atomic_file(path) as file:
+                for record in records():
+                    line = json.dumps(record, ensure_ascii=False) + "\n"
+                    file.write(line.encode())
     return path
-
-
-def _write(path: Path) -> None:
-    with atomic_file(path) as file:
-        for text in documents():
-            line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
-            file.write(line.encode())
 
 
 def documents() -> Iterator[str]:

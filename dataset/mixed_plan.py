@@ -162,9 +162,11 @@ class Timeline:
         self.progress = list(progress)
         self.speeds = list(speeds)
         # [sources][stretches]: the area and the tokens of a source where each stretch begins.
-        self.areas = [np.array([curve.area(p) for p in self.progress]) for curve in curves]
+        self.areas = []
         self.tokens = []
-        for areas in self.areas:
+        for curve in curves:
+            areas = np.array([curve.area(begin) for begin in self.progress])
+            self.areas.append(areas)
             self.tokens.append(np.append(0.0, np.cumsum(np.diff(areas) * self.speeds[:-1])))
 
     def targets_until(self, source: int, progress: float) -> float:

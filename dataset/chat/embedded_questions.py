@@ -6,15 +6,12 @@ modules of the standard library: few enough for a small model to learn all of th
 
 import builtins
 import inspect
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.files import atomic_file
-from common.locks import file_lock
-from dataset.embedded_corpus import library_entries
+from dataset.embedded_corpus import Record, build_once, library_entries
 
 # The ways to ask after a name; each answer stands in the data once for each.
 PHRASINGS = ("What does {} do?", "What is {} for?", "Explain {}.")
@@ -43,21 +40,13 @@ def build_embedded_questions(path: str | Path) -> Path:
 
     The same Python gives the same file.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Of ranks that start together one builds: a second file would look like an edit.
-    with file_lock(path.with_name(f".{path.name}.lock")):
-        if not path.is_file():
-            _write(path)
-    return path
+    return build_once(Path(path), _records)
 
 
-def _write(path: Path) -> None:
-    with atomic_file(path) as file:
-        for question, answer in questions():
-            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-            line = json.dumps({"conversations": turns}, ensure_ascii=False) + "\n"
-            file.write(line.encode())
+def _records() -> Iterator[Record]:
+    for question, answer in questions():
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        yield {"conversations": turns}
 
 
 def questions() -> Iterator[tuple[str, str]]:

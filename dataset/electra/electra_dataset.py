@@ -68,17 +68,35 @@ class Examples:
         offsets = np.asarray(store.offsets[:])
         self.offsets = offsets
         bounds = offsets - np.searchsorted(seps, offsets)
-        # Documents without a token have nothing to give.
-        place = bounds[:-1]
-        stop = bounds[1:]
+        begins = bounds[:-1]
+        stops = bounds[1:]
         if documents is not None:
-            place = place[documents]
-            stop = stop[documents]
-        has_text = place < stop
-        place = place[has_text]
-        stop = stop[has_text]
+            begins = begins[documents]
+            stops = stops[documents]
+        place, first, second = self._cut(begins, stops, line_ends, np.random.PCG64([seed, 0xE1EC]))
+        self.first = first.astype(np.int32)
+        self.second = second.astype(np.int32)
+        # Back to places in the store: a SEP more for each line that ended before.
+        last = place + self.first + self.second - 1
+        self.begin = place + np.searchsorted(line_ends, place, side="right")
+        self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
+        self.lengths = positions_taken(self.first, self.second)
+        unknown: Ints = np.empty(0, np.int64)
+        if unk_id is not None:
+            unknown = _positions(store.tokens, unk_id)
+        counts = np.searchsorted(unknown, self.begin + self.span) - np.searchsorted(unknown, self.begin)
+        self.candidates = self.first + self.second - counts.astype(np.int32)
+
+    def _cut(self, begins: Ints, stops: Ints, line_ends: Ints, bits: np.random.PCG64) -> tuple[Ints, Ints, Ints]:
+        """(place, tokens of the first, of the second segment) of each example of the documents [begins, stops), by place.
+
+        Errors: DataError where there is none.
+        """
+        # Documents without a token have nothing to give.
+        has_text = begins < stops
+        place = begins[has_text]
+        stop = stops[has_text]
         found = []
-        bits = np.random.PCG64([seed, 0xE1EC])
         while len(place):
             first, second = self._next(place, stop, line_ends, bits)
             found.append(np.stack((place, first, second)))
@@ -90,19 +108,7 @@ class Examples:
             raise DataError("--data_path: no document with text to learn from")
         place, first, second = np.concatenate(found, axis=1)
         order = np.argsort(place)
-        place = place[order]
-        self.first = first[order].astype(np.int32)
-        self.second = second[order].astype(np.int32)
-        # Back to places in the store: a SEP more for each line that ended before.
-        last = place + self.first + self.second - 1
-        self.begin = place + np.searchsorted(line_ends, place, side="right")
-        self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
-        self.lengths = positions_taken(self.first, self.second)
-        unknown: Ints = np.empty(0, np.int64)
-        if unk_id is not None:
-            unknown = _positions(store.tokens, unk_id)
-        counts = np.searchsorted(unknown, self.begin + self.span) - np.searchsorted(unknown, self.begin)
-        self.candidates = self.first + self.second - counts.astype(np.int32)
+        return place[order], first[order], second[order]
 
     def _next(self, place: Ints, stop: Ints, line_ends: Ints, bits: np.random.PCG64) -> tuple[Ints, Ints]:
         """(tokens of the first, of the second segment) of the examples that begin at `place` in documents that end at

@@ -21,7 +21,7 @@ from dataset.reading.decompress import open_stream
 from dataset.reading.faults import BadLine, BadLines, Fault, Item, line_at, nul_in_text, pass_over
 from dataset.reading.file_kinds import find_files, kind_of
 from dataset.reading.json_files import read_json
-from dataset.reading.json_lines import BOM, parse_line, text_of_line
+from dataset.reading.json_lines import BOM, item_of, parse_line, text_of_line
 from dataset.reading.line_reader import BUFFER_BYTES, LineReader, Stream
 from dataset.reading.remote import DataFile
 
@@ -93,13 +93,9 @@ class Block:
             if raw is None:
                 yield line, limits.too_long("text file" if convert is _text_of_file else "line")
                 continue
-            try:
-                text = convert(raw, text_field)
-            except BadLine as bad:
-                yield line, bad.args
-            else:
-                if text:
-                    yield line, text
+            item = item_of(line, raw, convert, text_field)
+            if item is not None:
+                yield item
         if self.last_fault:
             yield self.last_fault
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 
 from dataset.reading import limits
-from dataset.reading.faults import BadLine, Item
-from dataset.reading.json_lines import BOM, text_of_line
+from dataset.reading.faults import Item
+from dataset.reading.json_lines import BOM, item_of, text_of_line
 from dataset.reading.line_reader import Stream
 
 CHUNK_BYTES = 1 << 18
@@ -31,13 +31,9 @@ def read_json(stream: Stream, text_field: str) -> Iterator[Item]:
         if fault:
             yield line, fault
             continue
-        try:
-            text = text_of_line(raw, text_field)
-        except BadLine as bad:
-            yield line, bad.args
-        else:
-            if text:
-                yield line, text
+        item = item_of(line, raw, text_of_line, text_field)
+        if item is not None:
+            yield item
 
 
 # How an array of any length is read in bounded memory. The walk holds one chunk of the file, and of the value that it

@@ -6,12 +6,13 @@ gives the object as it stands there.
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from common.errors import DataError
 from dataset.reading import limits
 from dataset.reading.conversations import CONVERSATION, text_of_conversation
-from dataset.reading.faults import BadLine
+from dataset.reading.faults import BadLine, Item
 from dataset.reading.line_reader import WHITE_SPACE
 
 BOM = b"\xef\xbb\xbf"
@@ -28,6 +29,15 @@ def parse_line(raw: bytes, place: str, text_field: str = "text") -> str | None:
         return text_of_line(raw, text_field)
     except BadLine as bad:
         raise DataError(f"{place}: {bad.args[1]}; mend the line, or pass --skip_bad_lines", bad.args[0]) from None
+
+
+def item_of(line: int, raw: bytes, convert: Callable[[bytes, str], str | None], text_field: str) -> Item | None:
+    """What a reader gives of a line or a file: the text that `convert` makes of it, or its fault; None for an empty text."""
+    try:
+        text = convert(raw, text_field)
+    except BadLine as bad:
+        return line, bad.args
+    return (line, text) if text else None
 
 
 def text_of_line(raw: bytes, text_field: str) -> str | None:

@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from common.errors import DataError
 from common.paths import user_cache
@@ -93,20 +93,9 @@ def build_shard(
         data, unknown = hash_files(files, stats, places, shard)
     except OSError as error:
         raise DataError(f"{error.filename or paths[0]}: {error.strerror or error}") from error
-    options = [FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]
-    key = hashlib.sha256(json.dumps(options).encode()).hexdigest()
-    source_name = _source_name(Path(paths[0]))
-    meta = {
-        "key": key,
-        "source_name": source_name,
-        "data": hashlib.sha256(json.dumps(data).encode()).hexdigest(),
-        "tokenizer": encoder.fingerprint,
-        "text_field": text_field,
-        "skip_bad_lines": skip_bad_lines,
-        "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
-    }
-    name = f"{source_name}-{key[:16]}"
-    store, place = find_store(places, name, key)
+    meta = meta_of(Path(paths[0]), data, encoder, text_field, skip_bad_lines)
+    name = f"{meta['source_name']}-{meta['key'][:16]}"
+    store, place = find_store(places, name, meta["key"])
     if place is None:
         place = first_writable(places)
         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
@@ -173,6 +162,23 @@ def places_of(path: str, first_file: DataFile, cache_dir: str | None) -> list[Pa
         return [of_user]
     folder = expanded(path) if expanded(path).is_dir() else first_file.parent
     return [folder / ".token_store", of_user]
+
+
+def meta_of(
+    path: Path, data: list[tuple[str, str]], encoder: DocumentEncoder, text_field: str, skip_bad_lines: bool
+) -> dict[str, Any]:
+    """What a store says of itself. path: the first of the data's. data: as hash_files gives it. key: by which the same store is
+    found again."""
+    options = [FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]
+    return {
+        "key": hashlib.sha256(json.dumps(options).encode()).hexdigest(),
+        "source_name": _source_name(path),
+        "data": hashlib.sha256(json.dumps(data).encode()).hexdigest(),
+        "tokenizer": encoder.fingerprint,
+        "text_field": text_field,
+        "skip_bad_lines": skip_bad_lines,
+        "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
+    }
 
 
 def _source_name(path: Path) -> str:

@@ -35,11 +35,8 @@ class SentenceEncoder(DocumentEncoder):
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
-        # A sentence is no document: nothing is put around it, and no literal BOS or EOS is taken off it.
-        self.bos_id = None
-        self.eos_id = None
-        self._bos = None
-        self._eos = None
+        # A sentence is no document.
+        self._put_nothing_around()
         self.unk_id: int | None = tokenizer.unk_token_id
         self.cls_id, self.sep_id = self._ends_of_example(tokenizer)
         self.pad_id = tokenizer.pad_token_id

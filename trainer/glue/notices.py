@@ -7,6 +7,7 @@ from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, REGRESSIONS, UNORDERE
 from dataset.reading.file_kinds import expanded
 from trainer.electra.original import (
     FINE_TUNING,
+    PublishedSettings,
     Rates,
     difference,
     difference_of_rows,
@@ -24,37 +25,70 @@ def notices(
     settings: GlueSettings, ranks: Ranks, tasks: Sequence[Task], published_rates: Rates | None = None
 ) -> list[str]:
     """The lines, in the order in which they are printed. published_rates: with --recipe original, those of the encoder's size."""
-    evaluated = settings.evaluate_during_training
-    compiled = settings.use_compile == "1"
     published = fine_tuning(settings.kind)
-    cases = []
+    cases = [
+        *training_cases(settings, published),
+        *task_cases(settings, tasks, published),
+        *own_task_cases(settings),
+        *overridden_cases(settings),
+        *evaluation_cases(settings),
+    ]
+    further = [] if published_rates is None else differences(settings, ranks, tasks, published_rates)
+    return (
+        original_lines(settings, published, further) + warnings_of(settings, cases) + common_warnings(settings, ranks)
+    )
+
+
+def is_asked(settings: GlueSettings, name: str, published: PublishedSettings) -> bool:
+    """Whether the user has set it, and not --recipe original."""
+    return is_changed(settings, name) and not is_as_published(settings, name, published)
+
+
+def training_cases(settings: GlueSettings, published: PublishedSettings) -> list[Case]:
+    """Flags of training where nothing is trained."""
+    cases: list[Case] = []
     for name in TRAINING_FLAGS:
-        is_given = is_changed(settings, name) and not is_as_published(settings, name, published)
-        cases.append((name, not settings.do_train and is_given, "--do_train is 0"))
-    steps_of_warmup = settings.warmup_steps is not None
-    overridden = bool(settings.epochs and settings.max_steps)
-    several_alike = settings.num_seeds > 1 and not settings.do_train
+        cases.append((name, not settings.do_train and is_asked(settings, name, published), "--do_train is 0"))
+    return cases
+
+
+def task_cases(settings: GlueSettings, tasks: Sequence[Task], published: PublishedSettings) -> list[Case]:
+    """Flags that are for other tasks."""
+    cases: list[Case] = []
     for name, its_tasks in (("double_unordered", UNORDERED), ("score_divisor", REGRESSIONS)):
-        is_given = is_changed(settings, name) and not is_as_published(settings, name, published)
         has_effect = settings.task == "all" or not its_tasks.isdisjoint(settings.task.split(","))
         if name == "score_divisor" and any(task.kind == REGRESSION for task in tasks):
             has_effect = True
-        cases.append(
-            (name, settings.do_train and is_given and not has_effect, f"it is for {', '.join(sorted(its_tasks))}")
-        )
+        is_due = settings.do_train and is_asked(settings, name, published) and not has_effect
+        cases.append((name, is_due, f"it is for {', '.join(sorted(its_tasks))}"))
     is_plain = settings.head == "plain" and not is_as_published(settings, "head", published)
     of_positions = any(task.is_of_positions for task in tasks)
     cases.append(("head", is_plain and of_positions, "words and answers have a head of one matrix anyway"))
-    cases += own_task_cases(settings)
-    cases += [
-        ("epochs", overridden, f"--max_steps {settings.max_steps} overrides it"),
-        ("warmup_share", steps_of_warmup and is_changed(settings, "warmup_share"), "--warmup_steps says it"),
+    return cases
+
+
+def overridden_cases(settings: GlueSettings) -> list[Case]:
+    """Flags in whose place another one, or the tokenizer, decides."""
+    has_both_lengths = bool(settings.epochs and settings.max_steps)
+    has_warmup_steps = settings.warmup_steps is not None
+    several_alike = settings.num_seeds > 1 and not settings.do_train
+    return [
+        ("epochs", has_both_lengths, f"--max_steps {settings.max_steps} overrides it"),
+        ("warmup_share", has_warmup_steps and is_changed(settings, "warmup_share"), "--warmup_steps says it"),
         (
             "lower_case",
             is_changed(settings, "lower_case") and not reads_vocab_txt(settings),
             "the tokenizer folder says it",
         ),
         ("num_seeds", several_alike, "--do_train is 0, and one evaluation is like another"),
+    ]
+
+
+def evaluation_cases(settings: GlueSettings) -> list[Case]:
+    """Flags of predictions and evaluations that are not made; among them two of results and of compiling."""
+    evaluated = settings.evaluate_during_training
+    compiled = settings.use_compile == "1"
+    return [
         ("submit", is_changed(settings, "submit") and not settings.do_predict, "--do_predict is 0"),
         (
             "submit",
@@ -80,10 +114,6 @@ def notices(
             "--gradient_checkpointing 1 goes without compiling",
         ),
     ]
-    further = [] if published_rates is None else differences(settings, ranks, tasks, published_rates)
-    return (
-        original_lines(settings, published, further) + warnings_of(settings, cases) + common_warnings(settings, ranks)
-    )
 
 
 def seeds_are_alike(settings: GlueSettings) -> bool:

@@ -25,7 +25,7 @@ from trainer.reporting.charts import LOSS, METRICS, charts_of_runs, fields_of
 from trainer.reporting.curves import LABELS, is_noisy, smooth, thin
 from trainer.reporting.next_commands import commands_of_record
 from trainer.reporting.quality import Bar, quality, remarks
-from trainer.reporting.records import FIGURES, RunRecords, is_number, trains_answers
+from trainer.reporting.records import FIGURES, RunRecords, Write, is_number, trains_answers
 
 # Evaluations with samples.
 EARLIER = 20
@@ -247,20 +247,11 @@ def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
                 passages_of=run.passages_of,
             )
         )
-    figures = [(label, [run.last(field) for run in runs], write) for label, field, write in FIGURES]
-    # Runs of several tasks may have a metric in common. A dict without values is a set that keeps its order.
-    metrics: dict[str, None] = {}
-    for run in runs:
-        for chart in run.charts:
-            if chart.title == METRICS:
-                metrics |= dict.fromkeys(chart.fields)
-    for name in metrics:
-        figures.append((LABELS.get(name, name), [run.last(name) for run in runs], "{:.4f}".format))
     return environment.get_template("report.html").render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         runs=sections,
         names=names,
-        figures=table(figures),
+        figures=table(figures_of(runs)),
         charts=draw_charts(runs, names),
         settings=table(gathered([run.settings for run in runs])),
         machine=table(gathered([machine(run) for run in runs])),
@@ -296,6 +287,22 @@ def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[
         figure = draw(runs, names, fields, chart.logarithmic)
         drawn.append((chart.title, svg(figure, f"chart{number}")))
     return drawn
+
+
+def figures_of(runs: Sequence[RunRecords]) -> list[tuple[str, list[float | None], Write]]:
+    """(label, value of each run, how a value is written) of the last figures that the runs have logged."""
+    figures: list[tuple[str, list[float | None], Write]] = []
+    for label, field, write in FIGURES:
+        figures.append((label, [run.last(field) for run in runs], write))
+    # Runs of several tasks may have a metric in common. A dict without values is a set that keeps its order.
+    metrics: dict[str, None] = {}
+    for run in runs:
+        for chart in run.charts:
+            if chart.title == METRICS:
+                metrics |= dict.fromkeys(chart.fields)
+    for name in metrics:
+        figures.append((LABELS.get(name, name), [run.last(name) for run in runs], "{:.4f}".format))
+    return figures
 
 
 def table(rows: Iterable[tuple[str, Sequence[Value | None], Callable[[Value], str]]]) -> list[Row]:

@@ -30,6 +30,14 @@ def test_first_sentences():
     assert first_sentence("") == ""
 
 
+def test_a_file_that_is_there_is_taken_where_nothing_can_be_written(tmp_path):
+    """A folder in the place of the lock: like a folder that is read-only, it gives no lock."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text("{}\n")
+    (tmp_path / ".questions.jsonl.lock").mkdir()
+    assert build_embedded_questions(path) == path
+
+
 @pytest.mark.slow
 def test_the_file_has_each_answer_once_for_each_phrasing_and_is_the_same_again(tmp_path, monkeypatch):
     few = dict(list(answers().items())[:20])

@@ -24,16 +24,9 @@ from dataset.reading.file_kinds import choose_files, find_files
 from dataset.reading.remote import remote_files
 from dataset.store.token_store import build_shard, open_or_build
 from tests.helpers import ROOT, train
-from tests.s3_server import running_s3_server
 
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) for i in range(300)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with running_s3_server() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

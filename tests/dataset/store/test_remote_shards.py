@@ -31,13 +31,6 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.store.test_sharded import TEXTS, check_same, write
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, train
-from tests.s3_server import running_s3_server
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with running_s3_server() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)
