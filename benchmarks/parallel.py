@@ -49,8 +49,9 @@ from trainer.machine.children import side_by_side
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import Ranks, join_copies
 from trainer.optim.build import build_optimizer
-from trainer.parallel import Shards, build_on_main, own_part
 from trainer.pretrain.loss import n_sums, pretrain_loss
+from trainer.sharding import Shards, build_on_main
+from trainer.tensor_parts import own_part
 
 CPU = torch.device("cpu")
 T = 128

@@ -10,7 +10,7 @@ A loss or a gradient that is not finite must not reach the weights. So an update
 
 1. The ranks add up their gradients, and behind them, in a small message, what they have to tell each other: whether one of
    them had a loss that was not finite, was asked to stop, or was asked to save. Where they have sharded the model
-   (trainer/parallel.py), the message has the norms of the ranks' parts too.
+   (trainer/sharding.py), the message has the norms of the ranks' parts too.
 2. From the sum every rank finds the same answer to whether the update is good, and how far it is to be clipped.
 3. A good one is applied. A bad one leaves weights and optimiser as they are, and is counted.
 
@@ -32,9 +32,10 @@ from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
 from trainer.pace import NO_PROPOSAL
-from trainer.parallel import Shards, gathered, own_part, sharded_state, sharded_weights
 from trainer.reducer import SumsGradients
+from trainer.sharding import Shards
 from trainer.shared_reducer import make_reducer
+from trainer.tensor_parts import gathered, own_part, sharded_state, sharded_weights
 
 BatchT = TypeVar("BatchT")
 TotalsT = TypeVar("TotalsT")

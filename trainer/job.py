@@ -23,9 +23,9 @@ from trainer.machine.out_of_memory import plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.pace import Course, Pace
-from trainer.parallel import Shards
 from trainer.reporting.charts import COMMON, Chart
 from trainer.reporting.next_commands import NextCommand
+from trainer.sharding import Shards
 
 UNLIMITED = float("inf")
 # Stands for "no end" in a range of updates: no run comes so far.

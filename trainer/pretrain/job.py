@@ -50,7 +50,6 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
-from trainer.parallel import build_on_main, group_size_of, put_on_device
 from trainer.pretrain import trial
 from trainer.pretrain.auto_batch import note_on_small, settle
 from trainer.pretrain.compressors import compressed
@@ -79,6 +78,7 @@ from trainer.sample_prompts import read_prompts
 from trainer.sampling import samples
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
+from trainer.sharding import build_on_main, group_size_of, put_on_device
 from trainer.updates import rows_of_update, rows_of_warmup, schedule_of
 
 
