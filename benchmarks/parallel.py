@@ -4,8 +4,8 @@
     python benchmarks/parallel.py --seconds 90 --rows 16
 
 1. Two processes of one thread train in turns of one update with each way to add up gradients: in shared memory
-   (trainer/shared_reducer.py), by DistributedDataParallel (trainer/reducer.py), by FSDP2 with the whole model on each rank,
-   and by FSDP2 with half of it. Medians over the turns; ratios against shared memory.
+   (trainer/shared_reducer.py), by DistributedDataParallel (trainer/distributed_reducer.py), by FSDP2 with the whole model on
+   each rank, and by FSDP2 with half of it. Medians over the turns; ratios against shared memory.
 2. For each number of ranks, the bytes of weights and moments that a rank has, and its peak of memory in three updates above
    what it had before the model, with whole models and with a sharded one. Saves are not part of it.
 

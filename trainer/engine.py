@@ -32,9 +32,8 @@ from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
 from trainer.pace import NO_PROPOSAL
-from trainer.reducer import SumsGradients
+from trainer.reducer import SumsGradients, make_reducer
 from trainer.sharding import Shards
-from trainer.shared_reducer import make_reducer
 from trainer.tensor_parts import gathered, own_part, sharded_state, sharded_weights
 
 BatchT = TypeVar("BatchT")
