@@ -47,6 +47,7 @@ class DistributedReducer:
         # Layers are compiled one by one, so there is nothing that the compiler would have to cut at the buckets.
         torch._dynamo.config.optimize_ddp = False
         self.parameters = trained_parameters(model)
+        # It takes over rank 0's weights, and adds up gradients in every backward pass that follows a call of it.
         self.parallel = DistributedDataParallel(
             _Computing(model),
             bucket_cap_mb=bucket_bytes / (1 << 20),
@@ -82,6 +83,7 @@ class DistributedReducer:
     def forward(self, compute: "Callable[[], LossAndSums]", last: bool) -> "LossAndSums":
         """compute(). Of the last micro-batch the gradients are sent, with what the ones before it have added to them."""
         if not last:
+            # Past DistributedDataParallel: gradients add up on this rank alone.
             loss, sums = compute()
             return loss * self.world_size, sums
         self._are_sent = True
@@ -97,7 +99,10 @@ class DistributedReducer:
 
 
 class _Computing(nn.Module):
-    """What DistributedDataParallel asks for: a module that has the parameters, and computes in its forward pass."""
+    """What DistributedDataParallel asks for: a module that has the parameters, and computes in its forward pass.
+
+    What it computes comes as an argument: a job's loss, which calls the model itself, perhaps not by its `forward`.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -108,7 +113,7 @@ class _Computing(nn.Module):
 
 
 class _Reaching(torch.autograd.Function):
-    """See `_reaching`."""
+    """See `_reaching`. To torch, the loss depends on all parameters; their gradients of it are None, which adds nothing."""
 
     @staticmethod
     def forward(ctx: Any, loss: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:

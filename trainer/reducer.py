@@ -23,7 +23,10 @@ LossAndSums = tuple[torch.Tensor, torch.Tensor]
 
 
 class SumsGradients(Protocol):
-    """What the engine asks for the sums of gradients over the ranks."""
+    """What the engine asks for the sums of gradients over the ranks.
+
+    For each micro-batch of an update it calls `forward` and then loss.backward(); for the update as a whole, `finish`.
+    """
 
     # Whether all ranks have to compute the last micro-batch of an update, also one that has no rows in it.
     last_needs_every_rank: bool
@@ -31,7 +34,10 @@ class SumsGradients(Protocol):
     keeps_gradients: bool
 
     def forward(self, compute: Callable[[], LossAndSums], last: bool) -> LossAndSums:
-        """compute(), from which a backward pass follows. last: no other one of this update does."""
+        """What `compute()` gives, which is the forward pass of a micro-batch. The loss may be scaled.
+
+        last: no other micro-batch of this update follows, so gradients may be sent while its backward pass goes on.
+        """
 
     def finish(self, message: torch.Tensor) -> torch.Tensor:
         """Wait until every gradient holds its sum, a missing one counting as zero; returns the sum of the messages (1-d)."""

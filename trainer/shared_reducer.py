@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Slices and gradients begin at multiples of this many numbers: two ranks never write into the same line of a cache.
 ALIGNMENT = 64
 BYTES_PER_NUMBER = 4
-# That a rank can tell the others with its gradients
+# How many numbers a rank can tell the others with its gradients, at most.
 MOST_NUMBERS = 64
 
 
@@ -81,17 +81,19 @@ class SharedReducer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
+        # Step 1: what this rank has.
         torch._foreach_copy_(self.own_views, gradients)
         n = len(message)
         assert n <= MOST_NUMBERS
         self.own_row[:n] = message
         self.meeting.wait()
-        # In the order of the ranks, so that all come to the same sum.
+        # Step 2: the sums, in the order of the ranks, so that all come to the same ones. Messages are short: each rank adds up all.
         total = self.told[:, :n].sum(dim=0)
         torch.add(self.slices[0], self.slices[1], out=self.slice_of_sum)
         for of_rank in self.slices[2:]:
             self.slice_of_sum += of_rank
         self.meeting.wait()
+        # Step 3: what all ranks have.
         torch._foreach_copy_(gradients, self.sum_views)
         return total
 
