@@ -4,8 +4,8 @@
     python benchmarks/parallel.py --seconds 90 --rows 16
 
 1. Two processes of one thread train in turns of one update with each way to add up gradients: in shared memory
-   (trainer/shared_reducer.py), by DistributedDataParallel (trainer/reducer.py), by FSDP2 with the whole model on each rank,
-   and by FSDP2 with half of it. Medians over the turns; ratios against shared memory.
+   (trainer/shared_reducer.py), by DistributedDataParallel (trainer/distributed_reducer.py), by FSDP2 with the whole model on
+   each rank, and by FSDP2 with half of it. Medians over the turns; ratios against shared memory.
 2. For each number of ranks, the bytes of weights and moments that a rank has, and its peak of memory in three updates above
    what it had before the model, with whole models and with a sharded one. Saves are not part of it.
 
@@ -49,8 +49,9 @@ from trainer.machine.children import side_by_side
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import Ranks, join_copies
 from trainer.optim.build import build_optimizer
-from trainer.parallel import Shards, build_on_main, own_part
 from trainer.pretrain.loss import n_sums, pretrain_loss
+from trainer.sharding import Shards, build_on_main
+from trainer.tensor_parts import own_part
 
 CPU = torch.device("cpu")
 T = 128

@@ -54,10 +54,10 @@ from benchmarks.parallel import Way, leave, updates
 from benchmarks.training import Training
 from common.errors import UserError
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from trainer.distributed_reducer import BUCKET_BYTES
 from trainer.machine.children import side_by_side
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import join_copies
-from trainer.reducer import BUCKET_BYTES
 
 FP32 = 4
 # How often the bytes of a tensor go around the ring: to add up, and to give the sums to all.

@@ -10,8 +10,9 @@ from dataset.packing import EpochPlan, Totals
 from tests.helpers import tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
-from trainer.parallel import Shards, is_sharded, whole_of
 from trainer.pretrain.loss import n_sums, pretrain_loss
+from trainer.sharding import Shards
+from trainer.tensor_parts import is_sharded, whole_of
 
 T = 16
 KINDS = {

@@ -10,7 +10,7 @@ A loss or a gradient that is not finite must not reach the weights. So an update
 
 1. The ranks add up their gradients, and behind them, in a small message, what they have to tell each other: whether one of
    them had a loss that was not finite, was asked to stop, or was asked to save. Where they have sharded the model
-   (trainer/parallel.py), the message has the norms of the ranks' parts too.
+   (trainer/sharding.py), the message has the norms of the ranks' parts too.
 2. From the sum every rank finds the same answer to whether the update is good, and how far it is to be clipped.
 3. A good one is applied. A bad one leaves weights and optimiser as they are, and is counted.
 
@@ -32,13 +32,14 @@ from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
 from trainer.pace import NO_PROPOSAL
-from trainer.parallel import Shards, gathered, own_part, sharded_state, sharded_weights
-from trainer.reducer import SumsGradients
-from trainer.shared_reducer import make_reducer
+from trainer.reducer import LossAndSums, SumsGradients, make_reducer
+from trainer.sharding import Shards
+from trainer.tensor_parts import gathered, own_part, sharded_state, sharded_weights
 
 BatchT = TypeVar("BatchT")
 TotalsT = TypeVar("TotalsT")
-Objective = Callable[[BatchT, TotalsT], tuple[torch.Tensor, torch.Tensor]]
+# What a job calls its `loss`: see above.
+Objective = Callable[[BatchT, TotalsT], LossAndSums]
 
 # A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed.
 LOADER_FAILED = 1 << 16
@@ -144,7 +145,7 @@ class Engine(Generic[BatchT, TotalsT]):
     # -------------------------------------------------------------------------------------------------- an update
 
     def micro_batch(self, batch: BatchT, totals: TotalsT, last: bool = False, counts: bool = True) -> None:
-        """Add the gradients of one micro-batch to those of the update that `totals` describes.
+        """The forward and the backward pass of one micro-batch of the update that `totals` describes.
 
         last: no other of this update follows, so its gradients are sent to the other ranks as they come.
         counts: False for a batch that is computed only because other ranks compute theirs: nothing comes of it.
@@ -173,16 +174,20 @@ class Engine(Generic[BatchT, TotalsT]):
     ) -> None:
         """Synchronise, clip and apply the accumulated gradients with the learning rate `lr`; clear them.
 
+        The stages are those at the top of this file. Nothing waits for the device, unless the optimiser is not a fused one.
         stop_signal (one of STOP_REQUESTS) and save: what this process was asked for; `poll` gives what any rank was.
         proposal: of rank 0, for all ranks; the others send zeros.
         """
+        # Stage 1: gradients and messages are added up over the ranks.
         assert stop_signal in (0, *STOP_REQUESTS)
+        # A number for each kind of stop, 1 or 0: their sum over the ranks tells which ones were asked for.
         stops = [float(stop_signal == number) for number in STOP_REQUESTS]
         requests = [*stops, float(save), *proposal]
+        # The sum of what all ranks say; where they have sharded the model that comes below, with the norm.
         message = self._add_up_gradients(self._message(requests))
         self.bad_losses.zero_()
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+
+        # Stage 2: whether the update is good, and how far it is to be clipped.
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
 
@@ -193,16 +198,21 @@ class Engine(Generic[BatchT, TotalsT]):
             message, norm = self.shards.add_up(message, norm)
         asked = message[: len(STOP_REQUESTS)]
         any_save, *proposed, bad_losses = message[len(STOP_REQUESTS) :].unbind()
+        # 1 where the update must not be applied, else 0. It is on the device, and is not read here.
         # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
         bad = (~torch.isfinite(norm) | (bad_losses > 0)).float()
         if self.grad_clip > 0:
             # As torch.nn.utils.clip_grad_norm_, which would have to compute the norm again.
             scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale)
+
+        # Stage 3: it is applied, or skipped and counted.
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         overflow = self._step_unless(bad, bad_losses)
         keeps_gradients = self.reducer is not None and self.reducer.keeps_gradients
         self.optimizer.zero_grad(set_to_none=not keeps_gradients)
-
+        # What `poll` gives of the update. Until here `outcome` is that of the update before.
         skipped = self.outcome[0] + bad
         skipped_in_a_row = (self.outcome[1] + 1 - overflow) * bad
         # Ranks may have got different signals.

@@ -3,6 +3,20 @@
 A *job* is what differs between pretraining, fine-tuning, ELECTRA and GLUE: data, model, loss, learning rate, what is logged and what is
 saved. A *Trainer* (trainer/loop.py) is what does not differ: the loop, updates, checkpoints, signals and reports. Neither
 looks into the other. CONTRIBUTING.md has a small one.
+
+In this order the Trainer asks a job:
+
+    begin, outlook, make_fast                  once
+    plan                                       for each epoch: its rows
+      learning_rate                            for each update
+        assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
+        loss(batch, plan.totals(rows))         for each micro-batch: the forward pass
+      metrics                                  now and then: what the log line says
+      evaluate, samples, save_weights          now and then
+    trained, closing, lines_at_the_end         once
+
+The loss of a micro-batch is divided by the Totals of its whole update, over all micro-batches and ranks. So losses and
+gradients are added up, and nobody divides by the number of micro-batches or ranks afterwards.
 """
 
 import dataclasses
@@ -23,9 +37,9 @@ from trainer.machine.out_of_memory import plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.pace import Course, Pace
-from trainer.parallel import Shards
 from trainer.reporting.charts import COMMON, Chart
 from trainer.reporting.next_commands import NextCommand
+from trainer.sharding import Shards
 
 UNLIMITED = float("inf")
 # Stands for "no end" in a range of updates: no run comes so far.
@@ -249,6 +263,8 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     # What the intervals of the settings and `eval_interval` count: updates, or micro-batches as in MiniMind.
     counts_updates: bool = False
 
+    # ----------------------------------------------------------------------------------- what is trained
+
     @abstractmethod
     def plan(self, epoch: int) -> JobPlan[RecipeT, TotalsT]:
         """The rows of an epoch, the same on every rank and at every call."""
@@ -272,6 +288,29 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     def learning_rate(self, update: Update[BatchT, TotalsT], progress: Progress) -> float:
         """The rate of the update that comes next."""
 
+    # --------------------------------------------------------------------------- before the first update
+
+    def begin(self) -> None:  # noqa: B027 - most jobs have nothing to write before the first update
+        """Called on all ranks when it is certain that there is something to train, before anything is printed."""
+
+    @abstractmethod
+    def outlook(self, progress: Progress) -> Outlook:
+        """What the run will do from here on."""
+
+    def make_fast(self, outlook: Outlook) -> list[str]:
+        """Compile the model where that pays. Returns lines on what could not be done."""
+        return []
+
+    def settings_to_keep(self) -> RunSettings:
+        """What is written beside the weights: settings with which this run can be started again."""
+        return self.settings
+
+    # ------------------------------------------------------------------------- log lines and evaluations
+
+    @abstractmethod
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Value], float]:
+        """(what to log, tokens) of the sums of `loss` over some updates and all ranks."""
+
     def expected_loss(self, tokens: int, rate: float) -> float | None:
         """The training loss of a run that goes well, after so many tokens and at this learning rate; None: not known."""
         return None
@@ -280,13 +319,23 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """What to say of the loss of a log line, on the main rank; None: nothing. expected: of expected_loss."""
         return None
 
+    def evaluate(
+        self, engine: Engine[BatchT, TotalsT], signals: StopSignals, update: int
+    ) -> tuple[dict[str, float], int]:
+        """(figures with val_loss among them, number of a stop signal that came meanwhile or 0)."""
+        return {}, 0
+
     def alarm_of_evaluation(self, values: Mapping[str, float], progress: Progress) -> str | None:
         """What to say of the figures of `evaluate`, on the main rank; None: nothing."""
         return None
 
-    @abstractmethod
-    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Value], float]:
-        """(what to log, tokens) of the sums of `loss` over some updates and all ranks."""
+    def samples(
+        self, engine: Engine[BatchT, TotalsT], signals: StopSignals, is_last: bool
+    ) -> tuple[list[tuple[str, str]], int]:
+        """([(prompt, text)], number of a stop signal that came meanwhile or 0). is_last: no update comes after them."""
+        return [], 0
+
+    # ------------------------------------------------------------------------------------- what is saved
 
     @abstractmethod
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
@@ -295,9 +344,15 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         Runs in the thread that writes checkpoints.
         """
 
-    @abstractmethod
-    def outlook(self, progress: Progress) -> Outlook:
-        """What the run will do from here on."""
+    def kept(self) -> dict[str, float | None]:
+        """What else a resume needs of the job, beside model, optimiser and Progress: numbers and truth values by name. Called on all
+        ranks; those of rank 0 are saved."""
+        return {}
+
+    def take_kept(self, kept: Mapping[str, float | None]) -> None:  # noqa: B027 - most jobs keep nothing
+        """Take over what `kept` gave in the run before: the same names."""
+
+    # ------------------------------------------------------------------------------------ how a run ends
 
     def trained(self, progress: Progress) -> list[tuple[str, int, float]]:
         """(name, tokens, passes) of each source of the data so far, for the end of a run. Called on the main rank."""
@@ -310,47 +365,12 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """
         return None
 
-    def next_commands(self) -> list[NextCommand]:
-        """What a user may want to do with the finished run, for the report."""
-        return []
-
-    def kept(self) -> dict[str, float | None]:
-        """What else a resume needs of the job, beside model, optimiser and Progress: numbers and truth values by name. Called on all
-        ranks; those of rank 0 are saved."""
-        return {}
-
-    def take_kept(self, kept: Mapping[str, float | None]) -> None:  # noqa: B027 - most jobs keep nothing
-        """Take over what `kept` gave in the run before: the same names."""
-
-    def settings_to_keep(self) -> RunSettings:
-        """What is written beside the weights: settings with which this run can be started again."""
-        return self.settings
-
-    def begin(self) -> None:  # noqa: B027 - most jobs have nothing to write before the first update
-        """Called on all ranks when it is certain that there is something to train, before anything is printed."""
-
-    def make_fast(self, outlook: Outlook) -> list[str]:
-        """Compile the model where that pays. Returns lines on what could not be done."""
-        return []
-
-    def evaluate(
-        self, engine: Engine[BatchT, TotalsT], signals: StopSignals, update: int
-    ) -> tuple[dict[str, float], int]:
-        """(figures with val_loss among them, number of a stop signal that came meanwhile or 0)."""
-        return {}, 0
-
-    def samples(
-        self, engine: Engine[BatchT, TotalsT], signals: StopSignals, is_last: bool
-    ) -> tuple[list[tuple[str, str]], int]:
-        """([(prompt, text)], number of a stop signal that came meanwhile or 0). is_last: no update comes after them."""
-        return [], 0
-
-    def memory_advice(self) -> str:
-        """What helps where memory is used up, for the line that ends the run: flags, and what they do."""
-        return plain_advice(self.settings, "a smaller --max_seq_len or model")
-
     def lines_at_the_end(self, progress: Progress) -> list[str]:
         """What to say of a run that has trained to its end, on the main rank."""
+        return []
+
+    def next_commands(self) -> list[NextCommand]:
+        """What a user may want to do with the finished run, for the report."""
         return []
 
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
@@ -358,3 +378,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         if progress.update >= self.max_updates:
             return counted(int(self.max_updates), "update"), "--max_steps"
         return counted(epochs, "epoch"), "--epochs"
+
+    def memory_advice(self) -> str:
+        """What helps where memory is used up, for the line that ends the run: flags, and what they do."""
+        return plain_advice(self.settings, "a smaller --max_seq_len or model")

@@ -1,20 +1,21 @@
-"""Adding up gradients of ranks that share the memory of one machine."""
+"""Adding up gradients of ranks on the CPUs of one machine, in memory that they share."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from common.arithmetic import ceil_div
-from trainer.machine.meeting import Meeting, make_meeting
+from trainer.machine.meeting import Meeting
 from trainer.machine.ranks import Ranks
-from trainer.machine.shared_memory import shared_bytes
-from trainer.reducer import DistributedReducer, LossAndSums, SumsGradients, trained_parameters
+
+if TYPE_CHECKING:
+    from trainer.reducer import LossAndSums
 
 # Slices and gradients begin at multiples of this many numbers: two ranks never write into the same line of a cache.
 ALIGNMENT = 64
 BYTES_PER_NUMBER = 4
-# That a rank can tell the others with its gradients
+# How many numbers a rank can tell the others with its gradients, at most.
 MOST_NUMBERS = 64
 
 
@@ -68,7 +69,7 @@ class SharedReducer:
         self.slices = [region[first : first + slice_length] for region in regions[: ranks.world_size]]
         self.slice_of_sum = sums[first : first + slice_length]
 
-    def forward(self, compute: Callable[[], LossAndSums], last: bool) -> LossAndSums:
+    def forward(self, compute: "Callable[[], LossAndSums]", last: bool) -> "LossAndSums":
         """compute(). While the backward pass runs there is nothing to do: it needs all of the processor that copying would use."""
         return compute()
 
@@ -80,40 +81,21 @@ class SharedReducer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
+        # Step 1: what this rank has.
         torch._foreach_copy_(self.own_views, gradients)
         n = len(message)
         assert n <= MOST_NUMBERS
         self.own_row[:n] = message
         self.meeting.wait()
-        # In the order of the ranks, so that all come to the same sum.
+        # Step 2: the sums, in the order of the ranks, so that all come to the same ones. Messages are short: each rank adds up all.
         total = self.told[:, :n].sum(dim=0)
         torch.add(self.slices[0], self.slices[1], out=self.slice_of_sum)
         for of_rank in self.slices[2:]:
             self.slice_of_sum += of_rank
         self.meeting.wait()
+        # Step 3: what all ranks have.
         torch._foreach_copy_(gradients, self.sum_views)
         return total
-
-
-def make_reducer(model: torch.nn.Module, ranks: Ranks) -> SumsGradients:
-    """What adds up gradients over the ranks: shared memory where all of them have it, messages elsewhere.
-
-    A collective: all ranks must call it. They get the weights of rank 0.
-    """
-    parameters = trained_parameters(model)
-    on_cpu = all(p.device.type == "cpu" and p.dtype is torch.float32 for p in parameters)
-    if on_cpu and ranks.on_one_machine:
-        memory = shared_bytes(shared_gradient_bytes(parameters, ranks.world_size), ranks)
-        if memory is not None:
-            broadcast_weights(parameters)
-            return SharedReducer(parameters, memory, ranks, make_meeting(ranks))
-    return DistributedReducer(model)
-
-
-def broadcast_weights(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Give all ranks the weights of rank 0. One seed gives the same ones on machines of one kind only."""
-    for parameter in parameters:
-        dist.broadcast(parameter.data, src=0)
 
 
 def shared_gradient_bytes(parameters: Sequence[torch.nn.Parameter], world_size: int) -> int:

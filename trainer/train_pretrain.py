@@ -7,8 +7,15 @@
 Without `dataset/pretrain_hq.jsonl` and without `--data_path` it trains on the documentation inside the installed
 Python. `--help` lists the flags; docs/design.md explains the words (step, update, row, document).
 
-Read on in trainer/pretrain/command.py (job and Trainer), trainer/loop.py (the loop), trainer/pretrain/job.py (what is
-trained) and trainer/engine.py (one update).
+The way from here to the weights:
+
+    main                    here
+      run_command           trainer/pretrain/command.py    one process or several
+        launch              trainer/launch.py              ranks, device, stop signals
+          train             trainer/pretrain/command.py    the plan of a --budget, then these two:
+            PretrainJob     trainer/pretrain/job.py        what is trained: data, model, loss, rate
+            Trainer.run     trainer/loop.py                the loop
+              Engine        trainer/engine.py              one update
 """
 
 import signal

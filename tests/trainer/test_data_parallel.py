@@ -22,6 +22,7 @@ from tests.helpers import ROOT, flags, new_port, run_ranks, tiny_model, train, w
 from tests.updates import KINDS, gradients, reference_gradients, relative_difference
 from trainer import engine as engine_module
 from trainer import launch, train_pretrain
+from trainer.distributed_reducer import DistributedReducer
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
@@ -33,10 +34,9 @@ from trainer.optim.muon import Muon
 from trainer.optim.shared_muon import make_orthogonalise
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
-from trainer.reducer import DistributedReducer
+from trainer.reducer import make_reducer
 from trainer.saving.checkpoint import Checkpoints
 from trainer.saving.save_clock import SaveClock
-from trainer.shared_reducer import make_reducer
 
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
 TIMEOUT_S = 4

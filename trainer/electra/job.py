@@ -48,9 +48,9 @@ from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.parallel import group_size_of, put_on_device
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
+from trainer.sharding import group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_update
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 

@@ -40,8 +40,8 @@ from trainer.machine.agreement import compare_precision
 from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
-from trainer.parallel import group_size_of
 from trainer.reporting.reporter import Reporter
+from trainer.sharding import group_size_of
 from trainer.saving.checkpoint import Checkpoints
 
 WEIGHTS = Path("model", "model.safetensors")

@@ -39,10 +39,10 @@ from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.parallel import group_size_of, put_on_device
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
+from trainer.sharding import group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, schedule_of
 
 

@@ -11,7 +11,7 @@ from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.optim.muon import Muon, Orthogonalise, Together
 from trainer.optim.sharded_muon import ShardedOrthogonalise
 from trainer.optim.shared_muon import make_orthogonalise
-from trainer.parallel import Shards
+from trainer.sharding import Shards
 
 # Of torch.optim: {"params": [...], "weight_decay": ...}.
 Groups = list[dict[str, Any]]

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from trainer.parallel import own_part
+from trainer.tensor_parts import own_part
 
 # ([n, rows, columns], shape of a whole matrix) -> the same in bf16, each matrix orthogonalised. Where the matrices are sharded
-# among ranks (trainer/parallel.py), `rows` are this rank's.
+# among ranks (trainer/sharding.py), `rows` are this rank's.
 Orthogonalise = Callable[[torch.Tensor, torch.Size], torch.Tensor]
 
 # Of the quintic iteration above: a, b, c.

@@ -1,4 +1,4 @@
-"""Muon for matrices of which each rank has some rows (trainer/parallel.py).
+"""Muon for matrices of which each rank has some rows (trainer/sharding.py).
 
 Momentum and averages are computed on each rank's own rows. To orthogonalise a matrix needs all of it. So each matrix has an
 owner among the ranks of a group: they send it their rows, it orthogonalises the whole, and sends each its rows back. The
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.optim import muon
-from trainer.parallel import rows_of_ranks
+from trainer.tensor_parts import rows_of_ranks
 
 
 class ShardedOrthogonalise:

@@ -51,7 +51,6 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
 from trainer.pace import Course, Pace
-from trainer.parallel import build_on_main, group_size_of, put_on_device
 from trainer.pretrain import trial
 from trainer.pretrain.auto_batch import note_on_small, settle
 from trainer.pretrain.compressors import compressed
@@ -80,11 +79,18 @@ from trainer.sample_prompts import read_prompts
 from trainer.sampling import samples
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
+from trainer.sharding import build_on_main, group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, rows_of_warmup
 
 
 class PretrainJob(Job[Recipe, Batch, Totals]):
-    """train_pretrain.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
+    """train_pretrain.py's part of a run: what it trains, and what is said and saved of it.
+
+    The constructor opens whatever can be wrong, the quick things first: prompts, tokenizer and model, the names of the run's
+    files, and then the data, which a first run tokenises. Then it settles on a batch size, and puts the model on its device
+    before the optimiser is made. The methods after it are the answers to what the Trainer asks, in the words of trainer/job.py.
+    Errors: UserError, in one line, for whatever of the flags does not fit.
+    """
 
     settings: PretrainSettings
     model: MiniMindForCausalLM
@@ -154,7 +160,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.model.train()
             self._settle_batch()
             self._check_memory()
-        # The model's folder and --batch_size auto have decided on some of them.
+        # Other ones than at the top: the model's folder and --batch_size auto have decided on some of them.
         settings = self.settings
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
@@ -323,7 +329,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _settle_batch(self) -> None:
         """Put numbers in the place of --batch_size auto."""
         self.batch_notice: str | None = None
-        # What is said of flags is said of these.
+        # The flags as the user has given them: what is said of flags is said of these.
         self.asked = self.settings
         if self.settings.batch_size != AUTO_ROWS:
             return
@@ -371,7 +377,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         if settings.max_updates:
             done = progress.update / settings.max_updates
         else:
-            # Rows, not updates: with another batch size or another number of ranks the rate ends at the same value.
+            # The share of the run's rows that is done, not of its updates: with another batch size or another number of ranks the
+            # rate ends at the same value.
             done = (update.epoch + update.first_row / update.n_rows) / self.epochs
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup = rows_at_its_end / max(rows_of_warmup(settings, settings.warmup_iters, self.ranks), 1)
@@ -379,6 +386,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             # The clock has moved the end of the run, see trainer/pace.py.
             return settings.learning_rate * progress.course.factor(progress.update) * min(1.0, warmup)
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
+
+    # The rows of a mixture whose shares change over the run depend on its end, see trainer/pretrain/planned_end.py.
 
     def replan(self, progress: Progress) -> bool:
         return self.planned_end is not None and self.planned_end.replan(progress)

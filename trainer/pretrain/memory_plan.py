@@ -47,7 +47,7 @@ class MemoryPlan:
         ranks: Ranks = ONE_RANK,
         group_size: int = 1,
     ) -> None:
-        """group_size: how many ranks have one model together (trainer/parallel.py)."""
+        """group_size: how many ranks have one model together (trainer/sharding.py)."""
         self.settings = settings
         self.device = device
         self.ranks = ranks

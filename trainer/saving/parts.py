@@ -1,4 +1,4 @@
-"""Checkpoints of a run whose ranks have parts of the model (trainer/parallel.py): a folder, into which each rank writes its own.
+"""Checkpoints of a run whose ranks have parts of the model (trainer/sharding.py): a folder, into which each rank writes its own.
 
     pretrain_512_resume/update_00000120/
         __0_0.distcp, __1_0.distcp, ...    the parts of each rank
@@ -53,11 +53,11 @@ from common.errors import BadContentError
 from common.files import HashingWriter, file_digest, forget_cached, remove, sync_folder
 from common.nested import replaced
 from model.weight_files import check_kind, holds_no_more_than_its_size
-from trainer.parallel import TensorPart, rows_of_ranks
 from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_of_parts, is_plain, remove_checkpoint, remove_replaced
 from trainer.saving.checkpoint_content import require
 from trainer.saving.places import appears
 from trainer.saving.weights import torch_errors_of
+from trainer.tensor_parts import TensorPart, rows_of_ranks
 
 # How the names of what is sharded begin
 WEIGHTS = "model."

@@ -29,7 +29,7 @@ from trainer.glue.job import GlueJob
 from trainer.glue.loss import glue_loss
 from trainer.glue.model import init_model
 from trainer.machine.ranks import Ranks, init_distributed_mode
-from trainer.parallel import Shards
+from trainer.sharding import Shards
 
 CPU = torch.device("cpu")
 # Micro-batches of 3 on 2 ranks: of 20 examples rank 1 has none in the last update, nor has it a third batch of the 9 to evaluate.

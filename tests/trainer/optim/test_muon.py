@@ -120,7 +120,7 @@ class NoIndexOfTheHost(TorchFunctionMode):
 
 
 def test_matrices_of_a_group_of_one_rank_are_those_without_a_group(monkeypatch):
-    """Reference: `orthogonalise`, bitwise. tests/trainer/test_parallel.py has groups of several ranks."""
+    """Reference: `orthogonalise`, bitwise. tests/trainer/test_sharding.py has groups of several ranks."""
     monkeypatch.setattr(dist, "get_rank", lambda group: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda group: 1)
     monkeypatch.setattr(dist, "all_to_all_single", lambda received, sent, *sizes, group: received.copy_(sent))

@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from common.errors import BadContentError, UserError
 from tests.faults.harness import seeded_random
 from tests.faults.test_damage import Payload, malicious
-from trainer.parallel import TensorPart, rows_of_ranks
 from trainer.saving import checkpoint as checkpoint_module
 from trainer.saving import parts as parts_module
 from trainer.saving import places
 from trainer.saving.checkpoint import PARTS, RUN, SUMS, Checkpoints, load_checkpoint, remove_temporaries, verified
 from trainer.saving.parts import KNOWN, filled
+from trainer.tensor_parts import TensorPart, rows_of_ranks
 
 FIRST_FILE = "__0_0.distcp"
 

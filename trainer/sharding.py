@@ -14,12 +14,13 @@ With more ranks than a group has, the groups hold the same, and add up their gra
 
 Whatever computes with the model takes part in these gatherings, so all ranks have to do it together, and equally often: a
 rank without rows computes some that count for nothing, also in evaluations and samples.
+
+What a rank has of a single tensor, and how it is made whole, is in trainer/tensor_parts.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,28 +28,23 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from common.arithmetic import ceil_div
 from common.errors import UserError
-from common.nested import replaced
 from common.wording import counted
 from model.products import without_kept_copies
 from trainer.machine.agreement import compare_with_main
 from trainer.machine.collectives import on_main
 from trainer.machine.ranks import Ranks, network_of
 from trainer.machine.settings import FULL, NONE
+from trainer.tensor_parts import SHARD, is_sharded, own_part, own_rows
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
-    from typing_extensions import TypeIs
+    from torch.distributed.fsdp import FSDPModule
 
 ModelT = TypeVar("ModelT", bound=PreTrainedModel)
 
 # Methods of a model, beside `forward`, that compute with its weights.
 FORWARD_METHODS = ("training_losses",)
-# The dimension of a mesh of ranks along which tensors are sharded: the last one, and its name.
-SHARD_DIM = -1
-SHARD = "shard"
 # How long the ranks wait for each other in a save at least. Its time is that of their disks, and rank 0 writes the weights
 # of the whole model before its part.
 LONGEST_SAVE = timedelta(hours=1)
@@ -125,6 +121,29 @@ def mesh_of(ranks: Ranks, group_size: int, device_type: str) -> "DeviceMesh":
     return DeviceMesh.from_group(groups, device_type, numbers, mesh_dim_names=("replicate", SHARD))
 
 
+def shard_units(model: nn.Module, mesh: "DeviceMesh") -> "list[FSDPModule]":
+    """Shard a model over a mesh, in place. Returns its units, which are what is gathered at once: each layer, and the rest."""
+    # They take a second to import, and most runs do without.
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+    without_kept_copies(model)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    # The model comes last: it gets what is in no layer.
+    for module in (*layers, model):
+        fully_shard(module, mesh=mesh)
+    for name in FORWARD_METHODS:
+        if hasattr(model, name):
+            register_fsdp_forward_method(model, name)
+    units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for unit in units:
+        # Losses are divided by the numbers of the whole update, so gradients are sums. (FSDP2 would divide them by the
+        # number of ranks.)
+        unit.set_gradient_divide_factor(1.0)
+        # Gloo cannot multiply while it adds up.
+        unit.set_force_sum_reduction_for_comms(True)
+    return units
+
+
 class Shards:
     """The model of this run, sharded within groups of ranks. All ranks must make it, and make the same calls of it.
 
@@ -133,9 +152,6 @@ class Shards:
     """
 
     def __init__(self, model: nn.Module, group_size: int, ranks: Ranks, device: torch.device) -> None:
-        # They take a second to import, and most runs do without.
-        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-
         assert ranks.world_size % group_size == 0
         self.model = model
         self.ranks = ranks
@@ -146,25 +162,14 @@ class Shards:
             # Of all ranks, for the threads that save: their messages must not come between those of the training.
             timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
             self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
+        # The ranks that have one model together.
         self.group: dist.ProcessGroup = mesh.get_group(SHARD)
         # What `leave_groups` leaves: the process group of all ranks was there before this model.
         of_mesh = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
         self.own_groups = [self.saving_group, *[group for group in of_mesh if group != dist.group.WORLD]]
+        # Whole ones, as long as the model has them.
         weights = model.state_dict() if ranks.is_main else {}
-        without_kept_copies(model)
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        for module in (*layers, model):
-            fully_shard(module, mesh=mesh)
-        for name in FORWARD_METHODS:
-            if hasattr(model, name):
-                register_fsdp_forward_method(model, name)
-        self.parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        for part in self.parts:
-            # Losses are divided by the numbers of the whole update, so gradients are sums. (FSDP2 would divide them by the
-            # number of ranks.)
-            part.set_gradient_divide_factor(1.0)
-            # Gloo cannot multiply while it adds up.
-            part.set_force_sum_reduction_for_comms(True)
+        self.units = shard_units(model, mesh)
         if any(parameter.is_meta for parameter in model.parameters()):
             materialise(model, device)
         self._send_weights(weights, device)
@@ -228,9 +233,9 @@ class Shards:
         """last: no other of this update follows. The groups add up their gradients once, after it."""
         if self.replicas == 1:
             return
-        for part in self.parts:
-            # For all parts at once there is a flag; they are a list here.
-            part.set_requires_all_reduce(last, recurse=False)
+        for unit in self.units:
+            # For all units at once there is a flag; they are a list here.
+            unit.set_requires_all_reduce(last, recurse=False)
 
     def add_up(self, message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(sum of the messages (1-d) over all ranks, norm of the whole gradient (0-d)), in one small all-reduce.
@@ -242,116 +247,6 @@ class Shards:
         together = torch.cat((message.double(), square.view(1)))
         dist.all_reduce(together)
         return together[:-1].float(), together[-1].sqrt().float()
-
-
-# ------------------------------------------------------------------------------------------ whole tensors and parts
-
-
-def is_sharded(value: object) -> "TypeIs[DTensor]":
-    """Whether it is a tensor of which this rank has a part. Asked so, the class need not be imported."""
-    return hasattr(value, "to_local")
-
-
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor, as a plain one that shares its memory; a tensor that is not sharded itself."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
-
-
-def rows_of_ranks(rows: int, size: int) -> list[int]:
-    """How FSDP2 cuts a tensor's rows among the ranks of a group: equal parts, of which the last ones are short or empty."""
-    most = ceil_div(rows, size)
-    return [max(0, min(most, rows - rank * most)) for rank in range(size)]
-
-
-@dataclass(frozen=True)
-class TensorPart:
-    """What a rank has of a sharded tensor, without the ranks: `own`, the rows from `first_row` on of a tensor of this shape."""
-
-    own: torch.Tensor
-    first_row: int
-    shape: torch.Size
-
-
-def part_of(tensor: "DTensor") -> TensorPart:
-    """This rank's part of a sharded tensor, whose memory it shares."""
-    mesh = tensor.device_mesh
-    rows = rows_of_ranks(tensor.shape[0], mesh.size(SHARD_DIM))
-    return TensorPart(own_part(tensor), sum(rows[: mesh.get_local_rank(SHARD)]), tensor.shape)
-
-
-def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
-    """The rows of a whole tensor that this rank has of a sharded one."""
-    part = part_of(like)
-    return whole[part.first_row : part.first_row + len(part.own)]
-
-
-def sharded(value: "torch.Tensor | TensorPart", like: "DTensor") -> "DTensor":
-    """A whole tensor, which each rank has, or this rank's part, as one that is sharded like another. Nothing is sent.
-
-    A whole one is copied, a part is taken over.
-    """
-    from torch.distributed.tensor import DTensor
-
-    own = (
-        value.own.to(like.device) if isinstance(value, TensorPart) else own_rows(value, like).to(like.device, copy=True)
-    )
-    return DTensor.from_local(
-        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
-
-
-@torch.no_grad()
-def whole_of(tensor: "DTensor") -> torch.Tensor:
-    """A sharded tensor in one piece. All ranks of a group must call it.
-
-    `full_tensor` does the same, and torch then remembers the process group for ever: see `Shards.close`.
-    """
-    group = tensor.device_mesh.get_group(SHARD)
-    own = tensor.to_local()
-    # All ranks send as many rows.
-    most = ceil_div(tensor.shape[0], group.size())
-    sent = own.new_zeros(most, *tensor.shape[1:])
-    sent[: len(own)] = own
-    received = [torch.empty_like(sent) for _ in range(group.size())]
-    dist.all_gather(received, sent, group=group)
-    return torch.cat(received)[: tensor.shape[0]]
-
-
-def gathered(state: Any, ranks: Ranks) -> Any:
-    """A nest of dicts and lists in which each sharded tensor is whole, on the CPU. A tensor that is in it twice stays one.
-
-    All ranks must call it. Rank 0 alone keeps what is gathered, one tensor after the other; the others have None there.
-    """
-
-    def whole(name: str, value: Any) -> Any:
-        if not is_sharded(value):
-            return value
-        gathered_value = whole_of(value)
-        return gathered_value.cpu() if ranks.is_main else None
-
-    return replaced(state, whole)
-
-
-def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """A state dict of whole tensors, which each rank has, or of this rank's TensorParts, sharded as the model is."""
-    own = model.state_dict()
-    return {name: sharded(value, own[name]) if is_sharded(own[name]) else value for name, value in weights.items()}
-
-
-def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimiser, of whole tensors or TensorParts as above, sharded as its parameters are."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    of_parameters: dict[int, dict[str, Any]] = {}
-    for number, kept in state["state"].items():
-        parameter = parameters[number]
-        of_parameters[number] = {}
-        for name, value in kept.items():
-            # Counts are numbers that every rank has.
-            has_its_shape = isinstance(value, (torch.Tensor, TensorPart)) and value.shape == parameter.shape
-            of_parameters[number][name] = (
-                sharded(value, parameter) if has_its_shape and is_sharded(parameter) else value
-            )
-    return {**state, "state": of_parameters}
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:
