@@ -32,8 +32,8 @@ from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from trainer.budget import laws
 from trainer.budget.forecast import Alarm, Forecast
+from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.text import parts_of, text_scale
 from trainer.engine import Engine
 from trainer.evaluation import evaluate, read_prompts, samples
