@@ -76,11 +76,16 @@ class Settings:
     """The base of all groups and of the settings of a command."""
 
     def __post_init__(self) -> None:
-        """Errors: ValueError, one line, for settings that do not go together."""
-        # A class that only inherits a check is passed over; otherwise the check would run twice.
-        for group in reversed(type(self).__mro__):
-            if "check" in vars(group):
-                group.check(self)  # type: ignore[attr-defined]  # it has one, as the line above says
+        """Check the settings as they were given, then fill in what follows from them.
+
+        A group does the one in its `check`, the other in its `fill_in`. Errors: ValueError, one line, for settings that do not
+        go together.
+        """
+        for step in ("check", "fill_in"):
+            for group in reversed(type(self).__mro__):
+                # A class that only inherits a step is passed over; otherwise the step would run twice.
+                if step in vars(group):
+                    vars(group)[step](self)
 
     @classmethod
     def groups(cls) -> tuple[type["Settings"], ...]:

@@ -50,6 +50,19 @@ def test_imports_run_one_way(path):
             assert name.split(".")[-1] not in SCRIPTS, name
 
 
+def test_planning_is_built_on_pretraining():
+    """What pretraining takes from trainer/budget knows only its settings, but for the command, which plans and then trains."""
+    for path in sorted((ROOT / "trainer/pretrain").glob("*.py")):
+        if path.stem == "command":
+            continue
+        for name in imports(path):
+            of_budget = ROOT / f"{name.replace('.', '/')}.py"
+            if not name.startswith("trainer.budget.") or not of_budget.is_file():
+                continue
+            of_pretrain = {module for module in imports(of_budget) if module.startswith("trainer.pretrain")}
+            assert all(module.startswith("trainer.pretrain.settings") for module in of_pretrain), (path, name)
+
+
 def test_no_module_imports_itself_in_a_circle():
     """Reference: a walk in depth over what each of our modules imports, those within functions left out."""
     modules = {relative(path).removesuffix(".py").replace("/", "."): path for path in SOURCES}

@@ -127,6 +127,27 @@ def test_defaults_are_those_of_the_fields(command):
             assert getattr(settings, field.name) == default_of(type(settings), field.name), field.name
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_check_changes_nothing(command):
+    """Reference: the settings as they were given, which `fill_in` completes."""
+    module, given = COMMANDS[command]
+    kind = type(module.parse_args(given))
+    as_given = object.__new__(kind)
+    for field in dataclasses.fields(kind):
+        value = default_of(kind, field.name)
+        setattr(as_given, field.name, None if value is dataclasses.MISSING else value)
+    for name, value in {"use_wandb": True, "task": "cola", "data_dir": "glue"}.items():
+        if hasattr(as_given, name):
+            setattr(as_given, name, value)
+    before = dict(vars(as_given))
+    for group in kind.__mro__:
+        if "check" in vars(group):
+            group.check(as_given)
+    assert vars(as_given) == before
+    as_given.__post_init__()
+    assert as_given.tracker == "wandb" and as_given.save_minutes is not None
+
+
 def test_lists_are_not_shared_by_two_settings():
     first, second = electra.parse_args([]), electra.parse_args([])
     first.save_percents.append(1.0)

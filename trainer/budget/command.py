@@ -9,8 +9,8 @@ from trainer.pretrain.settings import PretrainSettings
 
 # A command with these would plan again.
 PLANNING = (*BUDGETS, "dry_run", "from_resume")
-# They tell the processes of a launcher of each other, and the command has one.
-OF_LAUNCHERS = ("ddp", "local_rank", "dist_timeout")
+# They say how processes share a run, which changes no update. Another machine may have none to share it.
+OF_PROCESSES = ("ddp", "local_rank", "dist_timeout", "cpu_processes")
 
 # They count micro-batches of one rank.
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
@@ -26,7 +26,7 @@ def explicit_command(settings: PretrainSettings, said: Collection[str], at_once:
     for field in dataclasses.fields(settings):
         name = field.name
         value = getattr(settings, name)
-        if name in PLANNING or name in OF_LAUNCHERS or value is None or name not in said:
+        if name in PLANNING or name in OF_PROCESSES or value is None or name not in said:
             continue
         if name in IN_MICRO_BATCHES:
             value *= at_once

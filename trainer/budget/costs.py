@@ -11,15 +11,9 @@ from typing import NamedTuple
 from model.config import MiniMindConfig
 from trainer.budget.data import Data
 from trainer.budget.plan import Cut, Plan
+from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import (
-    Machine,
-    estimated_seconds,
-    evaluation_share,
-    measured_seconds,
-    sample_seconds,
-    seconds_at_end,
-)
+from trainer.budget.speed import Machine, estimated_seconds, measured_seconds
 from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_DEVICES, compiler_missing, failure_to_compile
 from trainer.pretrain.flops import flops_per_token

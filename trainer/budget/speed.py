@@ -17,6 +17,7 @@ from dataset.packing import Totals
 from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
+from trainer.budget.reserves import EAGER_TIMES
 from trainer.engine import Engine
 from trainer.machine.collectives import on_main
 from trainer.machine.compiling import compile_blocks
@@ -38,16 +39,8 @@ LOWEST_SHARE = 0.2
 HIGHEST_SHARE = 0.8
 # Large cards wait for small products. No measurement exists yet.
 GPU_SHARE = 0.35
-# Times that an eager micro-batch takes, of a compiled one.
-EAGER_TIMES = 1.7
 # Of Muon's products, which are smaller.
 MUON_SHARE = 0.7
-# Of a compiled training step, what an evaluation takes for as many positions: a forward pass that is not compiled.
-EVALUATION_SHARE = 0.75
-# Seconds behind the last update, for the files and for the report; of a sample, for each layer.
-FILES_S = 2.0
-REPORT_S = 2.0
-SAMPLE_S_OF_LAYER = 0.25
 
 
 @dataclass(frozen=True)
@@ -159,19 +152,3 @@ def measured_seconds(
         of_last.append(seconds(last_of_update, machine.device))
     engine.close()
     return median(of_micro_batch), median(of_last) - median(of_micro_batch)
-
-
-def sample_seconds(layers: int, prompts: int) -> float:
-    """Of one sample for each prompt."""
-    return SAMPLE_S_OF_LAYER * layers * prompts
-
-
-def evaluation_share(compiled: bool) -> float:
-    """Of a training step, what an evaluation takes for as many positions. compiled: whether the training is; the evaluation
-    never is."""
-    return EVALUATION_SHARE if compiled else EVALUATION_SHARE / EAGER_TIMES
-
-
-def seconds_at_end(report: bool) -> float:
-    """Of what comes behind the last update and its evaluation. report: whether the run writes one."""
-    return FILES_S + (REPORT_S if report else 0.0)

@@ -10,8 +10,8 @@ import math
 import torch
 
 from common.command_clock import seconds_since_start
+from trainer.budget.reserves import REPORT_S, evaluation_share, seconds_at_end
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import REPORT_S, evaluation_share, seconds_at_end
 from trainer.electra.settings import ElectraSettings
 from trainer.electra.validation import Validation
 from trainer.machine.compiling import PRODUCT_RATE

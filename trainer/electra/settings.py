@@ -229,7 +229,7 @@ class ElectraSettings(
     """All settings of train_electra.py; --help shows the groups from the last to the first."""
 
     def check(self) -> None:
-        ends = [name for name in ("budget", "budget_flops", "max_steps") if getattr(self, name) is not None]
+        ends = self._ends()
         if len(ends) > 1:
             raise ValueError(f"--{ends[0]} and --{ends[1]} exclude each other: drop one")
         if self.budget is not None and self.lr_schedule not in MOVABLE_SCHEDULES:
@@ -237,7 +237,6 @@ class ElectraSettings(
                 f"--budget and --lr_schedule {self.lr_schedule}: a clock moves the end of a run, which leaves "
                 f"{' or '.join(MOVABLE_SCHEDULES)}"
             )
-        self._take_published_values(has_end=bool(ends))
         sizes = (
             "hidden_size",
             "num_hidden_layers",
@@ -264,11 +263,15 @@ class ElectraSettings(
         if not (self.gen_weight or self.disc_weight):
             raise ValueError("--gen_weight 0 and --disc_weight 0 leave nothing to learn")
 
-    def _take_published_values(self, has_end: bool) -> None:
-        """What is not given has the value of the published run of this size. has_end: some flag says where the run ends."""
+    def _ends(self) -> list[str]:
+        """The settings that are given of those that say where the run ends."""
+        return [name for name in ("budget", "budget_flops", "max_steps") if getattr(self, name) is not None]
+
+    def fill_in(self) -> None:
+        """What is not given has the value of the published run of this size."""
         names = ["max_seq_len", "learning_rate", "mask_share"]
         # A budget's updates follow from the networks, which are not there yet.
-        if not has_end:
+        if not self._ends():
             names.append("max_steps")
         for name in names:
             if getattr(self, name) is None:

@@ -41,8 +41,8 @@ from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.reporting.reporter import Reporter
-from trainer.sharding import group_size_of
 from trainer.saving.checkpoint import Checkpoints
+from trainer.sharding import group_size_of
 
 WEIGHTS = Path("model", "model.safetensors")
 OWN_TASK = tuple(field.name for field in fields(OwnTaskSettings))

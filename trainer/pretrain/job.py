@@ -33,8 +33,8 @@ from model.pth_format import vocabulary_of
 from trainer.budget import laws
 from trainer.budget.forecast import Alarm, Forecast
 from trainer.budget.kept_plan import keep_plan, plan_path
+from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.text import parts_of, text_scale
 from trainer.engine import Engine
 from trainer.evaluation import evaluate

@@ -303,6 +303,9 @@ class PretrainSettings(
             )
         if self.has_budget and self.rows_per_update:
             raise ValueError("--rows_per_update: a budget chooses the rows of an update: drop one of the two")
+
+    def fill_in(self) -> None:
+        """The shape of the model as far as it is not given; a folder of weights tells it later."""
         if self.weight_folder() is not None:
             return
         for name, value in {**DEFAULT_MODEL, **self._shape_of_weight()}.items():

@@ -24,7 +24,7 @@ def minutes(text: str) -> str:
 
 def save_interval(usual: int, unit: str = "micro-batches") -> Any:
     """The field of --save_interval. usual: where neither it nor --save_minutes is given."""
-    # None: not given. OutputSettings.check fills it in.
+    # None: not given. OutputSettings.fill_in gives it a value.
     return setting(
         None,
         check=not_negative(int),
@@ -65,15 +65,13 @@ class OutputSettings(Settings):
     wandb_project: str = setting("MiniMind-Pretrain", help="project in the tracker")
 
     def check(self) -> None:
-        self._fill_in_saves()
-        if not self.use_wandb:
-            return
-        if self.tracker not in ("none", "wandb"):
+        if self.use_wandb and self.tracker not in ("none", "wandb"):
             raise ValueError(f"--use_wandb and --tracker {self.tracker} exclude each other: drop one")
-        self.tracker = "wandb"
 
-    def _fill_in_saves(self) -> None:
-        """What is not given of the two flags on saves follows from the other one."""
+    def fill_in(self) -> None:
+        """The tracker that --use_wandb means; and of the two flags on saves, the one that is not given."""
+        if self.use_wandb:
+            self.tracker = "wandb"
         if self.save_minutes is None:
             self.save_minutes = AUTO if self.save_interval is None else "0"
         if self.save_interval is None:

@@ -33,9 +33,9 @@ def test_what_was_said_is_repeated_but_for_the_budget():
     assert (again.data_path, again.hidden_size, again.max_updates, again.eval_interval) == (["a b.jsonl"], 128, 50, 7)
 
 
-def test_flags_of_a_launcher_are_not_repeated():
+def test_flags_that_only_concern_processes_are_not_repeated():
     """The command is for one process, and counts its micro-batches."""
-    of_launchers = ["--ddp", "1", "--local_rank", "1", "--dist_timeout", "60"]
-    flags, again = repeated([*SAID, *of_launchers, "--device", "cpu", "--num_workers", "2"], at_once=3)
-    assert not {"--ddp", "--local_rank", "--dist_timeout"} & set(flags)
+    of_processes = ["--ddp", "1", "--local_rank", "1", "--dist_timeout", "60", "--cpu_processes", "2"]
+    flags, again = repeated([*SAID, *of_processes, "--device", "cpu", "--num_workers", "2"], at_once=3)
+    assert not set(of_processes[::2]) & set(flags)
     assert (again.device, again.num_workers, again.eval_interval) == ("cpu", 2, 21)

@@ -7,7 +7,8 @@ from tests.trainer.budget.test_plan import demands
 from trainer.budget.costs import RunCosts
 from trainer.budget.data import Data
 from trainer.budget.plan import best_plan, sizes
-from trainer.budget.speed import Machine, seconds_at_end
+from trainer.budget.reserves import seconds_at_end
+from trainer.budget.speed import Machine
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import parse_args
 
