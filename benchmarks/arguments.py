@@ -48,7 +48,7 @@ BEST_DEVICE = "cuda:0, mps or cpu (default: the first of them that is there)"
 
 
 def new_parser(name: str, description: str) -> Parser:
-    return Parser(prog=name, description=description, formatter_class=HelpWithDefaults, allow_abbrev=False)
+    return Parser(name, description, HelpWithDefaults)
 
 
 def counts(text: str) -> list[int]:

@@ -108,7 +108,7 @@ class UncompiledBackend(CompiledBackend):
         super().__init__(Block)
         self.make_mask = make_mask
 
-    def document_mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
         return self.make_mask(document_ids)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from common.wording import one_line
 
@@ -27,6 +27,10 @@ def boolean(text: str) -> bool:
     return values[text.lower()]
 
 
+# argparse's words for a flag that is true or false: `--use_moe`, `--use_moe True`, `--use_moe 0` all work.
+SWITCH: dict[str, Any] = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
+
+
 def positive(kind: Callable[[str], Number], most: int = LARGEST) -> Callable[[str], Number]:
     """A converter of numbers above 0."""
 
@@ -38,6 +42,20 @@ def positive(kind: Callable[[str], Number], most: int = LARGEST) -> Callable[[st
 
     # What argparse calls it in its message.
     convert.__name__ = f"positive {kind.__name__}"
+    return convert
+
+
+def at_least(least: int, reason: str) -> Callable[[str], int]:
+    """A converter of whole numbers from `least` on. reason: the end of the line on a smaller one."""
+    whole = positive(int)
+
+    def convert(text: str) -> int:
+        value = whole(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least} {reason}")
+        return value
+
+    convert.__name__ = whole.__name__
     return convert
 
 
@@ -105,7 +123,7 @@ class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """One line for a wrong flag, and a bare form for booleans.
+    """One line and exit code 2 for a wrong flag, flags that are written out, and a bare form for booleans.
 
     An empty text is refused, since it is what a shell makes of a variable that was never set. `may_be_empty` names the
     arguments for which it means something.
@@ -113,22 +131,33 @@ class Parser(argparse.ArgumentParser):
 
     may_be_empty: tuple[str, ...] = ()
 
+    def __init__(
+        self,
+        prog: str | None = None,
+        description: str | None = None,
+        formatter_class: type[argparse.HelpFormatter] = argparse.HelpFormatter,
+    ) -> None:
+        super().__init__(prog=prog, description=description, formatter_class=formatter_class, allow_abbrev=False)
+
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         parsed = super().parse_args(args, namespace)
-        for action in self._actions:
-            if action.dest in self.may_be_empty:
-                continue
-            value = getattr(parsed, action.dest, None)
-            values = value if isinstance(value, list) else [value]
-            if "" in values:
-                name = "/".join(action.option_strings) or action.dest
-                self.error(f"argument {name}: {EMPTY_TEXT}")
+        try:
+            for action in self._actions:
+                self.refuse_empty(action, getattr(parsed, action.dest, None))
+        except argparse.ArgumentError as error:
+            self.error(str(error))
         return parsed
+
+    def refuse_empty(self, action: argparse.Action, value: object) -> None:
+        """Errors: argparse.ArgumentError for an empty text, also as one of several."""
+        values = value if isinstance(value, list) else [value]
+        if "" in values and action.dest not in self.may_be_empty:
+            raise argparse.ArgumentError(action, EMPTY_TEXT)
 
     def error(self, message: str) -> NoReturn:
         end_with_line(message)
 
     def switch(self, group: argparse._ActionsContainer, name: str, default: bool | None, help: str) -> None:
-        group.add_argument(name, type=boolean, nargs="?", const=True, default=default, metavar="BOOL", help=help)
+        group.add_argument(name, default=default, help=help, **SWITCH)

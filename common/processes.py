@@ -1,5 +1,5 @@
-"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), whether one is gone, how
-long a command has been running, and environment variables for a block of code.
+"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), whether one is gone, and
+environment variables for a block of code.
 """
 
 import contextlib
@@ -76,44 +76,16 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-# In place of the start of the process, where the system does not tell that, or where the process was something else for
-# longer than this: a shell script that ends with `exec python` hands its process on, with the age of it.
-_IMPORTED = time.monotonic()
-MOST_S_TO_IMPORT = 60.0
-# When the command was called, where that was not the start of the process.
-_called: float | None = None
-
-
-def count_from_here() -> None:
-    """From here on `seconds_since_start` counts: another program, such as a notebook, calls the command as a function."""
-    global _called
-    _called = time.monotonic()
-
-
-def seconds_since_start() -> float:
-    """How long the command has been running."""
-    if _called is not None:
-        return time.monotonic() - _called
-    since_import = time.monotonic() - _IMPORTED
-    try:
-        # The 22nd field of all, counted in ticks since the machine was started.
-        started = int(_fields_behind_name("self")[19]) / os.sysconf("SC_CLK_TCK")
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, ValueError, IndexError, AttributeError):
-        return since_import
-    return age if age - since_import < MOST_S_TO_IMPORT else since_import
-
-
 def is_gone(pid: int) -> bool:
     """Linux: whether a process has ended, also where nobody has asked for its exit code yet."""
     try:
-        state = _fields_behind_name(str(pid))[0]
+        state = fields_behind_name(str(pid))[0]
     except OSError:
         return True
     return state in ("Z", "X")
 
 
-def _fields_behind_name(pid: str) -> list[str]:
+def fields_behind_name(pid: str) -> list[str]:
     """Of /proc/PID/stat, from the third field on, which is the state. The second one is a name that may hold anything.
 
     Errors: OSError where there is no such process, or no /proc.

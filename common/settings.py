@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from common.errors import UserError
-from common.flags import EMPTY_TEXT, HelpWithDefaults, boolean, end_with_line
+from common.flags import EMPTY_TEXT, SWITCH, HelpWithDefaults, Parser, boolean
 from common.settings_files import Entry, read_entries
 
 CONFIG_HELP = "a YAML or JSON file of settings, as a run leaves it in {name}.settings.yaml; flags win over it"
@@ -67,8 +67,7 @@ def setting(
 
 def switch(default: bool | None, help: str, first: bool = False) -> Any:
     """A field that is true or false: `--use_moe`, `--use_moe True`, `--use_moe 0` all work. None: not given."""
-    options = {"help": help, "type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
-    metadata = {"options": options, "aliases": (), "may_be_empty": False, "first": first}
+    metadata = {"options": {"help": help, **SWITCH}, "aliases": (), "may_be_empty": False, "first": first}
     return field(default=default, metadata=metadata)
 
 
@@ -126,12 +125,13 @@ class SettingsHelp(HelpWithDefaults, argparse.RawDescriptionHelpFormatter):
     """Each flag's default behind its help, and the lines of a description as they are."""
 
 
-class SettingsParser(argparse.ArgumentParser):
-    """The command line of a Settings class. A wrong flag ends with one line and exit code 2."""
+class SettingsParser(Parser):
+    """The command line of a Settings class."""
 
     def __init__(self, kind: type[Settings], prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, formatter_class=SettingsHelp, allow_abbrev=False)
+        super().__init__(prog, description, SettingsHelp)
         self.kind = kind
+        self.may_be_empty = tuple(one.name for one in fields(kind) if one.metadata["may_be_empty"])
         self.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
         # The bases stand in the order in which Python looks things up, the last group of the help first.
         for group in reversed(kind.groups()):
@@ -188,9 +188,10 @@ class SettingsParser(argparse.ArgumentParser):
                 self._take_defaults_of(config)
             values = vars(self.parse_args(argv))
             del values["config"]
-            for name, value in values.items():
-                self._refuse_empty(name, value)
             return self.kind(**values)
+        except OSError as error:
+            # Settings may look for the files that they name. What is wrong comes first, since a long message is cut.
+            self.error(f"{error.strerror}: {error.filename}")
         except ValueError as error:
             self.error(str(error))
 
@@ -206,14 +207,6 @@ class SettingsParser(argparse.ArgumentParser):
                 if entry is not None and entry != []:
                     said.add(name)
         return frozenset(actions[name].dest for name in said if name in actions)
-
-    def _refuse_empty(self, name: str, value: Any) -> None:
-        """An empty text is what a shell makes of a variable that was never set. Errors: ValueError."""
-        metadata = field_of(self.kind, name).metadata
-        items = value if isinstance(value, list) else [value]
-        if "" in items and not metadata["may_be_empty"]:
-            names = "/".join([f"--{name}", *metadata["aliases"]])
-            raise ValueError(f"argument {names}: {EMPTY_TEXT}")
 
     def _config_of(self, argv: list[str]) -> Path | None:
         """The file behind --config. Errors: ValueError."""
@@ -244,7 +237,7 @@ class SettingsParser(argparse.ArgumentParser):
             action = actions[name]
             try:
                 value = self._value_of(action, entry)
-                self._refuse_empty(action.dest, value)
+                self.refuse_empty(action, value)
             except (ValueError, argparse.ArgumentError) as error:
                 raise UserError(f"{path}: {error}") from None
             action.default = value
@@ -278,9 +271,6 @@ class SettingsParser(argparse.ArgumentParser):
         value = self._get_value(action, text)
         self._check_value(action, value)
         return value
-
-    def error(self, message: str) -> NoReturn:
-        end_with_line(message)
 
 
 def parse(kind: type[SettingsT], prog: str, description: str, argv: Sequence[str] | None = None) -> SettingsT:

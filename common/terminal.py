@@ -12,7 +12,7 @@ from typing import TextIO
 from common.wording import printable
 
 # Ends whatever was switched on.
-PLAIN = "\x1b[0m"
+RESET = "\x1b[0m"
 # Of lines that go elsewhere than to a terminal
 USUAL_WIDTH = 100
 
@@ -52,7 +52,7 @@ def marked(text: str, style: Style | None, in_colour: bool) -> TerminalText:
     if style is None:
         return TerminalText(shown)
     if in_colour:
-        return TerminalText(f"\x1b[{style.codes}m{shown}{PLAIN}")
+        return TerminalText(f"\x1b[{style.codes}m{shown}{RESET}")
     return TerminalText(f"{style.before}{shown}{style.after}")
 
 

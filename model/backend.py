@@ -53,7 +53,7 @@ class Backend:
         return chunked_cross_entropy(hidden, weight, targets)
 
 
-PLAIN = Backend()
+PLAIN_BACKEND = Backend()
 
 
 class Layout(NamedTuple):

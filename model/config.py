@@ -154,7 +154,7 @@ class MiniMindConfig(Fields, PretrainedConfig):
 
     def derive(self) -> None:
         """Fills the fields that follow from others."""
-        positive(self, "hidden_size", "num_attention_heads", "num_key_value_heads")
+        check_positive(self, "hidden_size", "num_attention_heads", "num_key_value_heads")
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -169,13 +169,15 @@ class MiniMindConfig(Fields, PretrainedConfig):
 
     def check(self) -> None:
         """Errors: ValueError in one line for values that no model can have."""
-        finite(self, "rms_norm_eps", "rope_theta", "dropout", "initializer_range", "router_aux_loss_coef")
-        finite(self, "yarn_factor", "yarn_beta_fast", "yarn_beta_slow")
+        check_finite(self, "rms_norm_eps", "rope_theta", "dropout", "initializer_range", "router_aux_loss_coef")
+        check_finite(self, "yarn_factor", "yarn_beta_fast", "yarn_beta_slow")
         for name in ("tie_word_embeddings", "inference_rope_scaling", "use_moe", "seq_aux", "norm_topk_prob"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} is neither true nor false")
-        positive(self, "vocab_size", "num_hidden_layers", "head_dim", "intermediate_size", "max_position_embeddings")
-        positive(self, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "yarn_original_positions")
+        check_positive(
+            self, "vocab_size", "num_hidden_layers", "head_dim", "intermediate_size", "max_position_embeddings"
+        )
+        check_positive(self, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "yarn_original_positions")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} is not divisible by "
@@ -272,7 +274,7 @@ def yarn_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def finite(config: MiniMindConfig, *names: str) -> None:
+def check_finite(config: MiniMindConfig, *names: str) -> None:
     """ValueError for a field of these that is no finite number."""
     for name in names:
         value = getattr(config, name)
@@ -280,7 +282,7 @@ def finite(config: MiniMindConfig, *names: str) -> None:
             raise ValueError(f"{name}={value!r} is not a finite number")
 
 
-def positive(config: MiniMindConfig, *names: str) -> None:
+def check_positive(config: MiniMindConfig, *names: str) -> None:
     """ValueError for a field of these that is no whole number above 0."""
     for name in names:
         value = getattr(config, name)

@@ -142,7 +142,7 @@ def fields_from_hf(theirs: Mapping[str, object]) -> dict[str, Any]:
     """
     model_type = theirs.get("model_type")
     if not isinstance(model_type, str) or model_type not in KINDS:
-        raise ValueError(f"model_type {shown(model_type)}: MiniMind has no such form; one of {', '.join(KINDS)}")
+        raise ValueError(f"model_type {in_json(model_type)}: MiniMind has no such form; one of {', '.join(KINDS)}")
     generation, use_moe = KINDS[model_type]
     refuse_huge_numbers(theirs)
     refuse_other_forms(theirs, generation, use_moe)
@@ -178,7 +178,7 @@ def refuse_huge_numbers(theirs: Mapping[str, object]) -> None:
     """ValueError for a whole number that no model has: it would fill an error line, or a list of so many entries memory."""
     for name, value in theirs.items():
         if isinstance(value, int) and abs(value) > LARGEST:
-            raise ValueError(f"{name[:60]} is {shown(value)}: no model has such a number")
+            raise ValueError(f"{name[:60]} is {in_json(value)}: no model has such a number")
 
 
 def refuse_other_forms(theirs: Mapping[str, object], generation: str, use_moe: bool) -> None:
@@ -186,17 +186,17 @@ def refuse_other_forms(theirs: Mapping[str, object], generation: str, use_moe: b
     _, class_name = HF_CLASSES[generation, use_moe]
     architectures = theirs.get("architectures")
     if architectures and architectures != [class_name]:
-        raise ValueError(f"architectures is {shown(architectures)}: MiniMind is a {class_name}")
+        raise ValueError(f"architectures is {in_json(architectures)}: MiniMind is a {class_name}")
     only = {**ONLY, **(ONLY_WITH_EXPERTS if use_moe else {})}
     for name, (values, why) in only.items():
         if name in theirs and theirs[name] is not None and theirs[name] not in values:
-            raise ValueError(f"{name} is {shown(theirs[name])}: {why}")
+            raise ValueError(f"{name} is {in_json(theirs[name])}: {why}")
     layer_types = theirs.get("layer_types")
     if layer_types is not None:
         kinds = layer_types if isinstance(layer_types, list) else [layer_types]
         others = [kind for kind in kinds if kind != "full_attention"]
         if others:
-            raise ValueError(f"layer_types has {shown(others[0])}: MiniMind has full attention only")
+            raise ValueError(f"layer_types has {in_json(others[0])}: MiniMind has full attention only")
 
 
 def shared_expert_fields(theirs: Mapping[str, object], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def shared_expert_fields(theirs: Mapping[str, object], fields: Mapping[str, Any]
     own_width = fields["moe_intermediate_size"]
     for name, value in (("shared_expert_intermediate_size", width), ("moe_intermediate_size", own_width)):
         if type(value) is not int or value < 1:
-            raise ValueError(f"{name} is {shown(value)}, no positive whole number")
+            raise ValueError(f"{name} is {in_json(value)}, no positive whole number")
     assert isinstance(width, int)
     if width % own_width:
         raise ValueError(
@@ -233,7 +233,7 @@ def rope_fields(theirs: Mapping[str, object]) -> dict[str, Any]:
         if rope is None:
             continue
         if not isinstance(rope, dict):
-            raise ValueError(f"{name} is {shown(rope)}, no object")
+            raise ValueError(f"{name} is {in_json(rope)}, no object")
         said.append(fields_of_rope(name, rope))
     if theirs.get("rope_theta") is not None:
         said.append({"rope_theta": theirs["rope_theta"]})
@@ -241,12 +241,12 @@ def rope_fields(theirs: Mapping[str, object]) -> dict[str, Any]:
     for part in said:
         for name, value in part.items():
             if fields.setdefault(name, value) != value:
-                raise ValueError(f"{name} is {shown(fields[name])} in one place and {shown(value)} in another")
+                raise ValueError(f"{name} is {in_json(fields[name])} in one place and {in_json(value)} in another")
     # Their classes take it where a file of the first Llamas says nothing.
     fields.setdefault("rope_theta", 10_000.0)
     theta = fields["rope_theta"]
     if isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0:
-        raise ValueError(f"rope_theta is {shown(theta)}, no number above 0")
+        raise ValueError(f"rope_theta is {in_json(theta)}, no number above 0")
     return fields
 
 
@@ -257,12 +257,12 @@ def fields_of_rope(name: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     newer = given.pop("rope_type", None)
     older = given.pop("type", None)
     if newer is not None and older is not None and newer != older:
-        raise ValueError(f"{name}: rope_type is {shown(newer)} and type is {shown(older)}")
+        raise ValueError(f"{name}: rope_type is {in_json(newer)} and type is {in_json(older)}")
     kind = older if newer is None else newer
     if kind is None:
         kind = "default"
     if kind not in ("default", "yarn"):
-        raise ValueError(f"{name}: rope_type is {shown(kind)}: MiniMind has default and yarn")
+        raise ValueError(f"{name}: rope_type is {in_json(kind)}: MiniMind has default and yarn")
     fields: dict[str, Any] = {"inference_rope_scaling": kind == "yarn"}
     if "rope_theta" in given:
         fields["rope_theta"] = given.pop("rope_theta")
@@ -278,7 +278,7 @@ def fields_of_rope(name: str, rope: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"{name}: {theirs} is missing")
             fields[ours] = given.pop(theirs)
     for key, value in given.items():
-        raise ValueError(f"{name}: {key[:60]} is {shown(value)}: MiniMind's rotation has none")
+        raise ValueError(f"{name}: {key[:60]} is {in_json(value)}: MiniMind's rotation has none")
     return fields
 
 
@@ -291,11 +291,11 @@ def checked_token_id(name: str, value: object) -> int | list[int] | None:
     if value is None or (type(value) is int and value == -1):
         return None
     if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ValueError(f"{name} is {shown(value)}, no token id")
+        raise ValueError(f"{name} is {in_json(value)}, no token id")
     return value
 
 
-def shown(value: object) -> str:
+def in_json(value: object) -> str:
     """A value of a JSON file as an error line has it."""
     return json.dumps(value)[:60]
 

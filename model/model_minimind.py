@@ -27,7 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from model.attention import visible_keys
-from model.backend import PLAIN, Backend, Layout, Mask
+from model.backend import PLAIN_BACKEND, Backend, Layout, Mask
 from model.config import MiniMindConfig
 from model.fast.compiled_backend import CompiledBackend, compiled_backend
 from model.moe import FeedForward, MoEFeedForward
@@ -190,7 +190,7 @@ class MiniMindModel(nn.Module):
         mask: Mask = None,
         segments: tuple[torch.Tensor | None, int] = (None, 0),
         past_key_values: Cache | None = None,
-        backend: Backend = PLAIN,
+        backend: Backend = PLAIN_BACKEND,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x: embeddings [B, T, H] -> (normed hidden states [B, T, H], sum of the layers' auxiliary losses, 0-d fp32).
 
@@ -305,9 +305,9 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         compiled = self.compiled_backend
         is_training = self.training and torch.is_grad_enabled()
         if compiled is None or not is_training:
-            return PLAIN
+            return PLAIN_BACKEND
         compiled.settle_shape(x)
-        return compiled if compiled.serves(x) else PLAIN
+        return compiled if compiled.serves(x) else PLAIN_BACKEND
 
     def expert_slots(self) -> torch.Tensor:
         """[layers, experts]: the tokens that the router of each layer gave to each expert in the last `training_losses`.

@@ -40,7 +40,7 @@ def port(text: str) -> int:
 
 
 def model_flags(parser: Parser, dtype: str = "float32") -> None:
-    """The flags that `load` and `compute_dtype` of scripts/common.py read."""
+    """The flags that `load` and `dtype_of_flag` of scripts/common.py read."""
     g = parser.add_argument_group("model")
     g.add_argument(
         "--weight",
@@ -64,7 +64,7 @@ def machine_flags(g: argparse._ArgumentGroup, dtype: str) -> None:
 
 def generate_parser() -> Parser:
     """The flags of generate.py."""
-    p = Parser(prog="generate.py", description="Continue a text, or talk to a model.", allow_abbrev=False)
+    p = Parser(prog="generate.py", description="Continue a text, or talk to a model.")
     # The model begins by itself.
     p.may_be_empty = ("prompts",)
     p.add_argument("prompts", nargs="*", help="texts to continue; none: asked for, or read from a pipe, one a line")
@@ -98,7 +98,6 @@ def play_parser() -> Parser:
     p = Parser(
         prog="play.py",
         description="A page in your browser: continue texts and chat with one model or two, and watch runs as they train.",
-        allow_abbrev=False,
     )
     g = p.add_argument_group("model")
     g.add_argument(
@@ -128,7 +127,6 @@ def detect_parser() -> Parser:
     p = Parser(
         prog="detect.py",
         description="Which words of a text does an ELECTRA's discriminator believe to be replaced?",
-        allow_abbrev=False,
     )
     p.add_argument("texts", nargs="*", help="texts to read; none: --file, or what comes through a pipe")
     p.add_argument("--file", help="a UTF-8 text file; a blank line ends a text")
@@ -164,9 +162,7 @@ def detect_parser() -> Parser:
 
 def quiz_parser() -> Parser:
     """The flags of quiz.py."""
-    p = Parser(
-        prog="quiz.py", description="Ask a model questions whose answers are known, and count.", allow_abbrev=False
-    )
+    p = Parser(prog="quiz.py", description="Ask a model questions whose answers are known, and count.")
     model_flags(p)
     p.add_argument(
         "--data_path", nargs="+", help="conversations, as for train_sft.py (default: the embedded questions on Python)"
@@ -182,7 +178,6 @@ def evaluate_parser() -> Parser:
     p = Parser(
         prog="evaluate.py",
         description="Judge a model: perplexity of any text, minimal pairs, last words, multiple choice.",
-        allow_abbrev=False,
     )
     p.may_be_empty = ("delimiter",)
     p.add_argument("task", choices=TASK_NAMES, help="what to measure")
@@ -216,9 +211,7 @@ def evaluate_parser() -> Parser:
 
 def export_parser() -> Parser:
     """The flags of export_hf.py."""
-    p = Parser(
-        prog="export_hf.py", description="Hand a model on to other programs, and bring it back.", allow_abbrev=False
-    )
+    p = Parser(prog="export_hf.py", description="Hand a model on to other programs, and bring it back.")
     p.add_argument("--weight", required=True, help="a .pth of the trainer or a folder; for --to_pth a folder")
     p.add_argument("--out_dir", help="folder to write the export to")
     p.add_argument("--to_pth", help=".pth to write, with its .json, from the folder --weight")
@@ -239,7 +232,6 @@ def export_gguf_parser() -> Parser:
         prog="export_gguf.py",
         description="Hand a MiniMind, or a Llama, Qwen2-MoE, Qwen3 or Qwen3-MoE that MiniMind computes too, on to llama.cpp "
         "and what is built on it, such as Ollama.",
-        allow_abbrev=False,
     )
     p.add_argument(
         "--weight",
@@ -263,7 +255,6 @@ def report_parser() -> Parser:
     p = Parser(
         prog="report.py",
         description="Write one HTML page about a run, or several side by side: curves, samples, settings, machine.",
-        allow_abbrev=False,
     )
     p.add_argument("runs", nargs="+", help="metrics files, weights, or folders")
     p.add_argument(

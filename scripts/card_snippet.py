@@ -12,8 +12,8 @@ from common.wording import printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.common import load_model
-from trainer.evaluation import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P, fitting_prompt
 from trainer.reporting.records import RunRecords, trains_answers
+from trainer.sampling import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P, fitting_prompt
 
 CODE = """```python
 import torch

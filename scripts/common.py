@@ -21,6 +21,7 @@ from dataset.reading.line_reader import WHITE_SPACE, LineReader
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import DEFAULT, shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
+from model.config_bounds import read_checked, refuse_oversize
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from scripts.arguments import DTYPE_NAMES
@@ -30,7 +31,7 @@ from trainer.pretrain.weights_at_hand import weights_instead
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
-def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
     """torch.dtype for the --dtype of that name; auto: as the trainer does by default."""
     if name != "auto":
         return DTYPES[name]
@@ -90,10 +91,12 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     if not (path / "config.json").exists():
         raise UserError(f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted")
     disable_progress_bar()
+    read_checked(path)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         refuse_foreign_attention(config, str(path))
         check_is_causal(path, config)
+        refuse_oversize(path, lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False))
         # A pair, as `output_loading_info` asks for; the library's types do not know of it.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,

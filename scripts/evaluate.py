@@ -46,7 +46,7 @@ from common.notices import announce
 from common.wording import counted, one_line, printable
 from dataset.reading.documents import BadLines
 from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
-from scripts.common import compute_dtype, load
+from scripts.common import dtype_of_flag, load
 from scripts.scoring import Score, batches, score_groups
 from scripts.tasks import TASKS, Item, Limits, Metric
 from trainer.machine.command_line import run_cli
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model, _, encoder = load(args)
     # Measured: more positions than the caches of a CPU hold make it slower.
     args.batch_tokens = args.batch_tokens or (1024 if model.device.type == "cpu" else 16384)
-    args.dtype = str(compute_dtype(args.dtype, model.device)).removeprefix("torch.")
+    args.dtype = str(dtype_of_flag(args.dtype, model.device)).removeprefix("torch.")
     if args.max_length > model.config.max_position_embeddings:
         raise UserError(
             f"--max_length {args.max_length}: the model has {model.config.max_position_embeddings} positions"

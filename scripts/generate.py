@@ -42,7 +42,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text
-from scripts.common import compute_dtype, load
+from scripts.common import dtype_of_flag, load
 from trainer.machine.command_line import run_cli
 
 __all__ = ["Sampling", "TextStream", "generate", "main"]
@@ -63,7 +63,7 @@ class Sampling:
 def main(argv: Sequence[str] | None = None) -> int:
     args = generate_parser().parse_args(argv)
     model, tokenizer, encoder = load(args)
-    dtype = compute_dtype(args.dtype, model.device)
+    dtype = dtype_of_flag(args.dtype, model.device)
     model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
     if args.chat and not tokenizer.chat_template:
         raise UserError("--chat: this tokenizer has no chat template; name another one with --tokenizer_path")

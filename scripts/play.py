@@ -30,7 +30,7 @@ from common.errors import UserError
 from common.notices import announce
 from common.wording import one_line
 from scripts.arguments import play_parser
-from scripts.common import compute_dtype, load
+from scripts.common import dtype_of_flag, load
 from scripts.playground.models import PlayedModel
 from scripts.playground.requests import is_loopback
 from scripts.playground.runs import RunFolder
@@ -103,7 +103,7 @@ def load_played(weight: str, tokenizer_path: str | None, name: str, args: argpar
     """A model that has written its first tokens already."""
     of_one = argparse.Namespace(**{**vars(args), "weight": weight, "tokenizer_path": tokenizer_path})
     model, tokenizer, encoder = load(of_one)
-    dtype = compute_dtype(args.dtype, model.device)
+    dtype = dtype_of_flag(args.dtype, model.device)
     model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
     played = PlayedModel(name, model, tokenizer, encoder)
     played.warm_up()

@@ -43,7 +43,7 @@ from dataset.reading.conversations import CONVERSATION, is_trained
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import find_files
 from scripts.arguments import quiz_parser
-from scripts.common import check_is_there, compute_dtype, load
+from scripts.common import check_is_there, dtype_of_flag, load
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 
@@ -118,7 +118,7 @@ def evenly(items: Sequence[Any], most: int) -> list[Any]:
 def ask_all(args: argparse.Namespace, weight: str, questions: Sequence[Question]) -> list[Reply | None]:
     """What the model of a weight answers; None for a question that does not fit it."""
     model, tokenizer, _ = load(argparse.Namespace(**{**vars(args), "weight": weight}))
-    model = model.to(compute_dtype(args.dtype, model.device))  # type: ignore[arg-type]  # wrapped without its types
+    model = model.to(dtype_of_flag(args.dtype, model.device))  # type: ignore[arg-type]  # wrapped without its types
     try:
         encoder = ChatEncoder(tokenizer)
     except ValueError as error:

@@ -30,10 +30,10 @@ from trainer.job import (
     TotalsT,
     Update,
 )
+from trainer.machine.collectives import on_main, until_all_are_ready
 from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import told_in_a_line
-from trainer.machine.ranks import on_main, until_all_are_ready
 from trainer.pace import NO_PROPOSAL, Course, as_numbers, course_of
 from trainer.reporting import opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position
@@ -64,7 +64,7 @@ class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
 class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     """Trains a Job in its Surroundings, and owns what changes while a run goes on.
 
-    epochs, max_updates: where the run ends. progress: where it stands. all_updates: of the whole run, as the epoch
+    epochs: where the run ends that has no `max_updates`. progress: where it stands. all_updates: of the whole run, as the epoch
     that is under way expects. flops_per_token, product_rate: for the log; 0 where they are not known. tracker_ids:
     {tracker: id of the run in it}. current_epoch: the one that is under way. saved_update: the one that was saved last.
     seconds_before: of the log interval in which the resumed run was stopped. said_end: the last update, as the clock of a
@@ -103,7 +103,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
         self.progress = Progress()
         self.epochs = job.epochs
-        self.max_updates = job.max_updates
         self.pace = job.pace
         self.all_updates: float = 0
         self.flops_per_token = 0.0
@@ -113,6 +112,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.seconds_before = 0.0
         self.said_end = job.max_updates
         self.has_other_rows = False
+
+    @property
+    def max_updates(self) -> float:
+        """The last update: as the clock of a budget has moved it, or else as the job says."""
+        course = self.progress.course
+        return self.job.max_updates if course is None else course.end
 
     @property
     def finished(self) -> bool:
@@ -140,8 +145,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             remove_temporaries(self.job.stem, self.checkpoints.folder)
         resumed = bool(self.settings.from_resume) and resume.resume(self)
         self.job.replan(self.progress)
-        if self.progress.course is None:
-            self.max_updates = self.job.max_updates
         # A resume of a run that has done all it was asked to do.
         if self.finished and not self.progress.evaluation_due:
             self.say_that_all_is_done()
@@ -399,7 +402,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     def follow(self, course: Course) -> None:
         """Take over what the clock has proposed."""
         self.progress.course = course
-        self.max_updates = course.end
         self.all_updates = course.end
         self.has_other_rows = self.job.replan(self.progress) or self.has_other_rows
         self.tell_of_rows()

@@ -20,20 +20,23 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# Parts of the budget. A run that is off by less is left alone: the speed of a shared machine goes up and down by some
+# Part of the budget. A run that is off by less is left alone: the speed of a shared machine goes up and down by some
 # percent from one moment to the next.
 TOLERANCE = 0.015
-# The first updates that are timed before the end is set, and the last ones by which the speed is judged.
+# Part of the budget. So long updates are timed before the end is set.
 FIRST_LOOK = 0.04
+# Part of the budget. The speed is that of the updates in so much training time before now.
 WINDOW = 0.2
-# Fewer updates say little about the speed; the first ones compile.
+# Updates. Fewer say little about the speed.
 FEWEST_TIMED = 6
+# Updates at the beginning that are not timed, since they compile.
 UNTIMED = 2
-# Between two updates: so many times as long as an update takes, and at least such a part of the budget. That is no slow
-# machine but one that stood still, as a program that was stopped by Ctrl-Z or a laptop whose disk woke up.
+# An update that takes so many times as long as the ones before, and at least such a part of the budget, tells of no slow
+# machine but of one that stood still: the program was stopped by Ctrl-Z, or a laptop's disk had to wake up.
 STALL_TIMES = 20
 STALL_PART = 0.01
-# The proposal comes back with the next update, on CUDA one later. The end must not have passed by then.
+# Updates from now to the end, at least. A proposal comes back with the next update, on CUDA one later, and the end must not
+# have passed by then.
 NEAREST_END = 3
 
 
@@ -52,6 +55,7 @@ class Course:
         """Of the learning rate, for the update behind `update` others."""
         if update < self.fall_from:
             return self.fall_rate
+        # A straight line: `fall_rate` at `fall_from`, 0 at `end`. max: a fall of no updates divides by nothing.
         return self.fall_rate * (self.end - update) / max(self.end - self.fall_from, 1)
 
 
@@ -72,6 +76,65 @@ def course_of(numbers: Sequence[float]) -> Course | None:
     if not end:
         return None
     return Course(round(fall_from), round(end), fall_rate)
+
+
+class UpdateTimer:
+    """How long an update takes, judged by the last ones.
+
+    budget_s: seconds of the whole run's budget, of which the window and the first look are parts. `spent` below is how many
+    of them have passed.
+    """
+
+    def __init__(self, budget_s: float) -> None:
+        self.budget_s = budget_s
+        # Seconds of an update: as judged last, and when it was judged first. None: too few are timed.
+        self.last_speed: float | None = None
+        self.first_speed: float | None = None
+        # The update after which the run began or was resumed.
+        self.began_after: int | None = None
+        # (update, training seconds until then) of the last ones. Training seconds are those of the budget without the pauses.
+        self.ticks: deque[tuple[int, float]] = deque()
+        self.paused_s = 0.0
+
+    def seconds_per_update(self, update: int, spent: float) -> float | None:
+        """To be asked once after each update. None: too few are timed."""
+        if self.began_after is None:
+            self.began_after = update
+        # The first updates compile, so they are slower than all others.
+        if update - self.began_after < UNTIMED:
+            return None
+        self._pass_over_stall(spent)
+        self.ticks.append((update, spent - self.paused_s))
+        self._forget_old_ticks()
+        first_update, first_s = self.ticks[0]
+        last_update, last_s = self.ticks[-1]
+        updates = last_update - first_update
+        seconds = last_s - first_s
+        if updates < FEWEST_TIMED:
+            return None
+        if self.first_speed is None and seconds < FIRST_LOOK * self.budget_s:
+            return None
+        self.last_speed = seconds / updates
+        if self.first_speed is None:
+            self.first_speed = self.last_speed
+        return self.last_speed
+
+    def _pass_over_stall(self, spent: float) -> None:
+        """Count the time since the last tick as a pause, if nothing moved in it."""
+        if self.last_speed is None:
+            return
+        since_last = spent - self.paused_s - self.ticks[-1][1]
+        longest_update = max(STALL_TIMES * self.last_speed, STALL_PART * self.budget_s)
+        if since_last > longest_update:
+            # One update was done in this time too, at the usual speed.
+            self.paused_s += since_last - self.last_speed
+
+    def _forget_old_ticks(self) -> None:
+        """Drop what is older than the window, but keep as many ticks as FEWEST_TIMED updates lie between."""
+        begin_of_window = self.ticks[-1][1] - WINDOW * self.budget_s
+        # The newest tick before the window stays: the window begins within the update that follows it.
+        while len(self.ticks) > FEWEST_TIMED + 1 and self.ticks[1][1] < begin_of_window:
+            self.ticks.popleft()
 
 
 class Pace:
@@ -102,15 +165,9 @@ class Pace:
         self.evaluation_every = evaluation_every
         self.samples = samples
         self.started = time.monotonic() - spent
-        # (update, training seconds until then) of the last ones.
-        self.ticks: deque[tuple[int, float]] = deque()
-        self.paused_s = 0.0
+        self.timer = UpdateTimer(seconds)
         # Of the last evaluation with its samples; None: there was none yet.
         self.last_pause: float | None = None
-        # Of an update, as it was judged last, and when the end was set first.
-        self.speed: float | None = None
-        self.first_speed: float | None = None
-        self.first_update: int | None = None
 
     def spent(self) -> float:
         """Seconds of the budget that have passed."""
@@ -122,70 +179,65 @@ class Pace:
         start = time.monotonic()
         yield
         self.last_pause = time.monotonic() - start
-        self.paused_s += self.last_pause
+        self.timer.paused_s += self.last_pause
 
     def proposal(self, update: int, course: Course | None) -> Course | None:
         """What should become of the run after `update` updates; None: all is well. course: what holds now, if any."""
-        speed = self._seconds_per_update(update)
+        is_first_look = self.timer.first_speed is None
+        speed = self.timer.seconds_per_update(update, self.spent())
         if speed is None:
             return None
-        self.speed = speed
-        first_look = self.first_speed is None
-        if self.first_speed is None:
-            self.first_speed = speed
-        # A machine that got slower evaluates and saves more slowly too.
-        slower = max(speed / self.first_speed, 1.0)
         now = course or self.planned
-        left = now.end - update
-        if left <= NEAREST_END:
-            # Too near to be moved: a run that is out of time would never end.
+        updates_left = now.end - update
+        # Too near to be moved: a run that is out of time would never end.
+        if updates_left <= NEAREST_END:
             return None
-        evaluations = left // self.evaluation_every if self.evaluation_every else 0
-        of_evaluation = self.last_pause
-        if of_evaluation is None:
-            of_evaluation = self.evaluation * speed + self.samples
-        at_end = self.seconds_at_end * slower + (evaluations + 1) * of_evaluation
-        time_left = self.seconds - self.spent() - at_end
-        time_left = min(time_left, (self.most_updates - update) * speed)
-        missed_by = abs(left * speed - time_left)
-        tolerance = TOLERANCE / 2 if first_look else TOLERANCE
+        seconds_left = self._seconds_for_updates(update, updates_left, speed)
+        # How far before or behind its time the run would end if nothing changed.
+        missed_by = abs(updates_left * speed - seconds_left)
+        # The first look sets the end, and does so more exactly. From then on the end should stay where it is.
+        tolerance = TOLERANCE / 2 if is_first_look else TOLERANCE
         if missed_by <= tolerance * self.seconds:
             return None
-        return moved(now, update, int(time_left / speed))
+        return moved(now, update, int(seconds_left / speed))
 
-    def _seconds_per_update(self, update: int) -> float | None:
-        """Of the last updates; None: too few are timed."""
-        now = self.spent()
-        if self.first_update is None:
-            self.first_update = update
-        if update - self.first_update < UNTIMED:
-            return None
-        self._pass_over_stall(now)
-        self.ticks.append((update, now - self.paused_s))
-        while len(self.ticks) > FEWEST_TIMED + 1 and self.ticks[1][1] < self.ticks[-1][1] - WINDOW * self.seconds:
-            self.ticks.popleft()
-        first_update, first_seconds = self.ticks[0]
-        updates = update - first_update
-        seconds = self.ticks[-1][1] - first_seconds
-        if updates < FEWEST_TIMED or (self.first_speed is None and seconds < FIRST_LOOK * self.seconds):
-            return None
-        return seconds / updates
+    def _seconds_for_updates(self, update: int, updates_left: int, speed: float) -> float:
+        """The seconds that the updates behind `update` may take: what is left of the budget without evaluations and files.
 
-    def _pass_over_stall(self, now: float) -> None:
-        """Count the time since the last tick as a pause, if nothing moved in it."""
-        if self.speed is None:
-            return
-        since_last = now - self.paused_s - self.ticks[-1][1]
-        if since_last > max(STALL_TIMES * self.speed, STALL_PART * self.seconds):
-            self.paused_s += since_last - self.speed
+        updates_left: until the end that holds now. speed: seconds of an update.
+        """
+        seconds_left = self.seconds - self.spent() - self._seconds_besides(updates_left, speed)
+        # Time for more updates than the run may have is left over.
+        return min(seconds_left, (self.most_updates - update) * speed)
+
+    def _seconds_besides(self, updates_left: int, speed: float) -> float:
+        """The seconds that the rest of the run takes beside its updates. The arguments are as above."""
+        # The one at the end, and those before it.
+        evaluations = 1
+        if self.evaluation_every:
+            evaluations += updates_left // self.evaluation_every
+        # The last evaluation is the best guess at the next one. Before the first, it is what was planned: an evaluation computes
+        # as much as so many updates, and a text takes its time.
+        seconds_of_evaluation = self.last_pause
+        if seconds_of_evaluation is None:
+            seconds_of_evaluation = self.evaluation * speed + self.samples
+        # A machine that got slower since the first look writes its files more slowly too. One that got quicker may still
+        # write them as slowly as was planned.
+        assert self.timer.first_speed is not None
+        times_slower = max(speed / self.timer.first_speed, 1.0)
+        return self.seconds_at_end * times_slower + evaluations * seconds_of_evaluation
 
 
 def moved(course: Course, update: int, possible: int) -> Course:
     """`course` with the end `possible` updates behind `update`."""
+    # A proposal that came back behind its own end could not be followed.
     end = update + max(possible, NEAREST_END)
     if update < course.fall_from:
-        fall = course.end - course.fall_from
+        # The fall stays as long as it was planned, so the constant phase before it gets shorter or longer.
+        updates_of_fall = course.end - course.fall_from
         # The proposal is taken over one or two updates later. Until then the rate is the constant one.
-        fall_from = max(end - fall, update + 1)
+        fall_from = max(end - updates_of_fall, update + 1)
+        # The last update at least belongs to the fall.
         return Course(min(fall_from, end - 1), end, course.fall_rate)
+    # The rate goes on from where it is, without a jump, to 0 at the new end.
     return Course(update, end, course.factor(update))

@@ -33,7 +33,8 @@ from common.nested import replaced
 from common.wording import counted
 from model.products import without_kept_copies
 from trainer.machine.agreement import compare_with_main
-from trainer.machine.ranks import Ranks, network_of, on_main
+from trainer.machine.collectives import on_main
+from trainer.machine.ranks import Ranks, network_of
 from trainer.machine.settings import FULL, NONE
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
     parse_args()
 
-from common.processes import count_from_here
+from common.command_clock import count_from_here
 from trainer.electra.job import ElectraJob
 from trainer.electra.micro_batch import micro_batch_of
 from trainer.electra.settings import ElectraSettings, parse_args

@@ -33,8 +33,8 @@ from trainer.glue.results import summary
 from trainer.glue.settings import GlueSettings, parse_args
 from trainer.job import Surroundings
 from trainer.launch import launch
+from trainer.machine.collectives import on_main
 from trainer.machine.command_line import run_cli
-from trainer.machine.ranks import on_main
 
 
 def main(argv: Sequence[str] | None = None) -> int:

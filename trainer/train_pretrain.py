@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
     parse_args()
 
-from common.processes import count_from_here
+from common.command_clock import count_from_here
 from trainer.loop import train_epoch
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import init_distributed_mode

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
     parse_args()
 
-from common.processes import count_from_here
+from common.command_clock import count_from_here
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
 from trainer.sft.job import SftJob

@@ -52,10 +52,9 @@ BATCH = 1000
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
+        prog="train_tokenizer.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        prog="train_tokenizer.py",
-        allow_abbrev=False,
     )
     g = parser.add_argument_group("data")
     paths = "the sources: each a file, a folder or a glob; dataset/README.md lists the kinds of files"

@@ -48,6 +48,16 @@ def rows_of_warmup(settings: RowFlags, warmup_iters: int, ranks: Ranks) -> int:
     return warmup_iters * settings.batch_size * at_once
 
 
+def epochs_of_updates(n_updates: int, settings: RowFlags, ranks: Ranks, n_rows: int) -> int:
+    """How many epochs of n_rows rows so many updates take, the last one in part."""
+    return ceil_div(n_updates, schedule_of(settings, ranks, n_rows).n_updates)
+
+
+def rows_of_run(settings: RowFlags, ranks: Ranks, n_rows: int, epochs: int, max_updates: float) -> float:
+    """Of all ranks, in so many epochs of n_rows rows, or so many updates where these end the run before."""
+    return min(n_rows * epochs, max_updates * rows_of_update(settings, ranks))
+
+
 def note_on_rows(settings: RowFlags, ranks: Ranks) -> str | None:
     """A line where micro-batches of these ranks are not full, though those of another --batch_size would be."""
     rows = settings.rows_per_update

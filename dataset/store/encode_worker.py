@@ -212,12 +212,12 @@ class _Worker:
 
     def __init__(self, setup: bytes) -> None:
         """setup: the pickled BlockEncoder. It is sent with the first block, in the thread that waits for the process."""
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        variables = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), str(id_for_children())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=variables,
             start_new_session=True,
         )
         assert self.process.stdin is not None

@@ -8,12 +8,18 @@ from transformers import AutoConfig
 
 from common.errors import UserError
 from common.packages import loader_reason, refuse_foreign_attention
+from model.config_bounds import read_checked, refuse_oversize
+from model.hf_folder import CONFIG
 
 
 def load_config(what: str, folder: Path) -> Any:
     """The config of a folder. `what` names it in errors: UserError."""
     try:
+        if (folder / CONFIG).exists():
+            read_checked(folder)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except UserError:
+        raise
     except Exception as error:
         # Each loader raises its own kinds.
         raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
@@ -30,6 +36,7 @@ def load_network(what: str, folder: Path, kind: Any, **changes: object) -> Any:
         raise UserError(f"{what}: a model of the kind {str(config.model_type)[:40]}; a network of an ELECTRA is wanted")
     for name, value in changes.items():
         setattr(config, name, value)
+    refuse_oversize(folder, lambda: kind(config))
     try:
         network, faults = kind.from_pretrained(
             folder,

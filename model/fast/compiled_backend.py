@@ -63,9 +63,9 @@ class CompiledBackend(Backend):
         # Always a mask, never None: with two kinds of arguments the block would be compiled twice.
         if document_ids is None:
             document_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-        return self.document_mask(x, document_ids)
+        return self.mask_of_documents(x, document_ids)
 
-    def document_mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
         """What `attend` takes, from document_ids [B, T]."""
         return document_mask(document_ids)
 
@@ -89,7 +89,7 @@ class CompiledBackend(Backend):
 class CompiledCPUBackend(CompiledBackend):
     """With attention in blocks of queries, which has no dropout."""
 
-    def document_mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
         return additive_mask(document_mask(document_ids), compute_dtype(x))
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
@@ -101,7 +101,7 @@ class CompiledFlexBackend(CompiledBackend):
 
     tile: int | None = None
 
-    def document_mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
         return flex_mask(document_ids)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:

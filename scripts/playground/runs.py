@@ -153,7 +153,7 @@ class LiveRun(Records):
                 figures.append([label, write(value)])
         return {
             "id": self.id,
-            "name": shown(self.name),
+            "name": for_page(self.name),
             "version": self.version,
             "changed_at": self.changed_at,
             "seconds_left": seconds_left(self.last("eta")),
@@ -167,11 +167,11 @@ class LiveRun(Records):
         for chart in self.charts[:MOST_CHARTS]:
             curves = self._curves(chart)
             if curves:
-                charts.append({"title": shown(chart.title), "logarithmic": chart.logarithmic, "curves": curves})
+                charts.append({"title": for_page(chart.title), "logarithmic": chart.logarithmic, "curves": curves})
         samples = []
         for sample in reversed(self.samples):
             text = sample["text"].removeprefix(sample["prompt"])
-            samples.append([sample["update"], shown(sample["prompt"]), shown(text, MOST_SAMPLE_CHARACTERS)])
+            samples.append([sample["update"], for_page(sample["prompt"]), for_page(text, MOST_SAMPLE_CHARACTERS)])
         return {**self.summary(), "charts": charts, "samples": samples}
 
     def _curves(self, chart: Chart) -> list[Json]:
@@ -183,7 +183,7 @@ class LiveRun(Records):
             x, y = (np.array(column) for column in self.columns[field])
             values_of_all.append(y)
             label = LABELS.get(field, field.split("/")[-1])
-            curve: Json = {"label": shown(label), "points": points(*thin(x, y, BUCKETS))}
+            curve: Json = {"label": for_page(label), "points": points(*thin(x, y, BUCKETS))}
             if is_noisy(field, x):
                 curve["means"] = points(*smooth(x, y))
             curves.append(curve)
@@ -202,7 +202,7 @@ def seconds_left(minutes: float | None) -> float | None:
     return None if minutes is None or not math.isfinite(minutes) else max(minutes, 0.0) * 60
 
 
-def shown(text: str, most: int = MOST_NAME_CHARACTERS) -> str:
+def for_page(text: str, most: int = MOST_NAME_CHARACTERS) -> str:
     """A text of a file as the page shows it: of bounded length, without what a browser would obey."""
     return printable(text[:most]).encode(errors="backslashreplace").decode()
 

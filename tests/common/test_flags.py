@@ -81,6 +81,11 @@ def test_one_text_of_several_may_not_be_empty_either():
     assert "--data_path" in refusal("train_pretrain.py", "--data_path", "a.jsonl", "")
 
 
+def test_a_name_that_no_file_can_have_ends_the_command_in_a_line():
+    line = refusal("train_pretrain.py", "--from_weight", "9" * 300)
+    assert line.startswith("error: File name too long: ") and len(line) < 400
+
+
 def test_a_share_of_nothing_is_not_masked():
     assert "--mask_share" in refusal("train_electra.py", "--mask_share", "0")
     assert refusal("train_electra.py", "--mask_share", "0.3") == ""

@@ -228,12 +228,12 @@ def kill_in_save(at, rank=0):
 
 def fail_in_last_samples():
     """As where rank 0 has no room for a whole model."""
-    from trainer import evaluation
+    from trainer import sampling
 
     def fail(*arguments):
         raise RuntimeError("planted failure")
 
-    evaluation.model_as_saved = fail
+    sampling.model_as_saved = fail
 
 
 def save_again():

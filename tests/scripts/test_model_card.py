@@ -17,7 +17,7 @@ from tests.chats import write_chats
 from tests.helpers import records, train, write_corpus
 from tests.older_transformers import run_with
 from tests.scripts.test_export import write
-from trainer.evaluation import model_as_saved
+from trainer.sampling import model_as_saved
 from trainer.saving.weights import weights_to_save
 
 # Two prompts: the card takes the last one, whose quotes and signs have to survive Markdown and Python.

@@ -25,7 +25,8 @@ from trainer import launch, train_pretrain
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
-from trainer.machine.ranks import Ranks, init_distributed_mode, loss_of_a_rank
+from trainer.machine.collectives import loss_of_a_rank
+from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon

@@ -27,7 +27,8 @@ from tests.trainer.test_train_electra import train as electra
 from tests.updates import ALL_KINDS, gradients, reference_gradients, relative_difference
 from trainer import train_pretrain
 from trainer.engine import Engine
-from trainer.machine.ranks import Ranks, init_distributed_mode, loss_of_a_rank
+from trainer.machine.collectives import loss_of_a_rank
+from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.parallel import Shards, build_on_main, gathered, group_size_of, is_sharded, own_part, whole_of
 from trainer.pretrain.job import PretrainJob

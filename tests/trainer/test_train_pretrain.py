@@ -189,7 +189,7 @@ def test_a_stop_in_the_final_samples_gives_them_to_the_next_resume(data, tmp_pat
         os.kill(os.getpid(), signal.SIGTERM)
         return "the cat"
 
-    with mock.patch("trainer.evaluation.sample", stopped):
+    with mock.patch("trainer.sampling.sample", stopped):
         assert train_pretrain.main(arguments) == 128 + signal.SIGTERM
     assert train_pretrain.main([*arguments, "--from_resume", "1"]) == 0
     assert "nothing to do" not in capsys.readouterr().out
@@ -318,7 +318,7 @@ def test_from_weight_by_name_and_by_path(data, tmp_path):
     assert losses(by_name) == losses(by_path)
     for name in (tmp_path / "base_16", "base_16"):
         assert find_weight(str(name), first.job.config, tmp_path) == tmp_path / "base_16.pth"
-    with pytest.raises(UserError, match="no config.json; a folder of"):
+    with pytest.raises(UserError, match="the folder holds no model, none of config.json, .* is not there"):
         train(data_path=data, out_dir=tmp_path, from_weight=tmp_path)
     assert losses(by_name)[0] < losses(first)[0] - 0.1
     model = MiniMindForCausalLM.from_pth(tmp_path / "base_16.pth")

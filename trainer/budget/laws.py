@@ -61,10 +61,15 @@ PARAMETERS_OF_A_TOKEN = 24
 
 
 class Part(NamedTuple):
-    """A source of a mixture: its share of what is trained, and its tokens of different text."""
+    """A source of a mixture: its share of what is trained, and its tokens of different text. name: for messages."""
 
     share: float
     unique: float
+    name: str = ""
+
+    def passes(self, tokens: float) -> float:
+        """How often the source is read in a run that trains so many tokens of the mixture."""
+        return tokens * self.share / max(self.unique, 1.0)
 
 
 def effective_tokens(tokens: float, unique: float | Sequence[Part]) -> float:
@@ -201,9 +206,15 @@ def layers_for(width: int, tokens: float) -> int:
 
 
 def heads_for(width: int) -> int:
-    """The number of query heads that goes with a width: each HEAD_WIDTH wide, or as near to it as can be."""
+    """The number of query heads that goes with a width: each HEAD_WIDTH wide, or wider by as little as can be.
+
+    Errors: ValueError for an odd width, of which no heads are even.
+    """
+    if width % 2:
+        raise ValueError(
+            f"--hidden_size {width} is odd, and RoPE turns pairs of dimensions: give an even width, best a multiple of {HEAD_WIDTH}"
+        )
     heads = max(1, width // HEAD_WIDTH)
-    # RoPE turns pairs of a head's dimensions.
     while width % heads or (width // heads) % 2:
         heads -= 1
     return heads

@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from common.processes import seconds_since_start
+from common.command_clock import seconds_since_start
 from trainer.budget import laws
 from trainer.budget.command import explicit_command
 from trainer.budget.costs import RunCosts
@@ -133,6 +133,8 @@ def notes(plan: Plan, costs: RunCosts, given: Collection[str], total_seconds: fl
             f"the text is small for this budget: the run ends after {laws.MOST_PASSES} passes over it, since a model that reads it more "
             "often learns it by heart; more text would use the rest"
         )
+    if costs.settings.from_weight == "none":
+        found += sources_read_too_often(costs.data.parts, plan.tokens)
     if costs.data.evaluated or {"val_path", "val_fraction"} & set(given):
         return found
     found.append(
@@ -140,6 +142,24 @@ def notes(plan: Plan, costs: RunCosts, given: Collection[str], total_seconds: fl
         "own with --val_path, or a share with --val_fraction"
     )
     return found
+
+
+def sources_read_too_often(parts: Sequence[laws.Part], tokens: float) -> list[str]:
+    """A line for each source of a mixture that is read more often than helps, though the mixture as a whole is not."""
+    lines = []
+    for part in parts:
+        others = [other for other in parts if other is not part]
+        passes = part.passes(tokens)
+        if not others or not laws.is_repeated_too_often(passes):
+            continue
+        passes_of_others = sum(other.share for other in others) * tokens / max(laws.different_tokens(others), 1.0)
+        share = laws.MOST_PASSES * part.unique / tokens
+        lines.append(
+            f"warning: {part.name} is read {passes:.0f} times, and the other text {passes_of_others:.2g} times: a model learns by heart what "
+            f"it reads so often; give it at most {share:.1%} of all shares (now {part.share:.1%}; path:share of --data_path, or the --mixture "
+            "file), or add more text of its kind"
+        )
+    return lines
 
 
 def leaves_budget_over(plan: Plan, costs: RunCosts, total_seconds: float) -> bool:

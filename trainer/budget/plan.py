@@ -31,7 +31,7 @@ ROUNDS = 4
 
 
 class NothingFits(ValueError):
-    """No model can be trained: what there is too little of, "budget" or "memory"."""
+    """No model can be trained: what there is too little of, "budget", "memory" or "text"."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class Demands:
     def different(self) -> float:
         """Tokens of different text."""
         return laws.different_tokens(self.parts or self.unique)
+
+    @property
+    def most_tokens(self) -> float:
+        """What a run may train without reading the text more often than helps."""
+        return self.most_passes * self.different
 
     @property
     def at_once(self) -> int:
@@ -160,6 +165,8 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
             plans.append(plan)
     if not plans and is_too_large:
         raise NothingFits("memory")
+    if not plans and text_is_too_small(demands):
+        raise NothingFits("text")
     if not plans:
         raise NothingFits("budget")
     suitable = small_enough_for_their_text(deep_as_their_tokens_want(plans), demands.different)
@@ -171,6 +178,26 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
             or [min(plans, key=lambda plan: plan.parameters)]
         )
     return min(suitable, key=lambda plan: plan.loss)
+
+
+def fewest_rows(demands: Demands) -> int:
+    """Of the smallest update to choose from."""
+    return min(cut.rows for cut in cuts(demands))
+
+
+def text_is_too_small(demands: Demands) -> bool:
+    """Whether so little text, read as often as helps, has not enough updates of any size. A number of tokens is kept to."""
+    if demands.tokens is not None:
+        return False
+    return demands.most_tokens < FEWEST_UPDATES * demands.tokens_of_update(fewest_rows(demands))
+
+
+def fewest_different_tokens(demands: Demands) -> int:
+    """Tokens of different text that are surely enough for a plan.
+
+    They are counted as full rows: a text of one row tells nothing of how full the rows of more text would be.
+    """
+    return math.ceil(FEWEST_UPDATES * fewest_rows(demands) * demands.T / demands.most_passes)
 
 
 def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
@@ -301,7 +328,7 @@ def affordable_tokens(config: MiniMindConfig, rows: int, demands: Demands, costs
     if demands.tokens is not None:
         # Somebody has counted them.
         return demands.tokens
-    most = demands.most_passes * demands.different
+    most = demands.most_tokens
     if demands.flops is not None:
         return min(demands.flops / costs.token_flops(config), most)
     assert demands.seconds is not None
@@ -331,7 +358,7 @@ def sizes(fields: Mapping[str, object]) -> list[MiniMindConfig]:
     found = []
     for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.WIDTHS:
         assert isinstance(width, int)
-        heads = fields.get("num_attention_heads", laws.heads_for(width))
+        heads = fields["num_attention_heads"] if "num_attention_heads" in fields else laws.heads_for(width)
         assert isinstance(heads, int)
         for layers in numbers_of_layers(width, fields):
             own: dict[str, object] = {

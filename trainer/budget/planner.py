@@ -16,10 +16,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from common.command_clock import seconds_since_start
 from common.errors import UserError, user_errors
 from common.notices import announce
-from common.processes import seconds_since_start
 from common.settings import default_of
+from common.wording import counted
 from model.config import MiniMindConfig
 from model.hf_folder import read_config
 from trainer.budget import laws
@@ -28,14 +29,25 @@ from trainer.budget.costs import COMPILE_S, RunCosts
 from trainer.budget.data import Data, look_at_data
 from trainer.budget.kept_plan import earlier_plan
 from trainer.budget.outcome import chosen_settings, plan_lines
-from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, plan_for, sizes
+from trainer.budget.plan import (
+    FEWEST_UPDATES,
+    Demands,
+    NothingFits,
+    Plan,
+    best_plan,
+    fewest_different_tokens,
+    fewest_rows,
+    plan_for,
+    sizes,
+)
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import Machine, share_of_product_rate
 from trainer.budget.table import quantity, shape_text
 from trainer.job import Surroundings
+from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import check_length
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.public_weights import settings_of_folder
@@ -265,6 +277,7 @@ class Planner:
         measurements = 0
         if self.costs.seconds is not None:
             of_one = COMPILE_S if self.costs.compiled else PLAIN_MEASUREMENT_S
+            of_one += self.costs.timed_seconds()
             measurements = 1 + int(MEASURING_PART * self.costs.seconds / of_one)
         plan = self._best()
         while measurements and not self.costs.is_measured(plan.config):
@@ -297,12 +310,18 @@ class Planner:
                     return plan
                 return with_same_cut
             except NothingFits as lack:
-                raise UserError(self._why_nothing(str(lack))) from None
+                raise UserError(self._why_nothing(str(lack), demands)) from None
 
         return on_main(self.machine.ranks, decide)
 
-    def _why_nothing(self, lack: str) -> str:
+    def _why_nothing(self, lack: str, demands: Demands) -> str:
         """The line where no model can be trained. lack: what there is too little of."""
+        if lack == "text":
+            return (
+                f"the text is too small: it has {round(demands.different):,} tokens to train, and a plan needs about "
+                f"{fewest_different_tokens(demands):,} ({FEWEST_UPDATES} updates of {counted(fewest_rows(demands), 'row')} of {demands.T} "
+                f"in {demands.most_passes} passes): give more text by --data_path, or train it without a budget, by --epochs"
+            )
         if lack == "memory":
             return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
         line = f"no model can be trained with this budget, since the {lack} is too small"

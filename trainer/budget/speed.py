@@ -18,6 +18,7 @@ from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
+from trainer.machine.collectives import on_main
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks
@@ -102,10 +103,13 @@ def measured_seconds(
     compiled: bool,
     gradient_checkpointing: bool,
     times: int,
+    least_seconds: float = 0.0,
 ) -> tuple[float, float]:
-    """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens: the middle of `times`.
+    """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
 
-    The rest is the exchange of gradients and the optimiser. All ranks must call it: they wait for each other, as in the run.
+    Both are the middle of at least `times`, and of as many more as it takes until `least_seconds` were timed: a machine may be
+    slower for the first of them than it will be in the run. The rest is the exchange of gradients and the optimiser.
+    All ranks must call it: they wait for each other, as in the run.
     """
     # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
     torch.compiler.reset()
@@ -127,8 +131,9 @@ def measured_seconds(
         ranks=machine.ranks,
         n_sums=n_sums(config),
     )
-    if compiled:
-        compile_blocks(model, "1", machine.device, lambda _: None, (rows, T), dtype=machine.dtype)
+    # Also where nothing is compiled: it prepares the device for plain code as the run does.
+    choice = "1" if compiled else "0"
+    compile_blocks(model, choice, machine.device, lambda _: None, (rows, T), dtype=machine.dtype)
     totals = Totals(rows * T, rows)
 
     def micro_batch() -> None:
@@ -142,9 +147,14 @@ def measured_seconds(
     # The first ones compile.
     micro_batch()
     last_of_update()
-    of_micro_batch = []
-    of_last = []
-    for _ in range(times):
+    of_micro_batch: list[float] = []
+    of_last: list[float] = []
+
+    def is_too_short() -> bool:
+        return sum(of_micro_batch) + sum(of_last) < least_seconds
+
+    # Rank 0 decides, so that all ranks time as many.
+    while len(of_last) < times or on_main(machine.ranks, is_too_short):
         of_micro_batch.append(seconds(micro_batch, machine.device))
         of_last.append(seconds(last_of_update, machine.device))
     engine.close()

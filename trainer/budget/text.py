@@ -19,7 +19,10 @@ WIKI_BYTES_PER_TOKEN = 3.16
 
 def parts_of(corpus: Corpus) -> tuple[laws.Part, ...]:
     """The sources of a mixture; none without shares."""
-    return tuple(laws.Part(share, targets) for share, targets in corpus.parts())
+    if not corpus.parts():
+        return ()
+    named = zip(corpus.sources, corpus.parts(), strict=True)
+    return tuple(laws.Part(share, targets, name) for name, (share, targets) in named)
 
 
 def text_scale(store: HasTokens, tokenizer: Any, bytes_per_token: float) -> float:

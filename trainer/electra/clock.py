@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from common.processes import seconds_since_start
+from common.command_clock import seconds_since_start
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import REPORT_S, evaluation_share, seconds_at_end
 from trainer.electra.settings import ElectraSettings

@@ -1,6 +1,5 @@
 """Pretraining of an ELECTRA as a Job: its data, rate and files. Networks and loss: objective.py."""
 
-import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,17 +40,18 @@ from trainer.engine import Engine
 from trainer.job import LATEST_UPDATE, Closing, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
+from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.parallel import group_size_of, put_on_device
 from trainer.reporting.next_commands import NextCommand
 from trainer.saving.places import check_kinds
-from trainer.updates import rows_of_update, schedule_of
+from trainer.updates import epochs_of_updates, rows_of_update
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 # What --objective mlm has no use for.
@@ -395,7 +395,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         plan = self.plan(progress.epoch)
         others = {name: getattr(self.model, name) for name in self.model.NETWORKS if name != self.model.ENCODER}
         per_position = self.objective.flops_per_position(settings.max_seq_len, settings.mask_share)
-        updates_per_epoch = schedule_of(settings, self.ranks, plan.n_rows).n_updates
         flops = settings.max_steps * self.flops_of_update()
         precision = [self.precision_notice] if self.precision_notice else []
         if self.shards is not None:
@@ -417,7 +416,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             n_documents=len(self.store),
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
             flops=flops / self.ranks.world_size,
-            epochs=math.ceil(settings.max_steps / updates_per_epoch),
+            epochs=epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows),
         )
 
     def _lines_on_data_and_model(self, plan: ElectraPlan, per_position: float) -> list[str]:

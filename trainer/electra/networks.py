@@ -21,9 +21,10 @@ from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import ELECTRA, MLM, SIZES
 from trainer.electra.network_files import config_of_file, configs_of_files
 from trainer.electra.settings import ElectraSettings
+from trainer.machine.collectives import on_main
 from trainer.machine.measure import total_memory
 from trainer.machine.out_of_memory import gigabytes
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import Ranks
 from trainer.saving.checkpoint import Checkpoints
 
 # Folder of the vocabulary that is trained where none is given.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from common.flags import fraction, inner_share, not_negative, positive
+from common.flags import at_least, fraction, inner_share, not_negative, positive
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
 from model.electra.sizes import (
@@ -42,14 +42,6 @@ MUON_RATE = 0.006
 LARGEST_STD = 10.0
 PROG = "train_electra.py"
 DESCRIPTION = "Pretrain an ELECTRA (generator and discriminator)."
-
-
-def example_length(text: str) -> int:
-    """A number of positions that holds two segments."""
-    value = positive(int)(text)
-    if value < SHORTEST:
-        raise argparse.ArgumentTypeError(f"{text} must be at least {SHORTEST} for two segments")
-    return value
 
 
 def standard_deviation(text: str) -> float:
@@ -152,7 +144,9 @@ class ElectraData(TextSettings):
     )
     lower_case: bool = switch(True, help="lower-case the text (for a vocab.txt; a folder knows by itself)")
     # The settings hold the size's values where the user gives none.
-    max_seq_len: int = setting(None, check=example_length, help="positions of an example (default: the size's)")
+    max_seq_len: int = setting(
+        None, check=at_least(SHORTEST, "for two segments"), help="positions of an example (default: the size's)"
+    )
     mask_share: float = setting(None, check=inner_share, help="of the positions (default: the size's)")
     mask_style: str = setting("electra", choices=tuple(MASK_STYLES), help="electra: 85 %% [MASK]; bert: 80/10/10 %%")
     mask_choice: str = setting(

@@ -37,9 +37,9 @@ from trainer.job import Surroundings
 from trainer.launch import claim
 from trainer.loop import Trainer
 from trainer.machine.agreement import compare_precision
+from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
-from trainer.machine.ranks import on_main
 from trainer.parallel import group_size_of
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints

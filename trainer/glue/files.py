@@ -17,7 +17,7 @@ from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.glue.results import read_json
 from trainer.glue.settings import GlueSettings
 from trainer.launch import make_folder
-from trainer.machine.ranks import on_main
+from trainer.machine.collectives import on_main
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds, check_writable
 

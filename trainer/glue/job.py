@@ -32,9 +32,10 @@ from trainer.glue.scores import Evaluation
 from trainer.glue.settings import GlueSettings
 from trainer.job import LATEST_UPDATE, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import make_folder
+from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
@@ -42,7 +43,7 @@ from trainer.parallel import group_size_of, put_on_device
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds
-from trainer.updates import rows_of_update, schedule_of
+from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, schedule_of
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         epochs = None
         # The updates decide, as in the benchmark's own script; the epochs are those that they take.
         if settings.max_steps:
-            epochs = math.ceil(settings.max_steps / update_schedule(settings, self.ranks, self.data).n_updates)
+            epochs = epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
         config = self.model.config
         lengths = self.features.lengths
         parameters = sum(p.numel() for p in self.model.parameters())
@@ -311,7 +312,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         epochs = self.epochs if outlook.epochs is None else outlook.epochs
         parameters = sum(p.numel() for p in self.model.parameters())
         embeddings = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." in name)
-        rows = min(plan.n_rows * epochs, self.max_updates * rows_of_update(settings, self.ranks))
+        rows = rows_of_run(settings, self.ranks, plan.n_rows, epochs, self.max_updates)
         flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
         # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
         full = GlueAssembler(self.features, self.command.encoder, settings.max_seq_len, full=True)

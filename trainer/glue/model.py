@@ -21,6 +21,7 @@ from common.files import atomic_folder
 from common.packages import loader_reason
 from dataset.glue.glue_tasks import CLASSIFICATION, QUESTIONS, REGRESSION, TAGS, Task
 from dataset.tokenizing.tokenizer_files import save_tokenizer
+from model.config_bounds import refuse_oversize
 from model.electra.compiled_encoder import compile_layers, quicken_attention
 from model.electra.model_electra import init_position_embeddings
 from trainer.glue.config import read_config
@@ -128,8 +129,10 @@ def new_model(settings: GlueSettings, task: Task, config: PretrainedConfig) -> A
 
 def load_pretrained(settings: GlueSettings, task: Task, config: PretrainedConfig, folder: Path) -> tuple[Any, set[str]]:
     """(the model of a folder, names of its weights that are not in there or do not fit). Errors: UserError."""
+    kind = CLASSES[task.kind].model
+    refuse_oversize(folder, lambda: kind.from_config(config, trust_remote_code=False))
     try:
-        model, faults = CLASSES[task.kind].model.from_pretrained(
+        model, faults = kind.from_pretrained(
             folder,
             ignore_mismatched_sizes=True,
             trust_remote_code=False,

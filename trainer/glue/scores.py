@@ -21,7 +21,7 @@ from trainer.glue.padding import real_outputs
 from trainer.glue.predictions import PREDICTIONS, suffix_of, write_predictions
 from trainer.glue.results import line_of
 from trainer.glue.settings import GlueSettings
-from trainer.machine.ranks import on_main
+from trainer.machine.collectives import on_main
 from trainer.machine.signals import StopSignals
 from trainer.reporting.reporter import Say
 

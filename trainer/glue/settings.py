@@ -1,12 +1,11 @@
 """The settings of train_glue.py."""
 
-import argparse
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar, NoReturn
 
-from common.flags import end_with_line, fraction, not_negative, positive
+from common.flags import at_least, end_with_line, fraction, not_negative, positive
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.glue.glue_tasks import KINDS, METRICS, QUESTIONS, TAGS, TASKS, Windows, task_list
@@ -65,14 +64,6 @@ OWN_NAME = re.compile(r"[\w][\w.-]{0,80}")
 RESULT_FILES = ("eval_results.json", "eval_results.md", "submission.zip")
 
 
-def example_length(text: str) -> int:
-    """A number of positions that holds two sentences."""
-    value = positive(int)(text)
-    if value < 5:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 5, for two sentences: CLS a SEP b SEP")
-    return value
-
-
 @dataclass(kw_only=True)
 class GlueOutput(OutputSettings):
     """output"""
@@ -126,7 +117,9 @@ class TaskSettings(Settings):
     )
     # The settings hold the kind's value where the user gives none.
     max_seq_len: int = setting(
-        None, check=example_length, help="positions of an example (default: 128, of questions 384)"
+        None,
+        check=at_least(5, "for two sentences: CLS a SEP b SEP"),
+        help="positions of an example (default: 128, of questions 384)",
     )
     cache_dir: str | None = setting(None, help="folder for features (default: .glue_cache beside the data)")
     overwrite_cache: bool = switch(False, help="make the features anew")

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from trainer.machine.ranks import Ranks, end_all, first_said
+from trainer.machine.collectives import end_all, first_said
+from trainer.machine.ranks import Ranks
 
 # Of the flags, what each machine may have in its own way: devices, workers, and the places of its files. What is in the files of
 # the data is compared by their digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path("/")
+SYSTEM_ROOT = Path("/")
 
 
 class Names(NamedTuple):
@@ -21,13 +21,13 @@ V1 = Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fil
 V2 = Names("memory.max", "memory.current", "inactive_file")
 
 
-def memory_limit(root: Path = ROOT) -> int | None:
+def memory_limit(root: Path = SYSTEM_ROOT) -> int | None:
     """Bytes that this process's groups may use in all; None: no limit. root: of /proc and /sys."""
     limits = [limit for limit, _, _ in _groups(root)]
     return min(limits, default=None)
 
 
-def memory_left(root: Path = ROOT) -> int | None:
+def memory_left(root: Path = SYSTEM_ROOT) -> int | None:
     """Bytes that this process's groups may still take; None: no limit. root: of /proc and /sys."""
     left = []
     for limit, folder, names in _groups(root):
@@ -37,7 +37,7 @@ def memory_left(root: Path = ROOT) -> int | None:
     return min(left, default=None)
 
 
-def processor_limit(root: Path = ROOT) -> float | None:
+def processor_limit(root: Path = SYSTEM_ROOT) -> float | None:
     """Processors that this process's groups may use at a time, as 1.5; None: no limit. root: of /proc and /sys."""
     limits = []
     for folder, version in _folders(root, "cpu"):

@@ -15,8 +15,8 @@ from common.paths import ROOT
 from common.processes import obey_ctrl_c
 from common.wording import one_line
 from dataset.loader_workers import LoaderError
+from trainer.machine.collectives import loss_of_a_rank
 from trainer.machine.limits import what_the_machine_lacks
-from trainer.machine.ranks import loss_of_a_rank
 
 
 def plain_warning(

@@ -50,12 +50,30 @@ def compile_blocks(
     dtype: torch.dtype = torch.bfloat16,
     width: int | None = None,
 ) -> None:
-    """Make training fast: compile it (names of parameters stay as they are) and, on the CPU, keep freed memory at hand.
+    """Make training fast: set the device up for it, and compile the model where that pays. Names of parameters stay as they are.
 
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
     shape: (rows, positions) of a full micro-batch, None: of the first one that comes; other shapes stay eager.
     flops: of this rank in the whole run, also where a resume has only a part of it left: it decides as the first start did.
     dtype: of the matrix products. width: of the network's layers, which "auto" must know.
+    """
+    # Runs that are not compiled gain by this too.
+    set_up_device(device, dtype)
+    if not is_to_be_compiled(choice, device, flops, width):
+        return
+    missing = what_the_compiler_lacks(device)
+    if missing:
+        say(f"{missing}: training without torch.compile, which takes longer")
+        return
+    notice = model.compile_training(shape, dtype)
+    if notice:
+        say(notice)
+
+
+def set_up_device(device: torch.device, dtype: torch.dtype) -> None:
+    """What makes training fast without a compiler: memory that is kept at hand on the CPU, TF32 on a GPU.
+
+    dtype: of the matrix products.
     """
     if device.type == "cpu":
         keep_freed_memory()
@@ -63,22 +81,24 @@ def compile_blocks(
         # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
         # close scores decide the routing.
         torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
-    if choice == "0":
-        return
-    if choice == "auto":
-        assert width is not None
-        if flops < COMPILE_SECONDS * assumed_product_rate(device, width):
-            return
+
+
+def is_to_be_compiled(choice: str, device: torch.device, flops: float, width: int | None) -> bool:
+    """Whether the run is to be compiled, if the machine can. The arguments are those of `compile_blocks`."""
+    if choice != "auto":
+        return choice == "1"
+    assert width is not None
+    # Compiling saves about as much time as the matrix products alone take (PLAIN_TIME - COMPILED_TIME), and takes
+    # COMPILE_SECONDS itself. So a run gains where its products take at least that long.
+    least_flops = COMPILE_SECONDS * assumed_product_rate(device, width)
+    return flops >= least_flops
+
+
+def what_the_compiler_lacks(device: torch.device) -> str | None:
+    """Why this machine cannot compile, or None. The compiler is tried as it will work for the run."""
     if device.type == "cuda":
-        # Before the compiler is tried, which then works as it will for the run.
         choose_kernels_by_rule()
-    missing = compiler_missing(device) or failure_to_compile(device.type)
-    if missing:
-        say(f"{missing}: training without torch.compile, which takes longer")
-        return
-    notice = model.compile_training(shape, dtype)
-    if notice:
-        say(notice)
+    return compiler_missing(device) or failure_to_compile(device.type)
 
 
 def assumed_product_rate(device: torch.device, width: int) -> float:

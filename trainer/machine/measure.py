@@ -107,7 +107,7 @@ def total_memory(device: torch.device) -> int | None:
     return there if limit is None else min(there, limit)
 
 
-def available_memory(device: torch.device, root: Path = cgroups.ROOT) -> int | None:
+def available_memory(device: torch.device, root: Path = cgroups.SYSTEM_ROOT) -> int | None:
     """Bytes that this process can still get on the device; None where the system does not tell. root: of /proc and /sys.
 
     Linux: what can be had without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).

@@ -12,7 +12,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.collectives import on_main
+from trainer.machine.ranks import Ranks
 
 # At the beginning of the memory stands a random text. A rank in a container of its own would find another file under the
 # same name, or none.

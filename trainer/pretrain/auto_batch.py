@@ -24,8 +24,8 @@ from common.flags import LARGEST
 from common.wording import counted
 from model.config import MiniMindConfig
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
+from trainer.machine.collectives import on_main
 from trainer.machine.out_of_memory import gigabytes
-from trainer.machine.ranks import on_main
 from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import Checkpoints

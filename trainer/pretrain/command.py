@@ -8,9 +8,9 @@ from trainer.budget.planner import advice_on_planning, plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
+from trainer.machine.collectives import on_main
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.processes import divide
-from trainer.machine.ranks import on_main
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings

@@ -12,7 +12,8 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.planned_mixture import RunLength
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
-from trainer.machine.ranks import Ranks, first_rank_first
+from trainer.machine.collectives import first_rank_first
+from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
 from trainer.updates import rows_of_update
 

@@ -13,7 +13,7 @@ from common.paths import ROOT
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.pretrain.public_weights import checked_folder, model_of_folder
-from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, weight_candidates, weight_folder
+from trainer.pretrain.settings import FILES_OF_MODELS, MODEL_FLAGS, PretrainSettings, weight_candidates, weight_folder
 from trainer.pretrain.weights_at_hand import flags_of_trainer, weights_instead
 
 # Such as Qwen/Qwen3-0.6B-Base
@@ -34,7 +34,7 @@ def config_from_flags(settings: PretrainSettings, vocab_size: int, tokenizer: An
 
 def init_model(
     config: MiniMindConfig,
-    from_weight: str = "none",
+    from_weight: str | Path = "none",
     out_dir: str | Path = ROOT / "out",
     init_scheme: str = "default",
 ) -> MiniMindForCausalLM:
@@ -43,6 +43,7 @@ def init_model(
 
     Errors: UserError in one line for a missing file and for weights of another shape than `config`.
     """
+    from_weight = os.fspath(from_weight)
     if from_weight == "none":
         model = MiniMindForCausalLM(config)
         if init_scheme == "zero_out":
@@ -55,7 +56,8 @@ def init_model(
     if folder is not None:
         return model_of_folder(checked_folder(folder, config))
     path = find_weight(from_weight, config, Path(out_dir))
-    if not path.exists():
+    # Unlike Path.exists, this one has no errors of its own for texts that are no path.
+    if not os.path.exists(path):
         raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, config, Path(out_dir))}")
     asked = {name: getattr(config, name) for name in MODEL_FLAGS}
     try:
@@ -71,7 +73,7 @@ def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path
         return path
     candidates = weight_candidates(from_weight, out_dir, config.hidden_size, config.use_moe)
     for candidate in candidates:
-        if candidate.is_file():
+        if os.path.isfile(candidate):
             return candidate
     return candidates[0]
 
@@ -85,11 +87,13 @@ def why_not_found(from_weight: str, path: Path, config: MiniMindConfig, out_dir:
     instead = weights_instead(path.parent, out_dir, first=Path(from_weight).name, flags_of=flags_of)
     if os.path.isdir(from_weight):
         return (
-            "no config.json; a folder of Hugging Face's save_pretrained or a download is wanted, or a .pth, and "
+            f"the folder holds no model, none of {', '.join(FILES_OF_MODELS)} as save_pretrained and downloads leave them, and "
             f"{path} is not there; {instead}"
         )
     if from_weight.endswith(".pth"):
         return f"no such file; {instead}"
+    if os.path.isfile(from_weight):
+        return f"it is a file, but no .pth; {path} is not there; {instead}"
     said = f"there is neither such a folder nor {path}; {instead}"
     if HUB_NAME.fullmatch(from_weight) and not Path(from_weight).parent.is_dir():
         said += "; a model of the Hugging Face hub is downloaded first, with hf download"

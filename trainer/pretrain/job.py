@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from common.arithmetic import ceil_div
+from common.command_clock import seconds_since_start
 from common.errors import UserError, user_errors
 from common.paths import utf8_folder
-from common.processes import seconds_since_start
 from common.wording import counted
 from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.leaks_at_start import AGAINST, leak_notices
@@ -37,15 +37,16 @@ from trainer.budget.settings import seconds_of
 from trainer.budget.speed import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.text import parts_of, text_scale
 from trainer.engine import Engine
-from trainer.evaluation import evaluate, read_prompts, samples
+from trainer.evaluation import evaluate
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
+from trainer.machine.collectives import least_of_ranks, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks, least_of_ranks, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
@@ -75,9 +76,11 @@ from trainer.pretrain.settings import (
 )
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
+from trainer.sample_prompts import read_prompts
+from trainer.sampling import samples
 from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
-from trainer.updates import rows_of_update, rows_of_warmup, schedule_of
+from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, rows_of_warmup
 
 
 class PretrainJob(Job[Recipe, Batch, Totals]):
@@ -446,9 +449,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Of epoch 0 whatever comes next: a resume decides on compiling as the first start did.
         first = self.corpus.plan(0)
         epochs = self._epochs(first)
-        rows_of_run = min(first.n_rows * epochs, self.max_updates * rows_of_update(settings, self.ranks))
+        n_rows = rows_of_run(settings, self.ranks, first.n_rows, epochs, self.max_updates)
         # As if each row were one document, which is the most that it can cost: this decides on compiling.
-        flops = flops_per_token(config, first.T) * rows_of_run * first.T / self.ranks.world_size
+        flops = flops_per_token(config, first.T) * n_rows * first.T / self.ranks.world_size
         trained = first.row_targets(0, first.n_rows)
         plan = self.corpus.plan(progress.epoch)
         self.forecast = self._forecast(first, flops)
@@ -456,7 +459,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return Outlook(
             plan=plan,
             lines=self._description(progress.epoch, plan, parameters),
-            notices=self._notices(first, rows_of_run, parameters),
+            notices=self._notices(first, n_rows, parameters),
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=len(self.corpus.store),
             data_fields=self._data_fields(progress),
@@ -485,16 +488,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         ]
         return lines
 
-    def _notices(self, first: RowPlan, rows_of_run: float, parameters: int) -> list[str]:
-        """Lines on what a user may want to change. first: the plan of epoch 0."""
+    def _notices(self, first: RowPlan, n_rows: float, parameters: int) -> list[str]:
+        """Lines on what a user may want to change. first: the plan of epoch 0. n_rows: of the run."""
         settings = self.settings
         # As the flags count them, rounded up: the last micro-batch may have fewer rows.
         rows_of_flags = settings.usual_rows() if self.asked.batch_size == AUTO_ROWS else self.asked.batch_size
         of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else self.ranks.micro_batches_at_once)
-        micro_batches = math.ceil(rows_of_run / of_all_ranks)
+        micro_batches = math.ceil(n_rows / of_all_ranks)
         run = SizeOfRun(
             parameters=parameters,
-            tokens=rows_of_run * first.T * first.fill,
+            tokens=n_rows * first.T * first.fill,
             rows=rows_of_update(settings, self.ranks),
             row_tokens=first.T * first.fill,
             ranks=self.ranks,
@@ -534,8 +537,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             return self.epochs
         if self.corpus.planned is not None:
             return 1
-        updates = schedule_of(self.settings, self.ranks, first.n_rows).n_updates
-        return math.ceil(self.settings.max_updates / updates)
+        return epochs_of_updates(self.settings.max_updates, self.settings, self.ranks, first.n_rows)
 
     def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
         if self.corpus.planned is not None and not self.settings.max_updates:

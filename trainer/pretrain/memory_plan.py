@@ -9,10 +9,11 @@ import torch
 from common.arithmetic import ceil_div
 from common.errors import UserError
 from model.config import MiniMindConfig, parameter_count, table_numbers
+from trainer.machine.collectives import least_of_ranks
 from trainer.machine.measure import available_memory, total_memory
 from trainer.machine.out_of_memory import batch_flags, gigabytes, same_update
 from trainer.machine.processes import bytes_in_shared_memory
-from trainer.machine.ranks import ONE_RANK, Ranks, least_of_ranks
+from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.machine.shared_memory import can_share
 from trainer.pretrain.memory import FP32, MemoryEstimate, training_memory
 from trainer.pretrain.settings import PretrainSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from common.files import MOST_CONFIG_BYTES, read_object
-from common.flags import fraction, not_negative, positive, share
+from common.flags import at_least, fraction, not_negative, positive, share
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, default_of, parse, setting, switch
 from dataset.reading.settings import DocumentSettings
@@ -48,14 +48,6 @@ MODEL_FLAGS = (
 FILES_OF_MODELS = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 PROG = "train_pretrain.py"
 DESCRIPTION = "Pretrain a MiniMind causal language model."
-
-
-def row_length(text: str) -> int:
-    """A number of positions that holds an input and a target."""
-    value = positive(int)(text)
-    if value < 2:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 2 to hold an input and a target")
-    return value
 
 
 def rows_or_auto(text: str) -> int:
@@ -189,7 +181,9 @@ class DataSettings(DocumentSettings):
     mixture: str | None = setting(
         None, help="a YAML or JSON file of sources with shares over the run, in place of --data_path (docs/data.md)"
     )
-    max_seq_len: int = setting(512, check=row_length, help="positions in a row, in tokens")
+    max_seq_len: int = setting(
+        512, check=at_least(2, "to hold an input and a target"), help="positions in a row, in tokens"
+    )
     pack: bool = switch(True, help="documents share rows; 0: one padded document a row, as in MiniMind")
     long_documents: str = setting("split", choices=("split", "truncate"), help="what becomes of those beyond a row")
 

@@ -271,10 +271,10 @@ def page_environment(*folders: Path) -> Environment:
     """What makes pages of templates in this folder, and in those given."""
     # Texts are escaped: a sample that holds markup is shown as it was written.
     loader = FileSystemLoader([Path(__file__).parent, *folders])
-    return Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=shown)
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=for_browser)
 
 
-def shown(value: object) -> object:
+def for_browser(value: object) -> object:
     """What the template writes: text that a browser shows and does not obey; drawings are markup already."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value)

@@ -51,7 +51,8 @@ from common.files import (
 )
 from common.nested import replaced
 from model.weight_files import check_kind
-from trainer.machine.ranks import ONE_RANK, Ranks, first_said, on_main
+from trainer.machine.collectives import first_said, on_main
+from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.parallel import is_sharded, part_of
 from trainer.saving.places import RECORDS, appears
 from trainer.saving.weights import write_tensors

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from trainer.machine.ranks import Ranks, end_all, first_said, on_main
+from trainer.machine.collectives import end_all, first_said, on_main
+from trainer.machine.ranks import Ranks
 from trainer.optim.build import KEPT
 
 # The endings of the files in which a run keeps what it records

@@ -14,9 +14,9 @@ from common.errors import UserError
 from common.wording import counted
 from dataset.mixed_plan import Move
 from dataset.shares import spelt
+from trainer.machine.collectives import on_main
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.machine.ranks import on_main
 from trainer.pace import Course
 from trainer.saving.checkpoint import update_of, verified
 from trainer.saving.checkpoint_content import check_fit, check_form, require
@@ -180,8 +180,6 @@ def resume(trainer: "Trainer") -> bool:
     trainer.engine.load_weights(state["model"])
     trainer.engine.load_state_dict(state["engine"])
     trainer.progress = progress_of(trainer, state["progress"])
-    if trainer.progress.course is not None:
-        trainer.max_updates = trainer.progress.course.end
     if trainer.pace is not None:
         trainer.pace.started -= trainer.progress.seconds_spent
     trainer.tracker_ids = state["tracker_ids"]

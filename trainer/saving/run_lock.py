@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from common.errors import UserError
 from common.files import atomic_file
+from common.locks import file_lock
 from common.notices import announce
 
 # Ranks of a launcher that was just killed need a moment to notice it.
@@ -32,7 +33,7 @@ def hold(stem: Path) -> None:
     Errors: UserError that names the process that has it. Where the file system has no locks, a line says so.
     """
     stem = stem.absolute()
-    lock = FileLock(_beside(stem, "lock"), thread_local=False, fallback_to_soft=False, preserve_lock_file=True)
+    lock = file_lock(_beside(stem, "lock"), of_thread=False, file_stays=True)
     running = _beside(stem, "running")
     try:
         _acquire(lock, stem, running)

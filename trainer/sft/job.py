@@ -10,7 +10,6 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.packing import RowPlan
 from trainer.budget.forecast import Forecast
 from trainer.engine import Engine
-from trainer.evaluation import samples
 from trainer.job import Progress
 from trainer.machine.signals import StopSignals
 from trainer.pretrain.data import UsualData
@@ -18,6 +17,7 @@ from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import PretrainSettings
 from trainer.reporting.next_commands import NextCommand
 from trainer.reporting.records import ANSWERS
+from trainer.sampling import samples
 from trainer.sft.settings import SftSettings
 
 

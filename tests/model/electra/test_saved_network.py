@@ -10,6 +10,7 @@ from model.electra.masked_lm import MaskedLanguageModel
 from model.electra.model_electra import ElectraPretrainer, configs
 from model.electra.saved_network import load_network
 from model.electra.sizes import SIZES
+from tests.model.public import change_config
 
 TINY = {"layers": 1, "width": 32, "heads": 4, "ffn": 64, "embedding": 16}
 
@@ -67,3 +68,16 @@ def test_what_was_saved_in_half_precision_is_read_in_fp32(folder):
     found = load_network("a", folder / "generator", ElectraForMaskedLM, hidden_act="relu")
     assert {p.dtype for p in found.parameters()} == {torch.float32} and found.config.hidden_act == "relu"
     assert torch.equal(found.electra.embeddings.LayerNorm.weight, network.electra.embeddings.LayerNorm.weight.float())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000, and at most 2,000 layers are built"),
+        ({"hidden_size": 10**7}, "asks for [0-9,]+ numbers or more"),
+        ({"vocab_size": 10**9}, "asks for 16,000,000,000 numbers or more"),
+    ],
+)
+def test_more_than_the_weights_can_hold_is_not_built(folder, changes, message):
+    change_config(folder / "encoder", **changes)
+    refused(lambda: MaskedLanguageModel.from_pretrained(folder), message)

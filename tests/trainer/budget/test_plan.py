@@ -8,11 +8,13 @@ from dataset.loader import UpdateSchedule
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget import laws
 from trainer.budget.plan import (
+    FEWEST_UPDATES,
     ROWS,
     Demands,
     NothingFits,
     best_plan,
     cuts,
+    fewest_different_tokens,
     micro_batch_rows,
     plan_for,
     sizes,
@@ -184,6 +186,22 @@ def test_too_little_time_is_said():
 
 
 @pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"seconds": None, "flops": 3.6e14}])
+@pytest.mark.parametrize("changes", [{}, {"batch_size": 64}, {"world_size": 2, "sharing": 2}, {"T": 256, "fill": 0.7}])
+def test_too_little_text_is_said_with_what_would_be_enough(budget, changes):
+    """Reference: with so much text there is a plan. The time and the memory are not to blame."""
+    machine = SimulatedMachine()
+    enough = fewest_different_tokens(demands(**budget, **changes))
+    assert best_plan(ALL, demands(**budget, **changes, unique=enough), machine).updates >= FEWEST_UPDATES
+    for unique in (10, enough / 2):
+        with pytest.raises(NothingFits, match="text"):
+            best_plan(ALL, demands(**budget, **changes, unique=unique, memory=1e12), machine)
+
+
+def test_a_number_of_tokens_is_trained_of_any_text():
+    assert best_plan(ALL, demands(seconds=None, tokens=1e5, unique=50), SimulatedMachine()).passes > 1000
+
+
+@pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"seconds": None, "flops": 3.6e14}])
 def test_little_text_is_read_several_times_and_no_more(budget):
     """The same budget with a hundredth of the text: no better, and not spent. No model is larger than was measured."""
     machine = SimulatedMachine()
@@ -217,6 +235,23 @@ def test_shapes_are_ones_that_a_model_can_have():
         kv_heads = laws.kv_heads_for(heads)
         config = MiniMindConfig(hidden_size=width, num_attention_heads=heads, num_key_value_heads=kv_heads)
         assert config.head_dim % 2 == 0 and heads % kv_heads == 0
+
+
+@pytest.mark.parametrize("width", [2, 34, 96, 200, 202, 1000, 1018])
+def test_a_width_that_the_user_says_has_heads_too(width):
+    """Reference: the config's own check, which a head of an odd size fails."""
+    for config in sizes({"vocab_size": 6400, "hidden_size": width}):
+        assert config.head_dim * config.num_attention_heads == width and config.head_dim % 2 == 0
+        # Wider than the usual head by as little as can be
+        narrower = range(min(laws.HEAD_WIDTH, width), config.head_dim)
+        assert not any(width % size == 0 and size % 2 == 0 for size in narrower)
+
+
+def test_a_width_without_even_heads_is_told_in_a_line():
+    with pytest.raises(ValueError, match="--hidden_size 201 is odd, .*give an even width"):
+        sizes({"vocab_size": 6400, "hidden_size": 201})
+    with pytest.raises(ValueError, match="head_dim=67 is odd"):
+        sizes({"vocab_size": 6400, "hidden_size": 201, "num_attention_heads": 3})
 
 
 def test_more_tokens_want_more_layers():

@@ -394,6 +394,25 @@ def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, mo
     assert (chosen["hidden_size"], chosen["batch_size"]) == measured[-1]
 
 
+@pytest.mark.parametrize("lacking", ["compiler_missing", "failure_to_compile"])
+@pytest.mark.parametrize("choice", ["0", "1", "auto"])
+def test_what_will_not_be_compiled_is_timed_as_plain_code(text, tmp_path, monkeypatch, choice, lacking):
+    """Also where the user asks for it, and the machine cannot do it: the run says so, and trains the plain code."""
+    from trainer.budget import costs
+
+    timed = []
+
+    def measured_seconds(config, machine, *, compiled, **_):
+        timed.append(compiled)
+        return 0.01, 0.0
+
+    monkeypatch.setattr(costs, "measured_seconds", measured_seconds)
+    monkeypatch.setattr(costs, lacking, lambda device: "it does not work here")
+    arguments = flags(**{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "use_compile": choice})
+    assert train_pretrain.main([*arguments, "--budget", "5m", "--dry_run", "1"]) == 0
+    assert set(timed) == {False}
+
+
 @pytest.mark.parametrize(("rate", "factor"), [(4e10, 0.3), (2e11, 3.0)])
 def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, rate, factor):
     """Not another depth of its width: after the measurement the time has room for other tokens, which want other layers."""
@@ -425,6 +444,24 @@ def test_little_text_ends_a_run_before_its_budget(text, tmp_path, capfd, flops, 
     printed = capfd.readouterr().out
     assert ("the text is small for this budget: the run ends after 8 passes over it" in printed) == is_small
     assert ("8.0 passes over the text" in printed) == is_small
+
+
+def test_a_small_source_of_a_mixture_that_is_read_too_often_is_told(text, tmp_path, capfd):
+    small = write_corpus(tmp_path / "small.jsonl", n_documents=10, seed=1)
+    changes = {**SMALL_MODEL, "out_dir": tmp_path, "budget_tokens": 10_000, "dry_run": 1}
+    arguments = flags(**{name: value for name, value in changes.items() if name != "data_path"})
+    assert train_pretrain.main([*arguments, "--data_path", f"{text}:0.5", f"{small}:0.5"]) == 0
+    assert f"warning: {small} is read " in capfd.readouterr().out
+    assert train_pretrain.main([*arguments, "--data_path", f"{text}:0.99", f"{small}:0.01"]) == 0
+    assert "warning:" not in capfd.readouterr().out
+
+
+def test_a_text_that_is_too_small_is_told_with_its_tokens(tmp_path):
+    """And not that the budget is too small, which could be raised for ever."""
+    tiny = write_corpus(tmp_path / "tiny.jsonl", n_documents=3)
+    said = r"the text is too small: it has \d+ tokens to train, and a plan needs about \d+ \(20 updates of 2 rows of"
+    with pytest.raises(UserError, match=said):
+        planned(tmp_path, tiny, budget_tokens=None, budget="10m")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ nothing."""
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from common.errors import UserError
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS
+from tests.model.public import change_config
 from tests.trainer.glue.glue_helpers import flags, make_place
 from tests.trainer.glue.test_padding import FAMILIES
 from trainer.glue.config import check_config, dropouts_of, read_config
+from trainer.glue.model import init_model
 
 
 def config_of(family):
@@ -96,3 +99,18 @@ def test_a_divisor_that_scores_cannot_have_is_refused(place, tmp_path, divisor):
     assert read_config(flags(place, score_divisor=5.0), task, tmp_path, len(WORDS)).score_divisor == 5
     path.write_text(json.dumps({**json.loads(path.read_text()), "score_divisor": 5}))
     assert read_config(flags(place, do_train=False), task, tmp_path, len(WORDS)).score_divisor == 5
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000, and at most 2,000 layers are built"),
+        ({"intermediate_size": 10**9}, "asks for [0-9,]+ numbers or more"),
+    ],
+)
+def test_an_encoder_that_its_weights_cannot_hold_is_not_built(place, tmp_path, changes, message):
+    task = TASKS["rte"]
+    shutil.copytree(place / "tiny", tmp_path / "tiny")
+    change_config(tmp_path / "tiny", **changes)
+    with pytest.raises(UserError, match=message):
+        init_model(flags(place), task, tmp_path / "tiny", len(WORDS))

@@ -143,7 +143,7 @@ def test_a_cpu_takes_no_more_than_it_is_fast_with_and_no_memory_is_no_limit(monk
 
 def test_processes_that_share_a_micro_batch_get_equal_parts(monkeypatch, tmp_path):
     ranks = Ranks(0, 0, 4, sharing=4)
-    monkeypatch.setattr("trainer.machine.ranks.dist.broadcast_object_list", lambda answer, src: None)
+    monkeypatch.setattr("trainer.machine.collectives.dist.broadcast_object_list", lambda answer, src: None)
     monkeypatch.setattr("trainer.pretrain.memory_plan.least_of_ranks", lambda ranks, number, device: number)
     settings, _ = settled(monkeypatch, tmp_path, 10, "--device", "cpu", device=torch.device("cpu"), ranks=ranks)
     assert settings.batch_size == 4

@@ -255,7 +255,7 @@ def test_a_folder_with_the_name_of_a_weight_does_not_stand_in_its_way(data, publ
     (tmp_path / "pretrain").mkdir()
     named = {"data_path": data, "out_dir": tmp_path, "from_weight": "pretrain"}
     assert train(**named).job.config.hidden_size == 16
-    with pytest.raises(UserError, match="--from_weight pretrain: no config.json; a folder of .* is not there"):
+    with pytest.raises(UserError, match="--from_weight pretrain: the folder holds no model, .* is not there"):
         train(**{**named, "out_dir": tmp_path / "other"})
     shutil.copytree(public["qwen3"], tmp_path / "pretrain", dirs_exist_ok=True)
     assert train(**named).job.config.hidden_size == 16
@@ -344,6 +344,21 @@ def test_init_model_takes_a_folder_too(public):
     config.rope_theta = 1e4
     with pytest.raises(UserError, match=r"--from_weight: .*llama: its rope_theta is 50000.0, not 10000.0"):
         init_model(config, str(public["llama"]))
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("empty", "the folder holds no model, none of config.json, .*empty_512.pth is not there"),
+        ("notes.txt", "it is a file, but no .pth; .*notes.txt_512.pth is not there"),
+        ("9" * 300, "there is neither such a folder nor"),
+    ],
+)
+def test_init_model_says_what_it_has_looked_for(tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("notes")
+    with pytest.raises(UserError, match=message):
+        init_model(MiniMindConfig(), tmp_path / name, tmp_path)
 
 
 def test_the_next_commands_name_the_tokenizer(data, public, tmp_path):

@@ -1,4 +1,4 @@
-"""What one rank does for all. References: the messages that are sent, and two real Gloo processes."""
+"""What ranks do together. References: the messages that are sent, and two real Gloo processes."""
 
 import contextlib
 import threading
@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from common.errors import DataError, SaidByAnotherRank, UserError
 from tests.helpers import new_port, run_ranks
-from trainer.machine import ranks as ranks_module
-from trainer.machine.ranks import Ranks, first_rank_first, init_distributed_mode, on_main, until_all_are_ready
+from trainer.machine import collectives
+from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks, init_distributed_mode
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def meetings(monkeypatch):
         return min(number, float(len(said) >= 5))
 
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(ranks_module, "least_of_ranks", least_of_ranks)
+    monkeypatch.setattr(collectives, "least_of_ranks", least_of_ranks)
     return said, third
 
 
@@ -121,7 +122,7 @@ def test_a_rank_that_is_gone_ends_those_that_wait_for_it(meetings, monkeypatch):
     def gone(*arguments):
         raise RuntimeError("gloo/transport: connection closed")
 
-    monkeypatch.setattr(ranks_module, "least_of_ranks", gone)
+    monkeypatch.setattr(collectives, "least_of_ranks", gone)
     with pytest.raises(RuntimeError, match="connection closed"), until_all_are_ready(Ranks(world_size=2)):
         pass
 
@@ -169,11 +170,11 @@ def longer_than_the_timeout():
 
 def without_signs():
     """The same, and rank 0 says nothing before the end."""
-    ranks_module.signs_of_life = contextlib.nullcontext
+    collectives.signs_of_life = contextlib.nullcontext
     try:
         longer_than_the_timeout()
     except RuntimeError as error:
-        return ranks_module.loss_of_a_rank(error) or str(error)
+        return collectives.loss_of_a_rank(error) or str(error)
     return "done"
 
 
@@ -187,7 +188,7 @@ def own_work_longer_than_the_timeout(alone):
             time.sleep(5 * ranks.rank)
         dist.barrier()
     except RuntimeError as error:
-        return ranks_module.loss_of_a_rank(error) or str(error)
+        return collectives.loss_of_a_rank(error) or str(error)
     finally:
         dist.destroy_process_group()
     return "done"

@@ -2,38 +2,38 @@
 
 import pytest
 
-from common import processes
+from common import command_clock
 
-pytestmark = pytest.mark.skipif(not hasattr(processes.time, "CLOCK_BOOTTIME"), reason="the system does not tell")
+pytestmark = pytest.mark.skipif(not hasattr(command_clock.time, "CLOCK_BOOTTIME"), reason="the system does not tell")
 
 
 @pytest.fixture
 def set_age(monkeypatch):
     """set_age(whole, since_import): how old the process is, and since when it has been running this code."""
-    monkeypatch.setattr(processes, "_called", None)
-    started = int(processes._fields_behind_name("self")[19]) / processes.os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(command_clock, "_called", None)
+    started = int(command_clock.fields_behind_name("self")[19]) / command_clock.os.sysconf("SC_CLK_TCK")
 
     def set_age(whole, since_import):
-        monkeypatch.setattr(processes.time, "clock_gettime", lambda clock: started + whole)
-        monkeypatch.setattr(processes, "_IMPORTED", processes.time.monotonic() - since_import)
+        monkeypatch.setattr(command_clock.time, "clock_gettime", lambda clock: started + whole)
+        monkeypatch.setattr(command_clock, "_IMPORTED", command_clock.time.monotonic() - since_import)
 
     return set_age
 
 
 def test_the_start_of_python_counts(set_age):
     set_age(whole=7.0, since_import=2.0)
-    assert processes.seconds_since_start() == pytest.approx(7.0)
+    assert command_clock.seconds_since_start() == pytest.approx(7.0)
 
 
 def test_what_a_process_did_before_it_became_python_does_not_count(set_age):
     """An entry point of a container that downloads for an hour, and ends with `exec python`, keeps its process."""
     set_age(whole=3600.0, since_import=2.0)
-    assert processes.seconds_since_start() == pytest.approx(2.0, abs=1.0)
+    assert command_clock.seconds_since_start() == pytest.approx(2.0, abs=1.0)
 
 
 def test_a_command_that_is_called_as_a_function_counts_from_its_call(set_age):
     """A notebook may have run for hours before it calls a trainer with a budget."""
     set_age(whole=3600.0, since_import=3599.0)
-    assert processes.seconds_since_start() == pytest.approx(3600.0)
-    processes.count_from_here()
-    assert 0 <= processes.seconds_since_start() < 60
+    assert command_clock.seconds_since_start() == pytest.approx(3600.0)
+    command_clock.count_from_here()
+    assert 0 <= command_clock.seconds_since_start() < 60
