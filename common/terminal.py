@@ -36,6 +36,15 @@ class Style:
 ShownWord = tuple[str, str, Style | None]
 
 
+def encodable(text: str, stream: TextIO) -> str:
+    """The text with its characters spelt out that the stream cannot encode, such as those of another alphabet.
+
+    Without this a sample, or a file name that is not UTF-8, would end the work.
+    """
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, errors="backslashreplace").decode(encoding)
+
+
 def has_colours(stream: TextIO) -> bool:
     """Whether a stream is a terminal that shows colours to a person who wants them (https://no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":

@@ -13,7 +13,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.common import load_model
 from trainer.reporting.records import RunRecords, trains_answers
-from trainer.sampling import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P, fitting_prompt
+from trainer.sampling import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P, fitting_prompt, fitting_tokens
 
 CODE = """```python
 import torch
@@ -72,13 +72,16 @@ def snippet(folder: Path, tokenizer: PreTrainedTokenizerBase, name: str, records
     if not comparable:
         return code(name, Sample(PROMPT, SEED, is_turn=is_turn))
     printed = ""
+    tokens = SAMPLE_TOKENS
     for sample in comparable:
-        printed = continuation(model, tokenizer, sample)
+        prompt = asked(tokenizer, sample)
+        tokens = fitting_tokens(prompt["input_ids"].shape[1], positions, SAMPLE_TOKENS)
+        printed = continuation(model, tokenizer, sample, prompt, tokens)
         if printed == sample.text:
             said = f"This prints what the trainer's last sample from this prompt was, after update {sample.update:,}:"
-            return f"{code(name, sample)}\n\n{said}\n\n{quoted(printed)}"
+            return f"{code(name, sample, tokens)}\n\n{said}\n\n{quoted(printed)}"
     said = "This prints the text below. The trainer's own last sample from this prompt is another one."
-    return f"{code(name, sample)}\n\n{said}\n\n{quoted(printed)}"
+    return f"{code(name, sample, tokens)}\n\n{said}\n\n{quoted(printed)}"
 
 
 def answers(records: RunRecords | None) -> bool:
@@ -128,9 +131,13 @@ def is_showable(prompt: str) -> bool:
     return 0 < len(prompt) <= MOST_CHARACTERS
 
 
-def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sample: Sample) -> str:
-    """What the snippet prints on this export: the same calls. The random state of this process stays as it was."""
-    prompt = asked(tokenizer, sample)
+def continuation(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sample: Sample, prompt: Any, tokens: int
+) -> str:
+    """What the snippet prints on this export: the same calls. The random state of this process stays as it was.
+
+    prompt: see `asked`. tokens: to draw at most.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sample.seed)
         # The types of transformers know no `generate` of a model in general.
@@ -140,14 +147,14 @@ def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sam
             temperature=TEMPERATURE,
             top_p=TOP_P,
             top_k=TOP_K,
-            max_new_tokens=SAMPLE_TOKENS,
+            max_new_tokens=tokens,
         )
     shown = output[0, prompt["input_ids"].shape[1] :] if sample.is_turn else output[0]
     return str(tokenizer.decode(shown, skip_special_tokens=True))
 
 
-def code(name: str, sample: Sample) -> str:
-    """The snippet as a block of Markdown."""
+def code(name: str, sample: Sample, tokens: int = SAMPLE_TOKENS) -> str:
+    """The snippet as a block of Markdown. tokens: to draw at most."""
     to_ask = TURN_ASKED if sample.is_turn else TEXT_ASKED
     return CODE.format(
         name=literal(name),
@@ -157,7 +164,7 @@ def code(name: str, sample: Sample) -> str:
         temperature=TEMPERATURE,
         top_p=TOP_P,
         top_k=TOP_K,
-        tokens=SAMPLE_TOKENS,
+        tokens=tokens,
     )
 
 

@@ -145,7 +145,14 @@ def fitting_prompt(
     encoder: DocumentEncoder, prompt: str, positions: int, max_new_tokens: int = SAMPLE_TOKENS
 ) -> list[int]:
     """The ids of a prompt; of one that does not fit its end, so that the new tokens have room. positions: of the model."""
-    return encoder.prompt_ids(prompt)[max_new_tokens - positions :]
+    ids = encoder.prompt_ids(prompt)
+    room = positions - fitting_tokens(len(ids), positions, max_new_tokens)
+    return ids[max(0, len(ids) - room) :]
+
+
+def fitting_tokens(prompt_length: int, positions: int, max_new_tokens: int = SAMPLE_TOKENS) -> int:
+    """How many tokens to draw behind a prompt. Of a model with few positions a long prompt leaves half of them."""
+    return min(max_new_tokens, max(positions - prompt_length, positions // 2))
 
 
 @torch.no_grad()
@@ -171,15 +178,17 @@ def sample(
         model = cast(Any, engine.model)
         device = engine.device
         precision = engine.autocast()
-    ids = fitting_prompt(encoder, prompt, model.config.max_position_embeddings, max_new_tokens)
+    positions = model.config.max_position_embeddings
+    # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
+    ids = fitting_prompt(encoder, prompt, positions, max_new_tokens)
+    given = ids or [encoder.eos_id or 0]
     with undisturbed(engine):
         model.eval()
         torch.manual_seed(seed)
         with precision:
             output = model.generate(
-                # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
-                torch.tensor([ids or [encoder.eos_id or 0]], device=device),
-                max_new_tokens=max_new_tokens,
+                torch.tensor([given], device=device),
+                max_new_tokens=fitting_tokens(len(given), positions, max_new_tokens),
                 do_sample=True,
                 temperature=TEMPERATURE,
                 top_p=TOP_P,

@@ -145,6 +145,28 @@ def test_a_prompt_begins_as_a_document_does(tokenizer):
     assert seen[0] == seen[1] and [ids.count(bos) for ids in seen] == [1] * 4 and all(eos not in ids for ids in seen)
 
 
+@pytest.mark.parametrize("positions", [2, 3, 16, 120, 121, 200])
+@pytest.mark.parametrize("words", [0, 1, 300])
+def test_a_sample_fits_the_positions_of_the_model(tokenizer, positions, words):
+    """Reference: what the model computes: no more positions than it has, of a long prompt the end, and new tokens."""
+    model, seen = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=positions), []
+    encoder = DocumentEncoder(tokenizer)
+    generate = model.generate
+
+    def whole(ids, **options):
+        # An end of the text that is drawn early would hide what does not fit.
+        seen.append((ids[0].tolist(), generate(ids, **{**options, "eos_token_id": None})[0].tolist()))
+        return torch.tensor([seen[-1][1]])
+
+    prompt = "the cat " * words
+    with mock.patch.object(model, "generate", whole):
+        sample(make_engine(model), tokenizer, encoder, prompt, 7)
+    ((given, made),) = seen
+    asked = encoder.prompt_ids(prompt)
+    assert given == asked[-len(given) :] and given and len(given) < len(made) <= positions
+    assert len(made) - len(given) == min(120, max(positions // 2, positions - len(asked)))
+
+
 def test_a_stop_while_sampling_gives_all_samples_up(tokenizer):
     """They come again with the evaluation, after the resume."""
     signals, prompts = StopSignals(), ["a", "b", "c"]

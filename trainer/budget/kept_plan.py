@@ -174,5 +174,10 @@ def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str
                 f"--{name} is {getattr(settings, name)}, and {path} is the plan of a run with {getattr(before, name)}: drop the "
                 "flag, or start without --from_resume"
             )
+    if settings.val_path and before.val_fraction and "val_fraction" not in given:
+        raise UserError(
+            f"--val_path: this run was planned with --val_fraction {before.val_fraction:g}, and what is held out is not trained: "
+            "drop the flag, or start without --from_resume"
+        )
     announce(f"the plan of the first start holds: {path}")
     return {name: getattr(before, name) for name in PLANNED if name not in given}

@@ -46,7 +46,7 @@ def run_cli(main: Callable[[], int | None]) -> None:
         sys.exit(130)
     except BrokenPipeError:
         # Whoever read the output has left.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays for the rest of the process
         sys.exit(1)
     except Exception as error:
         ending = line_of(error)

@@ -203,6 +203,20 @@ def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path,
     assert f"already done its {first.progress.update:,} update" in printed
 
 
+def test_a_resume_has_the_validation_data_of_the_plan(text, tmp_path, capfd):
+    """A plan without --val_path holds documents out, and what is held out is not trained."""
+    other = write_corpus(tmp_path / "other.jsonl", 20, seed=5)
+    run = planned(tmp_path / "held_out", text)
+    with pytest.raises(UserError) as caught:
+        planned(tmp_path / "held_out", text, from_resume=1, val_path=other)
+    assert str(caught.value).startswith(
+        f"--val_path: this run was planned with --val_fraction {run.settings.val_fraction:g}, and "
+    )
+    planned(tmp_path / "of_path", text, val_path=other)
+    for changes in ({"val_path": other}, {}):
+        assert "nothing to do" in said_by_a_finished_run(tmp_path / "of_path", text, capfd, **changes)
+
+
 def test_the_settings_of_another_run_may_have_a_budget(text, tmp_path):
     """They name all settings, those too that nobody has chosen."""
     train(data_path=text, out_dir=tmp_path / "first")

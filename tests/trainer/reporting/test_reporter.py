@@ -2,11 +2,14 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
 
-from tests.helpers import losses, records, train
+from tests.helpers import ROOT, losses, records, train
 from trainer.engine import Engine
 from trainer.reporting.log_lines import log_line
 from trainer.reporting.reporter import Reporter, finite, flat_numbers
@@ -55,6 +58,65 @@ def test_a_terminal_that_goes_away_changes_nothing(data, tmp_path, writes):
     with mock.patch("sys.stdout", Terminal(breaks_after=writes)):
         run = train(data_path=data, out_dir=tmp_path / "closed")
     assert losses(run) == losses(plain)
+
+
+class NarrowTerminal(io.TextIOWrapper):
+    """A console of Windows for Western Europe, in a program that calls the trainer without `run_cli`."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO(), encoding="cp1252")
+
+    def isatty(self):
+        return True
+
+    def shown(self):
+        self.flush()
+        return self.buffer.getvalue().decode("cp1252")
+
+
+@pytest.mark.parametrize("with_bar", [False, True])
+def test_what_a_terminal_cannot_encode_is_spelt_out(with_bar):
+    """A sample, and the name of a file that is not UTF-8."""
+    terminal = NarrowTerminal()
+    with mock.patch("sys.stdout", terminal):
+        reporter = Reporter(True)
+        if with_bar:
+            reporter.advance(1, 2)
+        reporter.say("Mädchen 猫 \udcff")
+        reporter.close()
+    assert "Mädchen \\u732b \\udcff" in terminal.shown()
+
+
+def test_samples_of_any_language_end_no_run(data, tmp_path):
+    """Reference: the metrics file, which has them as they are."""
+    terminal = NarrowTerminal()
+    with mock.patch("sys.stdout", terminal):
+        train(data_path=data, out_dir=tmp_path / "猫", sample_prompts="猫", max_updates=1)
+    lines = (tmp_path / "猫" / "pretrain_16.metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    (sample,) = (record for record in map(json.loads, lines) if "text" in record)
+    assert sample["prompt"] == "猫" and "sample from '\\u732b'" in terminal.shown()
+
+
+def test_a_terminal_that_is_gone_takes_text_of_any_language():
+    """What takes its place would encode as the system does, in ASCII here."""
+    program = """
+import io, sys
+from trainer.reporting.reporter import Reporter
+class Gone(io.StringIO):
+    def write(self, text):
+        raise OSError(5, "Input/output error")
+sys.stdout = Gone()
+reporter = Reporter(True)
+reporter.say("a")
+reporter.say("\\u732b")
+print("\\u732b")
+sys.stderr.write("done")
+"""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, **plain}, capture_output=True, text=True
+    )
+    assert done.stderr.endswith("done"), done.stderr
 
 
 def test_a_resumed_interval_is_measured_whole(data, tmp_path):
