@@ -43,6 +43,7 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text
 from scripts.common import compute_dtype, load
+from scripts.foreign_config import end_ids, most_positions
 from trainer.machine.command_line import run_cli
 
 __all__ = ["Sampling", "TextStream", "generate", "main"]
@@ -159,11 +160,11 @@ def typed_prompts() -> Iterator[str]:
 
 def room(model: PreTrainedModel, args: argparse.Namespace | Sampling) -> int:
     """How many tokens a prompt may have."""
-    left: int = model.config.max_position_embeddings - args.max_new_tokens
+    positions = most_positions(model.config)
+    left = positions - args.max_new_tokens
     if left < 1:
         raise UserError(
-            f"--max_new_tokens {args.max_new_tokens} leaves no room for a prompt: the model has "
-            f"{model.config.max_position_embeddings} positions"
+            f"--max_new_tokens {args.max_new_tokens} leaves no room for a prompt: the model has {positions} positions"
         )
     return left
 
@@ -272,7 +273,7 @@ def generate(
         max_new_tokens=args.max_new_tokens,
         do_sample=args.temperature > 0,
         repetition_penalty=args.repetition_penalty,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end_ids(model, tokenizer.eos_token_id) or None,
         pad_token_id=tokenizer.pad_token_id or 0,
         streamer=streamer,
         logits_processor=LogitsProcessorList([observer] if observer else []),
