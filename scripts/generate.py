@@ -41,7 +41,7 @@ from common.wording import counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from scripts.arguments import generate_parser
-from scripts.chat_template import chat_text
+from scripts.chat_template import chat_text, default_template
 from scripts.common import compute_dtype, load
 from scripts.foreign_config import end_ids, most_positions
 from trainer.machine.command_line import run_cli
@@ -66,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     model, tokenizer, encoder = load(args)
     dtype = compute_dtype(args.dtype, model.device)
     model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
-    if args.chat and not tokenizer.chat_template:
-        raise UserError("--chat: this tokenizer has no chat template; name another one with --tokenizer_path")
     chat = turns_encoder(tokenizer) if args.chat else None
     for line in ignored_settings(args):
         announce(line, to_stderr=True)
@@ -174,7 +172,11 @@ TurnsEncoder = Callable[[list[dict[str, str]]], list[int]]
 
 
 def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
-    """As the model was fine-tuned, if it was fine-tuned here; otherwise as the tokenizer's own template says."""
+    """As the model was fine-tuned, if it was fine-tuned here; otherwise as the tokenizer's own template says.
+
+    Errors: UserError for a tokenizer without a template.
+    """
+    default_template(tokenizer)
     if tokenizer.chat_template == CHAT_TEMPLATE:
         return ChatEncoder(tokenizer).turns_ids
 

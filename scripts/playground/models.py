@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from common.errors import UserError
 from common.wording import counted
 from dataset.tokenizing.encoder import DocumentEncoder
+from scripts.chat_template import can_chat
 from scripts.foreign_config import end_ids
 from scripts.generate import Sampling, TurnsEncoder, chat_ids, generate, room, turns_encoder
 from scripts.playground.pieces import Piece, PieceStream, Probabilities
@@ -144,7 +145,7 @@ class PlayedModel:
 
     @property
     def can_chat(self) -> bool:
-        return bool(self.tokenizer.chat_template)
+        return can_chat(self.tokenizer)
 
     @cached_property
     def turns_encoder(self) -> TurnsEncoder:
