@@ -235,8 +235,9 @@ def reply(
     try:
         generate(model, tokenizer, ids, args, stream)
     except KeyboardInterrupt:
-        # A person at the prompt wants to go on with the next one. Who handed over texts wants the program to end.
-        if args.prompts or not sys.stdin.isatty():
+        # A person at the prompt wants to go on with the next one. Who handed over texts wants the program to end. And what
+        # has not begun is no answer: `main` leaves its prompt out.
+        if args.prompts or not sys.stdin.isatty() or not stream.count:
             raise
         stream.end()
     seconds = time.perf_counter() - start
