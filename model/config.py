@@ -1,12 +1,15 @@
 """The configuration of both MiniMind generations. A field is declared once, in `Fields`; the rest follows from there."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PretrainedConfig
+
+from common.flags import LARGEST
 
 GENERATIONS = ("minimind2", "minimind3")
 
@@ -116,6 +119,12 @@ YARN_NAMES = {
     "original_max_position_embeddings": "yarn_original_positions",
 }
 YARN_FIELDS = ("inference_rope_scaling", *YARN_NAMES.values())
+# How often a dimension may turn within YaRN's original length. Published models have from 1 to 32; far outside of these
+# bounds logarithms and quotients become infinite.
+LEAST_TURNS = 1e-6
+MOST_TURNS = 1e6
+# By how much YaRN may stretch the positions; published models have up to 64.
+MOST_STRETCH = 1e6
 
 
 class MiniMindConfig(Fields, PretrainedConfig):
@@ -171,6 +180,8 @@ class MiniMindConfig(Fields, PretrainedConfig):
         """Errors: ValueError in one line for values that no model can have."""
         check_finite(self, "rms_norm_eps", "rope_theta", "dropout", "initializer_range", "router_aux_loss_coef")
         check_finite(self, "yarn_factor", "yarn_beta_fast", "yarn_beta_slow")
+        for name in TOKEN_IDS:
+            setattr(self, name, checked_token_id(name, getattr(self, name)))
         for name in ("tie_word_embeddings", "inference_rope_scaling", "use_moe", "seq_aux", "norm_topk_prob"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} is neither true nor false")
@@ -198,14 +209,26 @@ class MiniMindConfig(Fields, PretrainedConfig):
         for name in ("rms_norm_eps", "initializer_range"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is negative")
-        for name in ("rope_theta", "yarn_beta_fast", "yarn_beta_slow"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}={getattr(self, name)} is not above 0")
+        if self.rope_theta <= 0:
+            raise ValueError(f"rope_theta={self.rope_theta} is not above 0")
+        self.check_yarn()
+
+    def check_yarn(self) -> None:
+        """Errors: ValueError for numbers of YaRN that no positions can be computed from."""
+        for name in ("yarn_beta_fast", "yarn_beta_slow"):
+            if not LEAST_TURNS <= getattr(self, name) <= MOST_TURNS:
+                raise ValueError(f"{name}={getattr(self, name)} is not from {LEAST_TURNS:g} to {MOST_TURNS:,.0f}")
+        if self.yarn_beta_fast < self.yarn_beta_slow:
+            raise ValueError(
+                f"yarn_beta_fast={self.yarn_beta_fast} is below yarn_beta_slow={self.yarn_beta_slow}: which is which?"
+            )
+        if not 1 <= self.yarn_factor <= MOST_STRETCH:
+            raise ValueError(f"yarn_factor={self.yarn_factor} is not from 1 to {MOST_STRETCH:,.0f}")
+        if self.yarn_original_positions > LARGEST:
+            raise ValueError(f"yarn_original_positions={self.yarn_original_positions} is above {LARGEST:,}")
         # YaRN asks which dimension turns how often. With this base they all turn alike.
         if self.inference_rope_scaling and self.rope_theta == 1:
             raise ValueError("rope_theta=1 does not go together with inference_rope_scaling")
-        if not self.yarn_factor >= 1:
-            raise ValueError(f"yarn_factor={self.yarn_factor} is below 1")
 
 
 def architecture(config: MiniMindConfig) -> dict[str, object]:
@@ -288,3 +311,21 @@ def check_positive(config: MiniMindConfig, *names: str) -> None:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}={value!r} is not a positive whole number")
+
+
+def checked_token_id(name: str, value: object) -> int | list[int] | None:
+    """The id, or for the end of a text several of them; None: there is no such token. Errors: ValueError."""
+    if isinstance(value, list) and name == "eos_token_id" and not any(isinstance(entry, list) for entry in value):
+        ids = [checked_token_id(name, entry) for entry in value]
+        return [i for i in ids if isinstance(i, int)] or None
+    # Some publishers write -1 for a token that the tokenizer does not have.
+    if value is None or (type(value) is int and value == -1):
+        return None
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise ValueError(f"{name} is {in_json(value)}, no token id")
+    return value
+
+
+def in_json(value: object) -> str:
+    """A value of a JSON file as an error line has it."""
+    return json.dumps(value)[:60]

@@ -4,7 +4,6 @@ State dicts here have the key names of published checkpoints (each expert by its
 llama.cpp read alike. H hidden, I intermediate, N query heads, G key/value heads, D head dimension.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +12,16 @@ import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
 from common.flags import LARGEST
-from model.config import ALL_EXPORTS, EXPERT_EXPORTS, TOKEN_IDS, YARN_NAMES, MiniMindConfig, fields_exported
+from model.config import (
+    ALL_EXPORTS,
+    EXPERT_EXPORTS,
+    TOKEN_IDS,
+    YARN_NAMES,
+    MiniMindConfig,
+    checked_token_id,
+    fields_exported,
+    in_json,
+)
 
 SAME = fields_exported(ALL_EXPORTS)
 MOE = fields_exported(EXPERT_EXPORTS)
@@ -280,24 +288,6 @@ def fields_of_rope(name: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in given.items():
         raise ValueError(f"{name}: {key[:60]} is {in_json(value)}: MiniMind's rotation has none")
     return fields
-
-
-def checked_token_id(name: str, value: object) -> int | list[int] | None:
-    """The id, or for the end of a text several of them; None: there is no such token. Errors: ValueError."""
-    if isinstance(value, list) and name == "eos_token_id" and not any(isinstance(entry, list) for entry in value):
-        ids = [checked_token_id(name, entry) for entry in value]
-        return [i for i in ids if isinstance(i, int)] or None
-    # Some publishers write -1 for a token that the tokenizer does not have.
-    if value is None or (type(value) is int and value == -1):
-        return None
-    if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ValueError(f"{name} is {in_json(value)}, no token id")
-    return value
-
-
-def in_json(value: object) -> str:
-    """A value of a JSON file as an error line has it."""
-    return json.dumps(value)[:60]
 
 
 def must_be_zero(name: str) -> str | None:

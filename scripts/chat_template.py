@@ -32,12 +32,42 @@ MEMORY = 1 << 30
 LONGEST = 4_000_000
 
 
+def default_template(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The template by which a conversation is written. Of several, it is the one called default.
+
+    Errors: UserError for a tokenizer that has none.
+    """
+    other = "name another one with --tokenizer_path"
+    template = tokenizer.chat_template
+    if not template:
+        raise UserError(f"--chat: this tokenizer has no chat template; {other}")
+    if isinstance(template, dict):
+        if "default" not in template:
+            names = ", ".join(str(name)[:40] for name in list(template)[:5])
+            raise UserError(
+                f"--chat: this tokenizer has several chat templates, and none is called default: {names}; {other}"
+            )
+        template = template["default"]
+    if not isinstance(template, str):
+        raise UserError(f"--chat: this tokenizer cannot chat, its chat template is no text; {other}")
+    return template
+
+
+def can_chat(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether there is a template by which a conversation is written."""
+    try:
+        default_template(tokenizer)
+    except UserError:
+        return False
+    return True
+
+
 def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]]) -> str:
     """The conversation up to the model's turn.
 
     Errors: UserError for a template that fails, takes too long or too much memory, or writes too much.
     """
-    template = tokenizer.get_chat_template()
+    template = default_template(tokenizer)
     # A template may write them by name, as {{ bos_token }}.
     words: dict[str, str | list[str]] = {}
     for name, token in tokenizer.special_tokens_map.items():

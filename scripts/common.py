@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError
@@ -25,6 +32,7 @@ from model.config_bounds import read_checked, refuse_oversize
 from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from scripts.arguments import DTYPE_NAMES
+from scripts.foreign_config import check_rotation, check_sizes, ids_that_fit, token_ids_of_folder, vocabulary_size
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.pretrain.weights_at_hand import weights_instead
 
@@ -51,7 +59,7 @@ def load(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizer
         tokenizer = load_tokenizer(folder)
         check_vocabulary(args.weight, tokenizer, args.tokenizer_path)
         encoder = DocumentEncoder(tokenizer)
-        check_ids_fit(encoder.vocab_size, model.config.vocab_size, str(folder))
+        check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(folder))
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     model = model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
@@ -86,16 +94,30 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     path = Path(weight)
     check_is_there(path)
     if not path.is_dir():
-        return MiniMindForCausalLM.from_pth(path)
+        own = MiniMindForCausalLM.from_pth(path)
+        # A single id may be the default of the config, which nobody chose: that one the tokenizer tells.
+        eos_ids = own.config.eos_token_id
+        own.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else None)
+        return own
+    return load_folder(path)
+
+
+def load_folder(path: Path) -> PreTrainedModel:
+    """The model of a folder, by the class of transformers that its config names. Errors: UserError, one line."""
     utf8_folder("--weight", path)
     if not (path / "config.json").exists():
         raise UserError(f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted")
     disable_progress_bar()
-    read_checked(path)
+    # What is there is believed only as far as it was compared with the weights.
+    content = read_checked(path)
+    check_rotation(path, content)
+    token_ids = token_ids_of_folder(path, content)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         refuse_foreign_attention(config, str(path))
         check_is_causal(path, config)
+        check_sizes(path, config)
+        eos_ids = ids_that_fit(path, token_ids, vocabulary_size(config)).get("eos_token_id")
         refuse_oversize(path, lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False))
         # A pair, as `output_loading_info` asks for; the library's types do not know of it.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -104,6 +126,8 @@ def load_model(weight: str | Path) -> PreTrainedModel:
             dtype=torch.float32,
             local_files_only=True,
             output_loading_info=True,
+            # In the place of the folder's file: how a text is sampled, our flags say.
+            generation_config=GenerationConfig(eos_token_id=eos_ids or None),
             trust_remote_code=False,
         )
     except UserError:

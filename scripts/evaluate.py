@@ -47,6 +47,7 @@ from common.wording import counted, one_line, printable
 from dataset.reading.documents import BadLines
 from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
 from scripts.common import dtype_of_flag, load
+from scripts.foreign_config import most_positions
 from scripts.scoring import Score, batches, score_groups
 from scripts.tasks import TASKS, Item, Limits, Metric
 from trainer.machine.command_line import run_cli
@@ -68,10 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Measured: more positions than the caches of a CPU hold make it slower.
     args.batch_tokens = args.batch_tokens or (1024 if model.device.type == "cpu" else 16384)
     args.dtype = str(dtype_of_flag(args.dtype, model.device)).removeprefix("torch.")
-    if args.max_length > model.config.max_position_embeddings:
-        raise UserError(
-            f"--max_length {args.max_length}: the model has {model.config.max_position_embeddings} positions"
-        )
+    positions = most_positions(model.config)
+    if args.max_length > positions:
+        raise UserError(f"--max_length {args.max_length}: the model has {positions} positions")
     bad_lines = BadLines() if args.skip_bad_lines else None
     task = TASKS[args.task]
     limits = Limits(args.max_length, stride, args.delimiter, args.group_by, bad_lines)

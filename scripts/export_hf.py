@@ -50,6 +50,7 @@ from model.model_minimind import MiniMindForCausalLM
 from model.pth_format import vocabulary_of
 from scripts.arguments import export_parser
 from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder
+from scripts.foreign_config import vocabulary_size
 from scripts.model_card import write_model_card
 from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights
@@ -269,10 +270,11 @@ def compare(first: PreTrainedModel, second: PreTrainedModel, encoder: DocumentEn
     positions = 0
     for text in TEXTS:
         ids = torch.tensor([encoder.prompt_ids(text)])
-        if ids.max() >= first.config.vocab_size:
+        vocabulary = vocabulary_size(first.config)
+        if ids.max() >= vocabulary:
             raise ValueError(
-                f"the tokenizer gives id {int(ids.max())}, beyond the vocabulary of {first.config.vocab_size}: name the "
-                "weight's own with --tokenizer_path"
+                f"the tokenizer gives id {int(ids.max())}, beyond the vocabulary of {vocabulary}: name the weight's own "
+                "with --tokenizer_path"
             )
         ours = first(ids).logits
         theirs = second(ids).logits

@@ -41,8 +41,9 @@ from common.wording import counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from scripts.arguments import generate_parser
-from scripts.chat_template import chat_text
+from scripts.chat_template import chat_text, default_template
 from scripts.common import dtype_of_flag, load
+from scripts.foreign_config import end_ids, most_positions
 from trainer.machine.command_line import run_cli
 
 __all__ = ["Sampling", "TextStream", "generate", "main"]
@@ -65,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     model, tokenizer, encoder = load(args)
     dtype = dtype_of_flag(args.dtype, model.device)
     model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
-    if args.chat and not tokenizer.chat_template:
-        raise UserError("--chat: this tokenizer has no chat template; name another one with --tokenizer_path")
     chat = turns_encoder(tokenizer) if args.chat else None
     for line in ignored_settings(args):
         announce(line, to_stderr=True)
@@ -159,11 +158,11 @@ def typed_prompts() -> Iterator[str]:
 
 def room(model: PreTrainedModel, args: argparse.Namespace | Sampling) -> int:
     """How many tokens a prompt may have."""
-    left: int = model.config.max_position_embeddings - args.max_new_tokens
+    positions = most_positions(model.config)
+    left = positions - args.max_new_tokens
     if left < 1:
         raise UserError(
-            f"--max_new_tokens {args.max_new_tokens} leaves no room for a prompt: the model has "
-            f"{model.config.max_position_embeddings} positions"
+            f"--max_new_tokens {args.max_new_tokens} leaves no room for a prompt: the model has {positions} positions"
         )
     return left
 
@@ -173,7 +172,11 @@ TurnsEncoder = Callable[[list[dict[str, str]]], list[int]]
 
 
 def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
-    """As the model was fine-tuned, if it was fine-tuned here; otherwise as the tokenizer's own template says."""
+    """As the model was fine-tuned, if it was fine-tuned here; otherwise as the tokenizer's own template says.
+
+    Errors: UserError for a tokenizer without a template.
+    """
+    default_template(tokenizer)
     if tokenizer.chat_template == CHAT_TEMPLATE:
         return ChatEncoder(tokenizer).turns_ids
 
@@ -232,8 +235,9 @@ def reply(
     try:
         generate(model, tokenizer, ids, args, stream)
     except KeyboardInterrupt:
-        # A person at the prompt wants to go on with the next one. Who handed over texts wants the program to end.
-        if args.prompts or not sys.stdin.isatty():
+        # A person at the prompt wants to go on with the next one. Who handed over texts wants the program to end. And what
+        # has not begun is no answer: `main` leaves its prompt out.
+        if args.prompts or not sys.stdin.isatty() or not stream.count:
             raise
         stream.end()
     seconds = time.perf_counter() - start
@@ -272,7 +276,7 @@ def generate(
         max_new_tokens=args.max_new_tokens,
         do_sample=args.temperature > 0,
         repetition_penalty=args.repetition_penalty,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end_ids(model, tokenizer.eos_token_id) or None,
         pad_token_id=tokenizer.pad_token_id or 0,
         streamer=streamer,
         logits_processor=LogitsProcessorList([observer] if observer else []),

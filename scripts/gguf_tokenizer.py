@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
 from dataset.tokenizing.piece_rules import GPT2, LLAMA_BPE, QWEN2
+from scripts.chat_template import can_chat, default_template
 from scripts.gguf_format import Metadata
 
 # {rule: (its name where a piece that is an entry is taken whole, its name where the merges alone decide)}. llama.cpp cuts
@@ -191,13 +192,10 @@ def unused_name(i: int, vocabulary: Collection[str]) -> str:
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The chat template without what transformers alone understands; it writes the same."""
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if template is None:
+    """The chat template without what transformers alone understands; it writes the same. None: there is none."""
+    if not can_chat(tokenizer):
         return None
-    return GENERATION_MARK.sub(plain_mark, template)
+    return GENERATION_MARK.sub(plain_mark, default_template(tokenizer))
 
 
 def plain_mark(mark: re.Match[str]) -> str:

@@ -44,6 +44,7 @@ from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import find_files
 from scripts.arguments import quiz_parser
 from scripts.common import check_is_there, dtype_of_flag, load
+from scripts.foreign_config import most_positions
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 
@@ -132,7 +133,7 @@ def ask(
     """The likeliest answer to one question; None where it does not fit the model with its answer."""
     ids = encoder.turns_ids(question.turns, question.tools)
     most = most_tokens(tokenizer, encoder, question, len(ids))
-    if len(ids) + most > model.config.max_position_embeddings:
+    if len(ids) + most > most_positions(model.config):
         return None
     found = generate(model, tokenizer, ids, Sampling(max_new_tokens=most, temperature=0.0, top_p=1.0))
     text = without_thoughts(found[0, len(ids) :].tolist(), tokenizer, encoder)

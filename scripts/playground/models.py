@@ -14,6 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from common.errors import UserError
 from common.wording import counted
 from dataset.tokenizing.encoder import DocumentEncoder
+from scripts.chat_template import can_chat
+from scripts.foreign_config import end_ids
 from scripts.generate import Sampling, TurnsEncoder, chat_ids, generate, room, turns_encoder
 from scripts.playground.pieces import Piece, PieceStream, Probabilities
 from trainer.machine.random_state import rng_state, set_rng_state
@@ -143,7 +145,7 @@ class PlayedModel:
 
     @property
     def can_chat(self) -> bool:
-        return bool(self.tokenizer.chat_template)
+        return can_chat(self.tokenizer)
 
     @cached_property
     def turns_encoder(self) -> TurnsEncoder:
@@ -199,7 +201,7 @@ class PlayedModel:
             found = generate(self.model, self.tokenizer, ids, request.sampling, stream, probabilities)
         finally:
             turn.end()
-        ended = found[0, -1].item() == self.tokenizer.eos_token_id
+        ended = found[0, -1].item() in end_ids(self.model, self.tokenizer.eos_token_id)
         seconds = time.perf_counter() - start
         return Outcome("end" if ended else "length", len(ids), stream.count, seconds)
 

@@ -382,7 +382,7 @@ def test_a_model_that_gives_no_number_is_no_match():
         def forward(ids):
             return SimpleNamespace(logits=torch.full((1, ids.shape[1], 8), value))
 
-        forward.config = SimpleNamespace(vocab_size=8)
+        forward.config = MiniMindConfig(vocab_size=8)
         return forward
 
     encoder = SimpleNamespace(prompt_ids=lambda text: [1, 2, 3])

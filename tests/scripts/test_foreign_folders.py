@@ -1,16 +1,29 @@
 """scripts/common.py: folders that nobody should trust, of models that transformers builds. Each ends in one line."""
 
+import json
 import shutil
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 from common.errors import UserError
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model import config_bounds
+from scripts import evaluate, generate
 from scripts.common import load_model
+from scripts.foreign_config import end_ids
+from scripts.playground.models import PlayedModel, Request
 from tests.helpers import ROOT, tiny_model
 from tests.model.public import change_config, write_public
+from trainer.saving.weights import save_weights
 
 
 @pytest.fixture
@@ -97,3 +110,153 @@ def test_a_model_of_too_many_small_tensors_is_not_built(tmp_path, monkeypatch):
     write(tmp_path, "llama")
     monkeypatch.setattr(config_bounds, "MOST_TENSORS", 20)
     refused(tmp_path, "asks for more than 20 tensors")
+
+
+# -------------------------------------------------------------------------- the end of a text, and other settings
+
+
+def write_settings(folder, **fields):
+    (folder / "generation_config.json").write_text(json.dumps(fields))
+
+
+def answer(folder, capsys, *flags):
+    words = ["--weight", str(folder), "--device", "cpu", "--max_new_tokens", "12", "--temperature", "0", *flags]
+    assert generate.main([*words, "the cat"]) == 0
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "3", "\xff", "[" * 100_000])
+def test_generation_settings_that_are_none(folder, content):
+    (folder / "generation_config.json").write_text(content, encoding="latin-1")
+    refused(folder, "generation_config.json: (not JSON|not a JSON object)")
+
+
+@pytest.mark.parametrize("value", ["2", "</s>", 2.5, True, {"a": 1}, [2, "3"], [[2]], -3, 10**30])
+@pytest.mark.parametrize("name", ["bos_token_id", "eos_token_id", "pad_token_id"])
+def test_what_is_no_id_of_a_token_is_named(folder, name, value):
+    write_settings(folder, **{name: value})
+    refused(folder, f"generation_config.json: {name} is .*, no token id")
+    (folder / "generation_config.json").unlink()
+    change_config(folder, **{name: value})
+    refused(folder, f"config.json: {name} is .*, no token id")
+
+
+def test_an_id_beyond_the_vocabulary_gets_a_line_and_is_left_aside(folder, capsys):
+    """GPT-2s of another vocabulary keep the 50256 of the first one."""
+    write_settings(folder, eos_token_id=[50256], pad_token_id=6400)
+    shown = answer(folder, capsys)
+    assert "[12 tokens, " in shown.err
+    assert "eos_token_id is 50256, and the model has 6,400 tokens" in shown.err
+    assert "pad_token_id is 6400, and" in shown.err
+
+
+@pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
+def test_each_of_several_tokens_ends_a_text(folder, capsys, place):
+    """Reference: the greedy tokens of the same model without such an end."""
+    model = load_model(folder)
+    tokenizer = load_tokenizer(folder)
+    ids = DocumentEncoder(tokenizer).prompt_ids("the cat")
+    sampling = generate.Sampling(max_new_tokens=12, temperature=0.0, top_p=1.0)
+    written = generate.generate(model, tokenizer, ids, sampling)[0, len(ids) :].tolist()
+    third = written[2]
+    first = written.index(third)
+    ends = [tokenizer.eos_token_id, third]
+    if place == "config.json":
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        change_config(folder, eos_token_id=ends)
+    else:
+        write_settings(folder, eos_token_id=ends)
+    assert f"[{first + 1} token" in answer(folder, capsys).err
+    played = PlayedModel("llama", load_model(folder), tokenizer, DocumentEncoder(tokenizer))
+    outcome = played.write(Request("the cat", [], sampling, 0), lambda pieces: None, lambda ahead: None)
+    assert (outcome.reason, outcome.tokens) == ("end", first + 1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_beams": 4},
+        {"top_k": [1]},
+        {"stop_strings": ["a"]},
+        {"cache_implementation": "nope"},
+        {"watermarking_config": 5},
+        {"max_length": "a", "temperature": "hot"},
+        {"min_new_tokens": 500, "no_repeat_ngram_size": 1},
+    ],
+)
+def test_how_a_text_is_sampled_the_flags_say_alone(folder, capsys, fields):
+    """Reference: the text without the file."""
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    expected = answer(folder, capsys).out
+    write_settings(folder, **fields)
+    assert answer(folder, capsys).out == expected
+
+
+ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["factor", "original_max_position_embeddings", "rope_theta", "beta_fast", "beta_slow"])
+@pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])
+def test_a_rotation_that_cannot_be_computed_is_named(folder, place, name, value):
+    change_config(folder, rope_parameters=None)
+    change_config(folder, **{place: {**ROPE, name: value}})
+    refused(folder, f"{place}: {name} is .*, no finite number above 0")
+
+
+def test_a_rotation_that_can_be_computed_is_loaded(folder):
+    change_config(folder, rope_parameters={**ROPE, "beta_fast": 32.0, "beta_slow": 1, "mscale_all_dim": 0})
+    assert load_model(folder).config.rope_parameters["factor"] == 4
+
+
+# ------------------------------------------------------------------------------ sizes where others write them
+
+
+def test_the_sizes_of_a_model_that_also_sees_are_those_of_its_text(tmp_path, capsys):
+    """Its own config has none. Reference: those that it was made with."""
+    text = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    text |= {"num_key_value_heads": 1, "vocab_size": 6400, "max_position_embeddings": 64, "sliding_window": 32}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=5, boi_token_index=6, eoi_token_index=7)  # fmt: skip
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    add_tokenizer(tmp_path)
+    assert not hasattr(config, "vocab_size") and not hasattr(config, "max_position_embeddings")
+    assert "[12 tokens, " in answer(tmp_path, capsys).err
+    with pytest.raises(UserError, match="the model has 64 positions"):
+        answer(tmp_path, capsys, "--max_new_tokens", "64")
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "the cat sat on the mat"}\n')
+    words = ["perplexity", "--weight", str(tmp_path), "--data_path", str(lines), "--device", "cpu"]
+    assert evaluate.main([*words, "--max_length", "64"]) == 0
+    with pytest.raises(UserError, match="--max_length 65: the model has 64 positions"):
+        evaluate.main([*words, "--max_length", "65"])
+
+
+def test_a_model_without_numbered_positions_takes_a_text_of_any_length(tmp_path, capsys):
+    """Bloom's attention looks at distances alone."""
+    torch.manual_seed(0)
+    BloomForCausalLM(BloomConfig(vocab_size=6400, hidden_size=32, n_layer=1, n_head=2)).save_pretrained(tmp_path)
+    add_tokenizer(tmp_path)
+    assert "[12 tokens, " in answer(tmp_path, capsys).err
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "max_position_embeddings"])
+@pytest.mark.parametrize("value", ["512", 0, -5, 1.5, [1]])
+def test_sizes_that_are_none(folder, name, value):
+    change_config(folder, **{name: value})
+    refused(folder, name)
+
+
+def test_several_ends_of_a_pth_end_a_text(tmp_path):
+    """As `--to_pth` writes them for a Llama with several. A single one is the tokenizer's to say."""
+    for eos, expected in (([2, 7], [2, 7]), (7, [2])):
+        model = tiny_model(vocab_size=6400, eos_token_id=eos)
+        save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "pretrain_32")
+        assert end_ids(load_model(tmp_path / "pretrain_32.pth"), 2) == expected

@@ -3,8 +3,10 @@
 import builtins
 import io
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -286,6 +288,45 @@ def test_a_prompt_that_is_too_long_or_stopped_early_keeps_the_conversation(weigh
     shown = run(weight, "--chat", capsys=capsys)
     assert "is too long" in shown.err
     assert heard[-1] == ["first", "last"]
+
+
+def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation(weight, monkeypatch, capsys):
+    """Reference: the messages that the next turn hands to the template. An answer that has begun stays."""
+    heard = []
+    chat_ids = generate.chat_ids
+    write = generate.generate
+
+    def listen(encode, messages, length):
+        heard.append([message["content"] for message in messages if message["role"] == "user"])
+        return chat_ids(encode, messages, length)
+
+    def stopped(model, tokenizer, ids, args, stream):
+        if len(heard) == 2:
+            # The streamer gets the prompt before the model computes.
+            stream.put(torch.tensor([ids]))
+            raise KeyboardInterrupt
+        write(model, tokenizer, ids, args, stream)
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "chat_ids", listen)
+    monkeypatch.setattr(generate, "generate", stopped)
+    answers_at_the_prompt(monkeypatch, ["first", "before", "within", "last", EOFError()])
+    shown = run(weight, "--chat", capsys=capsys)
+    assert heard[-1] == ["first", "within", "last"]
+    assert "this prompt is not part of the conversation" in shown.err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal for one process")
+def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):
+    """Reference: the exit code of a shell for it."""
+    words = ["--weight", weight, "--device", "cpu", "--max_new_tokens", "30000", "the cat"]
+    script = [sys.executable, str(ROOT / "scripts" / "generate.py"), *words]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.read(7) == b"the cat"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"Traceback" not in said
 
 
 def test_ctrl_c_in_an_answer_ends_a_command_whose_prompts_were_handed_over(weight, monkeypatch):

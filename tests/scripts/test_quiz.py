@@ -9,6 +9,7 @@ import torch
 from common.errors import DataError, UserError
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.encoder import load_tokenizer
+from model.config import MiniMindConfig
 from scripts import generate, quiz
 from scripts.arguments import quiz_parser
 from tests.chats import ids_and_mask, train, turn
@@ -105,7 +106,7 @@ def asked(question, monkeypatch, answered, positions=1000):
         return torch.tensor([[*ids, *answered]])
 
     monkeypatch.setattr(quiz, "generate", generated)
-    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=positions))
+    model = SimpleNamespace(config=MiniMindConfig(max_position_embeddings=positions))
     reply = quiz.ask(model, tokenizer, ChatEncoder(tokenizer), question)
     return (*calls[0], reply) if calls else (None, None, reply)
 

@@ -1,0 +1,87 @@
+"""scripts/chat_template.py: which of a tokenizer's templates writes a conversation. Reference: transformers' rendering."""
+
+import json
+import shutil
+
+import pytest
+
+from common.errors import UserError
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from scripts import generate
+from scripts.playground.models import PlayedModel
+from tests.helpers import ROOT, tiny_model
+
+FOREIGN = "{% for m in messages %}[{{ m['role'] }}: {{ m['content'] }}]{% endfor %}"
+OTHER = "{% for m in messages %}other{% endfor %}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A function that writes the repository's tokenizer with another chat template, None: with none, and returns its folder."""
+
+    def write(template):
+        shutil.copy(ROOT / "model" / "tokenizer.json", tmp_path)
+        fields = json.loads((ROOT / "model" / "tokenizer_config.json").read_text(encoding="utf-8"))
+        fields["chat_template"] = template
+        if template is None:
+            del fields["chat_template"]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields), encoding="utf-8")
+        return tmp_path
+
+    return write
+
+
+def named(**templates):
+    """As the files of several publishers have them."""
+    return [{"name": name, "template": template} for name, template in templates.items()]
+
+
+def chat(weight, folder):
+    words = ["--weight", weight, "--tokenizer_path", str(folder), "--device", "cpu", "--max_new_tokens", "2", "--chat"]
+    return generate.main([*words, "hello"])
+
+
+def played(folder):
+    tokenizer = load_tokenizer(folder)
+    return PlayedModel("tiny", tiny_model(vocab_size=6400), tokenizer, DocumentEncoder(tokenizer))
+
+
+def test_the_default_one_of_several_writes_a_conversation(weight, folder, capsys):
+    place = folder(named(tool_use=OTHER, default=FOREIGN))
+    tokenizer = load_tokenizer(place)
+    ids = generate.turns_encoder(tokenizer)([{"role": "user", "content": "hello"}])
+    assert tokenizer.decode(ids) == "[user: hello]"
+    assert chat(weight, place) == 0
+    assert played(place).can_chat
+
+
+@pytest.mark.parametrize(
+    "template, message",
+    [
+        (None, "this tokenizer has no chat template"),
+        ("", "this tokenizer has no chat template"),
+        (named(tool_use=OTHER, rag=FOREIGN), "has several chat templates, and none is called default: tool_use, rag"),
+        ([], "this tokenizer has no chat template"),
+        (5, "its chat template is no text"),
+        (named(default=5), "its chat template is no text"),
+        ({"a": 1}, "none is called default: a"),
+    ],
+)
+def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, folder, template, message):
+    place = folder(template)
+    with pytest.raises(UserError, match=message) as error:
+        chat(weight, place)
+    assert "\n" not in str(error.value) and "--tokenizer_path" in str(error.value)
+    assert not played(place).can_chat
+
+
+@pytest.mark.parametrize("template", [[{"name": "default"}], [5], [{"name": [], "template": OTHER}]])
+def test_a_list_that_holds_no_templates_is_one_line(weight, folder, template):
+    with pytest.raises(UserError, match="no tokenizer can be loaded from there"):
+        chat(weight, folder(template))
+
+
+def test_a_template_in_a_file_of_its_own_is_taken(weight, folder):
+    place = folder(None)
+    (place / "chat_template.jinja").write_text(FOREIGN)
+    assert chat(weight, place) == 0
