@@ -280,7 +280,8 @@ def training_flags(task: str, tuning: Tuning) -> dict[str, object]:
 def digests_of(args: argparse.Namespace, task: str) -> dict[str, str]:
     """Those of the files of a task. Errors: UserError."""
     with user_errors():
-        folder = folder_of_task(expanded(args.data_dir), task, is_alone=True)
+        top = expanded(args.data_dir)
+        folder = top / folder_of_task(top, task, is_alone=True)
         return {
             name: file_digest(folder / name) for name in (TASKS[task].train, *(name for _, name in TASKS[task].dev))
         }

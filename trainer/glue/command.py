@@ -22,12 +22,12 @@ from model.electra.saved_network import load_config
 from trainer.electra.original import ORIGINAL, take_rates
 from trainer.encoder_folder import find_model
 from trainer.glue.ensemble import FOLDER, OUTPUTS, ensemble
-from trainer.glue.files import Data, check_place, make_room, read_task, refuse_earlier, task_folders
+from trainer.glue.files import Data, check_place, data_top, make_room, read_task, refuse_earlier, task_folders
 from trainer.glue.job import Command, GlueJob, update_schedule
 from trainer.glue.measures import packages_for
 from trainer.glue.model import check_models
 from trainer.glue.notices import notices
-from trainer.glue.own_task import own_task
+from trainer.glue.own_task import own_task, with_own_files
 from trainer.glue.predictions import PREDICTIONS
 from trainer.glue.results import are_figures, line_of, read_json, show_table, write_json, written_alone
 from trainer.glue.scores import look_back
@@ -81,13 +81,18 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     # Errors: UserError. The jobs ask again, behind the notices.
     group_size_of(settings.shard, ranks)
     with user_errors():
-        own = on_main(ranks, lambda: own_task(settings, say)) if settings.kind else None
-        if own is not None:
+        # Rank 0 looks and decides. Then each rank opens what its own flags name: machines may have files in other places.
+        own = None
+        if settings.kind:
+            own = with_own_files(on_main(ranks, lambda: own_task(settings, say)), settings)
             folders = {own.folder: Path()}
         else:
-            folders = on_main(ranks, lambda: task_folders(settings, say))
+            below = on_main(ranks, lambda: task_folders(settings, say))
+            folders = {name: data_top(settings) / place for name, place in below.items()}
         on_main(ranks, lambda: refuse_earlier(settings, out, folders))
-        folder = on_main(ranks, lambda: find_model("--model_path", settings.model_path))
+        # What is wrong with it is told by rank 0 alone.
+        on_main(ranks, lambda: str(find_model("--model_path", settings.model_path)))
+        folder = find_model("--model_path", settings.model_path)
         published_rates = None
         if settings.recipe == ORIGINAL:
             config = load_config(f"--model_path {settings.model_path}", folder)
@@ -96,7 +101,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
         key = on_main(ranks, lambda: key_of_model(folder, settings.from_scratch))
         command = Command(settings, surroundings, dtype, say, folder, key, tokenizer, SentenceEncoder(tokenizer))
         on_main(ranks, lambda: check_place(settings, out, folders, folder))
-        tasks = [read_task(command, name, Path(place), own) for name, place in folders.items()]
+        tasks = [read_task(command, name, place, own) for name, place in folders.items()]
         kinds = [data.task for data in tasks]
         if settings.do_eval:
             # A package that is missing would be found out after the training.

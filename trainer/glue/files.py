@@ -1,6 +1,7 @@
 """The files of a fine-tuning command: those that it reads, and the results of an earlier one that it replaces."""
 
 from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,8 @@ from dataset.tokenizing.vocabulary import FEWEST, MOST_UNKNOWN, check_known
 from trainer.glue.results import read_json
 from trainer.glue.settings import GlueSettings
 from trainer.launch import make_folder
-from trainer.machine.collectives import on_main
+from trainer.machine.agreement import compare_with_main
+from trainer.machine.collectives import first_rank_first, on_main
 from trainer.reporting.reporter import Say
 from trainer.saving.places import check_kinds, check_writable
 
@@ -45,14 +47,19 @@ class Data(NamedTuple):
     eval_keys: dict[str, str]
 
 
-def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
-    """{task: folder} of --task below --data_dir. Errors: UserError where there is none."""
+def data_top(settings: GlueSettings) -> Path:
+    """The folder that --data_dir names on this machine."""
     assert settings.data_dir is not None
-    top = expanded(settings.data_dir)
+    return expanded(settings.data_dir)
+
+
+def task_folders(settings: GlueSettings, say: Say) -> dict[str, str]:
+    """{task: its folder below --data_dir, "" for that itself} of --task. Errors: UserError where there is none."""
+    top = data_top(settings)
     if settings.task != "all":
         names = settings.task.split(",")
         return {name: folder_of_task(top, name, is_alone=len(names) == 1) for name in names}
-    found = {name: top / task.folder for name, task in TASKS.items() if (top / task.folder).is_dir()}
+    found = {name: task.folder for name, task in TASKS.items() if (top / task.folder).is_dir()}
     if not found:
         wanted = ", ".join(task.folder for task in TASKS.values())
         raise UserError(f"--data_dir {top}: no folder of a task is in there ({wanted})")
@@ -61,37 +68,49 @@ def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
     return found
 
 
-def folder_of_task(top: Path, name: str, is_alone: bool) -> Path:
-    """The folder of a task below --data_dir; --data_dir itself may be that of the only one. Errors: UserError."""
+def folder_of_task(top: Path, name: str, is_alone: bool) -> str:
+    """The folder of a task below --data_dir; --data_dir itself, "", may be that of the only one. Errors: UserError."""
     task = TASKS[name]
-    below = top / task.folder
-    if below.is_dir():
-        return below
+    if (top / task.folder).is_dir():
+        return task.folder
     files = ["train.tsv", *(file for _, file in task.dev)]
     if is_alone and any((top / file).exists() for file in files):
-        return top
+        return ""
     raise UserError(f"--data_dir {top}: neither a folder {task.folder} nor its train.tsv is in there")
 
 
 def read_task(command: "Command", name: str, folder: Path, own: Task | None = None) -> Data:
     """The Data of a task; the files that this command needs must be there, those of the test may be absent.
 
-    own: the task, where it is none of the benchmark's.
+    own: the task, where it is none of the benchmark's. Each rank opens its own files, which must have the same content. Whether
+    there is a file is decided by rank 0.
     """
     settings = command.settings
+    ranks = command.ranks
     task = own or TASKS[name]
 
     def read(
         file: str, labelled: bool = True, both_orders: bool = False, is_trained: bool = False
     ) -> tuple[GlueAssembler, str]:
         """The examples of a file, and the name of their features."""
-        say = command.say
-        options = (settings.max_seq_len, settings.cache_dir, labelled, settings.overwrite_cache, say, both_orders)
+        made: list[Path] = []
 
-        def make_features() -> str:
-            return str(cached_features(folder / file, task, command.encoder, *options))
+        def make_features(overwrites: bool) -> Path:
+            options = (settings.max_seq_len, settings.cache_dir, labelled, overwrites, command.say, both_orders)
+            return cached_features(folder / file, task, command.encoder, *options)
 
-        path = Path(on_main(command.ranks, make_features))
+        def make_on_main() -> str:
+            made.append(make_features(settings.overwrite_cache))
+            return made[0].stem
+
+        def make_or_find() -> Path:
+            # Where a machine has a cache of its own, its first rank makes what is in there.
+            return made[0] if made else make_features(settings.overwrite_cache and ranks.local_rank == 0)
+
+        # What is wrong with the file is told by rank 0 alone.
+        key = on_main(ranks, make_on_main)
+        path = first_rank_first(ranks, make_or_find)
+        compare_with_main(ranks, {f"{task.folder}/{Path(file).name}": digest_of(path)})
         features = read_features(path)
         check_sentences(features, command.encoder.unk_id, f"{folder / file}, --model_path {settings.model_path}")
         if features.skipped:
@@ -102,7 +121,7 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
             features, line = without_misplaced(features, asked, folder / file)
             if line is not None:
                 command.say(line)
-        return GlueAssembler(features, command.encoder, settings.max_seq_len, questions=asked), path.stem
+        return GlueAssembler(features, command.encoder, settings.max_seq_len, questions=asked), key
 
     training: GlueAssembler | None = None
     key = ""
@@ -118,15 +137,26 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
         for target, usual in task.test:
             # A task of one's own may have that name too.
             places = DIAGNOSTICS if own is None and target == "AX" else (usual,)
-            file = next((place for place in places if (folder / place).exists()), usual)
-            if (folder / file).exists():
-                test[target], eval_keys[f"test {target}"] = read(file, labelled=False)
+            # A number, since the path of an own file is that of one machine.
+            number = on_main(ranks, partial(first_there, folder, places))
+            if number is not None:
+                test[target], eval_keys[f"test {target}"] = read(places[number], labelled=False)
             else:
-                command.say(f"{folder / file} is not there: no predictions {target}.tsv")
+                command.say(f"{folder / usual} is not there: no predictions {target}.tsv")
     data = Data(name, task, key, training, dev, test, eval_keys)
     for line in window_notices(data, settings.max_seq_len):
         command.say(line)
     return data
+
+
+def first_there(folder: Path, names: Iterable[str]) -> int | None:
+    """The number of the first name under which there is something in a folder."""
+    return next((number for number, name in enumerate(names) if (folder / name).exists()), None)
+
+
+def digest_of(features: Path) -> str:
+    """Of what the features were made from, whatever the file is called on this machine. See `cached_features`."""
+    return features.stem.rpartition("-")[2]
 
 
 def window_notices(data: Data, max_seq_len: int) -> list[str]:

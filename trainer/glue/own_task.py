@@ -26,8 +26,6 @@ def own_task(settings: GlueSettings, say: Say) -> Task:
     assert kind is not None
     check_files(settings, kind)
     text, label = columns(settings, kind)
-    # Where nothing is trained or evaluated, there may be no such file.
-    train, dev, test = (str(expanded(name)) if name else "" for name in files_of(settings).values())
     task = Task(
         settings.task,
         text,
@@ -35,18 +33,25 @@ def own_task(settings: GlueSettings, say: Say) -> Task:
         labels=tuple(settings.labels),
         metrics=(),
         epochs=USUAL_EPOCHS.get(kind, 3),
-        dev=(("", dev),),
-        test=((settings.task, test),),
+        dev=(),
+        test=(),
         kind=kind,
-        train=train,
         bounds=(float("-inf"), float("inf")),
         windows=Windows(settings.doc_stride, settings.max_query_length, settings.max_answer_length),
     )
+    task = with_own_files(task, settings)
     if kind in (CLASSIFICATION, TAGS):
         task = task._replace(labels=labels_of(settings, task, say))
     elif settings.labels:
         raise UserError(f"--labels: {kind} has no classes")
     return task._replace(metrics=metrics_of(settings, task))
+
+
+def with_own_files(task: Task, settings: GlueSettings) -> Task:
+    """The task with the files that these settings name: each machine may have them in a place of its own."""
+    # Where nothing is trained or evaluated, there may be no such file.
+    train, dev, test = (str(expanded(name)) if name else "" for name in files_of(settings).values())
+    return task._replace(train=train, dev=(("", dev),), test=((settings.task, test),))
 
 
 def files_of(settings: GlueSettings) -> dict[str, str | None]:
