@@ -156,7 +156,7 @@ def verified(path: Path, rank: int = 0, world_size: int = 1) -> bool:
     Of a folder, rank `rank` of world_size reads its share of the files: such a folder may be too large for one rank.
     """
     try:
-        if path.is_dir():
+        if is_folder_of_parts(path):
             return verified_folder(path, rank, world_size)
         expected = read_small(f"{path}.sha256", MOST_DIGEST_BYTES).decode().split()[0]
         return path.is_file() and file_digest(path) == expected
@@ -196,7 +196,7 @@ def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
     device, with their shapes and no content, until `parts.filled` reads them.
     """
     path = Path(path)
-    if path.is_dir():
+    if is_folder_of_parts(path):
         path = path / RUN
     try:
         check_kind(path)
@@ -207,6 +207,11 @@ def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
     except Exception as error:
         # A pickle of something else raises whatever it likes, KeyError and IndexError among it.
         raise BadContentError(f"it cannot be read, {type(error).__name__}") from error
+
+
+def is_folder_of_parts(checkpoint: Path) -> bool:
+    """Whether a checkpoint is a folder, in which the ranks of a sharded run keep their parts; else it is one file."""
+    return checkpoint.is_dir()
 
 
 def update_of(path: Path) -> int:
@@ -239,7 +244,7 @@ class Checkpoints:
         """Existing checkpoints, newest first: files, and folders of parts."""
         ours = [path for path in self.folder.glob("update_*") if update_of(path) >= 0]
         # A folder of parts has no suffix.
-        return sorted((path for path in ours if path.suffix or path.is_dir()), reverse=True)
+        return sorted((path for path in ours if path.suffix or is_folder_of_parts(path)), reverse=True)
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
@@ -320,7 +325,7 @@ class Checkpoints:
         for path in self.paths():
             if path in good[: self.keep]:
                 continue
-            if path.is_dir():
+            if is_folder_of_parts(path):
                 # A folder that is half deleted does not keep its name.
                 path = path.rename(path.with_name(f"{path.name}.tmp"))
             remove(path)
