@@ -32,7 +32,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from scripts.arguments import generate_parser as script_parser
 from scripts.common import load_model
-from scripts.generate import generate
+from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 
 
@@ -59,13 +59,15 @@ def main() -> None:
     model = load_model(args.weight) if args.weight else MiniMindForCausalLM(MiniMindConfig()).eval()
     tokenizer = load_tokenizer(ROOT / "model")
     ids = DocumentEncoder(tokenizer).prompt_ids("The harbour lies on the eastern side of the island.")
-    flags = script_parser().parse_args(["--max_new_tokens", str(args.tokens)])
+    sampling = Sampling.of(script_parser().parse_args(["--max_new_tokens", str(args.tokens)]))
     # Neither stops early.
     tokenizer.eos_token = None
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = None
 
     sides: dict[str, Callable[[], torch.Tensor]] = {
-        "plain loop": partial(plain_loop, model, ids, args.tokens, flags.temperature, flags.top_p),
-        "generate.py": partial(generate, model, tokenizer, ids, flags),
+        "plain loop": partial(plain_loop, model, ids, args.tokens, sampling.temperature, sampling.top_p),
+        "generate.py": partial(generate, model, tokenizer, ids, sampling),
     }
     # To warm up; of the slow side two tokens are enough for that.
     plain_loop(model, ids, 2, 1.0, 1.0)

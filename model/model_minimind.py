@@ -62,14 +62,19 @@ def rope_tables(config: MiniMindConfig, position_ids: torch.Tensor) -> tuple[tor
     Computed anew in each forward: a few thousand cosines cost nothing beside the model, there is no table to outgrow,
     and no buffer that a `.to(bfloat16)` or a load on the meta device could spoil.
     """
-    even = torch.arange(0, config.head_dim, 2, device=position_ids.device, dtype=torch.float32)  # [D/2]
-    frequencies = 1.0 / config.rope_theta ** (even / config.head_dim)
+    frequencies = plain_frequencies(config, position_ids.device)
     if config.inference_rope_scaling:
         frequencies = yarn(config, frequencies)
     angles = position_ids[..., None].float() * frequencies  # [B or 1, T, D/2]
     # `rotate` pairs dimension i with dimension i + D/2: both turn by the same angle.
     angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
     return angles.cos(), angles.sin()
+
+
+def plain_frequencies(config: MiniMindConfig, device: torch.device) -> torch.Tensor:
+    """[D/2] in fp32: by how much each pair of dimensions turns from one position to the next, before YaRN."""
+    even = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32)
+    return 1.0 / config.rope_theta ** (even / config.head_dim)
 
 
 def yarn(config: MiniMindConfig, frequencies: torch.Tensor) -> torch.Tensor:

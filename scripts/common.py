@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +48,45 @@ def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def load(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DocumentEncoder]:
-    """args of `model_flags` -> (model in eval mode on its device, in fp32 for a later cast; tokenizer, encoder).
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model is to compute, and where: the flags of these names, see `model_flags`."""
+
+    weight: str
+    tokenizer_path: str | None = None
+    device: str | None = None
+    dtype: str = "float32"
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "ModelChoice":
+        """args: of a parser with `model_flags`."""
+        return cls(args.weight, args.tokenizer_path, args.device, args.dtype)
+
+
+def load(choice: ModelChoice) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DocumentEncoder]:
+    """(model in eval mode on its device, in fp32 for a later cast; tokenizer, encoder).
 
     Errors: UserError for a weight or tokenizer that is not there or does not fit.
     """
-    device = pick_device(args.device)
+    device = pick_device(choice.device)
     try:
-        model = load_model(args.weight)
-        folder = tokenizer_folder(args.weight, args.tokenizer_path)
+        model = load_model(choice.weight)
+        folder = tokenizer_folder(choice.weight, choice.tokenizer_path)
         tokenizer = load_tokenizer(folder)
-        check_vocabulary(args.weight, tokenizer, args.tokenizer_path)
+        check_vocabulary(choice.weight, tokenizer, choice.tokenizer_path)
         encoder = DocumentEncoder(tokenizer)
         check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(folder))
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     model = model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
+    return model, tokenizer, encoder
+
+
+def load_in_dtype(choice: ModelChoice) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DocumentEncoder]:
+    """`load`, and the model in the dtype that was chosen."""
+    model, tokenizer, encoder = load(choice)
+    dtype = dtype_of_flag(choice.dtype, model.device)
+    model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 
 

@@ -35,6 +35,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import torch
@@ -46,7 +47,7 @@ from common.notices import announce
 from common.wording import counted, one_line, printable
 from dataset.reading.documents import BadLines
 from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
-from scripts.common import dtype_of_flag, load
+from scripts.common import ModelChoice, dtype_of_flag, load
 from scripts.foreign_config import most_positions
 from scripts.scoring import Score, batches, score_groups
 from scripts.tasks import TASKS, Item, Limits, Metric
@@ -56,39 +57,69 @@ from trainer.machine.command_line import run_cli
 Key = tuple[int, int]
 
 
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """What is measured and how: the flags of these names, with what stands in for those that were not given."""
+
+    task: str
+    weight: str
+    data_path: list[str]
+    max_length: int
+    # None: the windows of this task do not overlap.
+    stride: int | None
+    delimiter: str
+    group_by: str | None
+    batch_tokens: int
+    dtype: str
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, stride: int | None, device: torch.device) -> "EvaluateSettings":
+        """args: of `evaluate_parser`; stride: as `stride_of` gives it; device: where the model computes."""
+        # Measured: more positions than the caches of a CPU hold make it slower.
+        batch_tokens = args.batch_tokens or (1024 if device.type == "cpu" else 16384)
+        dtype = str(dtype_of_flag(args.dtype, device)).removeprefix("torch.")
+        delimiter = " " if args.delimiter is None else args.delimiter
+        return cls(
+            task=args.task,
+            weight=args.weight,
+            data_path=args.data_path,
+            max_length=args.max_length,
+            stride=stride,
+            delimiter=delimiter,
+            group_by=args.group_by,
+            batch_tokens=batch_tokens,
+            dtype=dtype,
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = evaluate_parser().parse_args(argv)
     check_flags_of_task(args)
-    if args.task == "perplexity" and args.stride is None:
-        # Half a window: each token has at least that much context, at twice the work.
-        args.stride = max(args.max_length // 2, 1)
-    stride = args.stride or args.max_length
-    if stride > args.max_length:
-        raise UserError(f"--stride {stride} exceeds --max_length {args.max_length}: tokens would be left out")
-    model, _, encoder = load(args)
-    # Measured: more positions than the caches of a CPU hold make it slower.
-    args.batch_tokens = args.batch_tokens or (1024 if model.device.type == "cpu" else 16384)
-    args.dtype = str(dtype_of_flag(args.dtype, model.device)).removeprefix("torch.")
+    stride = stride_of(args)
+    model, _, encoder = load(ModelChoice.of(args))
+    settings = EvaluateSettings.of(args, stride, model.device)
     positions = most_positions(model.config)
-    if args.max_length > positions:
-        raise UserError(f"--max_length {args.max_length}: the model has {positions} positions")
+    if settings.max_length > positions:
+        raise UserError(f"--max_length {settings.max_length}: the model has {positions} positions")
     bad_lines = BadLines() if args.skip_bad_lines else None
-    task = TASKS[args.task]
-    limits = Limits(args.max_length, stride, args.delimiter, args.group_by, bad_lines)
+    task = TASKS[settings.task]
+    limits = Limits(
+        settings.max_length, stride or settings.max_length, settings.delimiter, settings.group_by, bad_lines
+    )
     with user_errors():
-        items = task.items(args.data_path, encoder, limits)
+        items = task.items(settings.data_path, encoder, limits)
         for line in bad_lines.report() if bad_lines else ():
             announce(line, to_stderr=True)
         if not items:
-            raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
+            raise UserError(f"--data_path {' '.join(settings.data_path)}: nothing to evaluate there")
         # Before the hours of scoring: a place that cannot be written to is found out at once.
-        out = Path(args.out or default_out(args))
+        out = Path(args.out or default_out(settings))
         out.parent.mkdir(parents=True, exist_ok=True)
-        journal = Journal(f"{out}.items.jsonl", fingerprint(args, items))
+        journal = Journal(f"{out}.items.jsonl", fingerprint(settings, items))
     try:
-        scores, speed = score_items(model, items, args, journal)
+        scores, speed = score_items(model, items, settings, journal)
         figures, counts = task.metrics(items, scores)
-        report(args, figures, counts, speed, out)
+        report(settings, figures, counts, speed, out)
     # Nobody reads the table any more. That is an OSError too, and says nothing of the files.
     except BrokenPipeError:
         raise
@@ -102,25 +133,34 @@ def check_flags_of_task(args: argparse.Namespace) -> None:
     for flag, tasks in FLAGS_OF_TASKS.items():
         if getattr(args, flag) is not None and args.task not in tasks:
             raise UserError(f"--{flag} has no effect on {args.task}: it is for {', '.join(tasks)}; leave it out")
-    if args.delimiter is None:
-        args.delimiter = " "
 
 
-def default_out(args: argparse.Namespace) -> Path:
+def stride_of(args: argparse.Namespace) -> int | None:
+    """How many new tokens a window has that overlaps the one before; None for a task without such. Errors: UserError."""
+    stride: int | None = args.stride
+    if args.task == "perplexity" and stride is None:
+        # Half a window: each token has at least that much context, at twice the work.
+        stride = max(args.max_length // 2, 1)
+    if stride is not None and stride > args.max_length:
+        raise UserError(f"--stride {stride} exceeds --max_length {args.max_length}: tokens would be left out")
+    return stride
+
+
+def default_out(settings: EvaluateSettings) -> Path:
     """Beside the weight, named after weight, task and data; the digest tells data of the same name apart."""
-    weight = Path(args.weight).resolve()
-    paths = [Path(path) for path in args.data_path]
+    weight = Path(settings.weight).resolve()
+    paths = [Path(path) for path in settings.data_path]
     names = "+".join(re.sub(r"(\.(jsonl|txt|parquet|gz|zst))+$", "", path.name) for path in paths)
     names = re.sub(r"[^\w.+-]", "_", names)[:60]
     resolved = "\n".join(str(path.resolve()) for path in paths)
     # The name of a file need not be UTF-8.
     digest = hashlib.sha256(os.fsencode(resolved)).hexdigest()[:6]
     stem = weight.name.removesuffix(".pth")
-    return weight.with_name(f"{stem}.{args.task}.{names}-{digest}")
+    return weight.with_name(f"{stem}.{settings.task}.{names}-{digest}")
 
 
 def score_items(
-    model: PreTrainedModel, items: Sequence[Item], args: argparse.Namespace, journal: "Journal"
+    model: PreTrainedModel, items: Sequence[Item], settings: EvaluateSettings, journal: "Journal"
 ) -> tuple[list[list[list[Score]]], float | None]:
     """([[Scores of each group] of each item], items/s of what was computed now); what `journal` has is not repeated.
 
@@ -135,8 +175,8 @@ def score_items(
     start = time.perf_counter()
     shown = start
     n_done = 0
-    with journal, precision(model, args.dtype):
-        for batch in batches(groups, args.batch_tokens):
+    with journal, precision(model, settings.dtype):
+        for batch in batches(groups, settings.batch_tokens):
             scores = score_groups(model, [groups[b] for b in batch])
             journal.add([todo[b] for b in batch], scores)
             n_done += len(batch)
@@ -233,10 +273,10 @@ def parsed(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def fingerprint(args: argparse.Namespace, items: Sequence[Item]) -> str:
+def fingerprint(settings: EvaluateSettings, items: Sequence[Item]) -> str:
     """SHA-256 of the weights, the tokens to score and the precision: all that scores depend on."""
-    digest = hashlib.sha256(json.dumps([args.task, args.dtype]).encode())
-    weight = Path(args.weight)
+    digest = hashlib.sha256(json.dumps([settings.task, settings.dtype]).encode())
+    weight = Path(settings.weight)
     files = [weight]
     if weight.is_dir():
         # A folder of save_pretrained: weights and settings, not the card or the tokenizer's pictures.
@@ -254,15 +294,15 @@ def fingerprint(args: argparse.Namespace, items: Sequence[Item]) -> str:
 
 
 def report(
-    args: argparse.Namespace, figures: dict[str, Metric], counts: dict[str, int], speed: float | None, out: Path
+    settings: EvaluateSettings, figures: dict[str, Metric], counts: dict[str, int], speed: float | None, out: Path
 ) -> None:
     """{out}.json first, so that a reader who leaves does not cost the figures; then the table on stdout."""
-    settings = {name: getattr(args, name) for name in ("dtype", "max_length", "stride", "delimiter", "group_by")}
+    of_scores = ("dtype", "max_length", "stride", "delimiter", "group_by")
     result = {
-        "task": args.task,
-        "weight": str(args.weight),
-        "data_path": args.data_path,
-        "settings": settings,
+        "task": settings.task,
+        "weight": str(settings.weight),
+        "data_path": settings.data_path,
+        "settings": {name: getattr(settings, name) for name in of_scores},
         "counts": counts,
         "metrics": {name: json_fields(metric) for name, metric in figures.items()},
         "items_per_second": speed,
@@ -271,7 +311,7 @@ def report(
     with atomic_file(f"{out}.json") as file:
         file.write(json.dumps(result, indent=2).encode() + b"\n")
     sizes = ", ".join(counted(number, unit.removesuffix("s"), unit) for unit, number in counts.items())
-    print(f"{args.task}: {printable(Path(args.weight).name)} on {sizes}, {args.dtype}")
+    print(f"{settings.task}: {printable(Path(settings.weight).name)} on {sizes}, {settings.dtype}")
     width = max(map(len, figures))
     for name, metric in figures.items():
         interval = ""

@@ -25,6 +25,7 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text, default_template
-from scripts.common import dtype_of_flag, load
+from scripts.common import ModelChoice, load_in_dtype
 from scripts.foreign_config import end_ids, most_positions
 from trainer.machine.command_line import run_cli
 
@@ -60,12 +61,16 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
 
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Sampling":
+        """args: of `generate_parser`."""
+        return cls(**{field.name: getattr(args, field.name) for field in dataclasses.fields(cls)})
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = generate_parser().parse_args(argv)
-    model, tokenizer, encoder = load(args)
-    dtype = dtype_of_flag(args.dtype, model.device)
-    model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
+    sampling = Sampling.of(args)
+    model, tokenizer, encoder = load_in_dtype(ModelChoice.of(args))
     chat = turns_encoder(tokenizer) if args.chat else None
     for line in ignored_settings(args):
         announce(line, to_stderr=True)
@@ -73,16 +78,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The conversation so far, as chat templates want it.
     messages: list[dict[str, str]] = []
     failed = False
+    # A person at the prompt wants to go on with the next one. Who hands over texts wants the program to end.
+    is_typed = not args.prompts and sys.stdin is not None and sys.stdin.isatty()
     n_prompts = 0
     for prompt in args.prompts or typed_prompts():
         n_prompts += 1
         try:
             if chat is None:
-                reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), args, echo=prompt)
+                reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), sampling, is_typed, echo=prompt)
                 continue
             turn = {"role": "user", "content": utf8(prompt)}
-            ids = chat_ids(chat, [*messages, turn], room(model, args))
-            answer = reply(model, tokenizer, ids, args)
+            ids = chat_ids(chat, [*messages, turn], room(model, sampling))
+            answer = reply(model, tokenizer, ids, sampling, is_typed)
         except UserError as error:
             if args.prompts:
                 raise
@@ -92,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         except KeyboardInterrupt:
             # Before the first token or after the last one; `reply` meets it in between.
-            if args.prompts or not sys.stdin.isatty():
+            if not is_typed:
                 raise
             announce("\n(stopped; this prompt is not part of the conversation)", to_stderr=True)
             continue
@@ -156,13 +163,13 @@ def typed_prompts() -> Iterator[str]:
             yield line
 
 
-def room(model: PreTrainedModel, args: argparse.Namespace | Sampling) -> int:
+def room(model: PreTrainedModel, sampling: Sampling) -> int:
     """How many tokens a prompt may have."""
     positions = most_positions(model.config)
-    left = positions - args.max_new_tokens
+    left = positions - sampling.max_new_tokens
     if left < 1:
         raise UserError(
-            f"--max_new_tokens {args.max_new_tokens} leaves no room for a prompt: the model has {positions} positions"
+            f"--max_new_tokens {sampling.max_new_tokens} leaves no room for a prompt: the model has {positions} positions"
         )
     return left
 
@@ -220,12 +227,20 @@ def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) 
 
 
 def reply(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], args: argparse.Namespace, echo: str = ""
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    sampling: Sampling,
+    is_typed: bool,
+    echo: str = "",
 ) -> str:
-    """Print a continuation of `ids` as it is sampled, then its speed; returns the text. At a prompt Ctrl-C cuts it short."""
-    if len(ids) > room(model, args):
+    """Print a continuation of `ids` as it is sampled, then its speed; returns the text.
+
+    is_typed: a person has typed the prompt; then Ctrl-C cuts the text short, once it has begun.
+    """
+    if len(ids) > room(model, sampling):
         raise UserError(
-            f"a prompt of {counted(len(ids), 'token')} is too long: {room(model, args)} fit with --max_new_tokens"
+            f"a prompt of {counted(len(ids), 'token')} is too long: {room(model, sampling)} fit with --max_new_tokens"
         )
     if not ids:
         raise UserError("this model begins no text by itself (its tokenizer has no BOS): write something first")
@@ -233,11 +248,10 @@ def reply(
     print_text(echo)
     start = time.perf_counter()
     try:
-        generate(model, tokenizer, ids, args, stream)
+        generate(model, tokenizer, ids, sampling, stream)
     except KeyboardInterrupt:
-        # A person at the prompt wants to go on with the next one. Who handed over texts wants the program to end. And what
-        # has not begun is no answer: `main` leaves its prompt out.
-        if args.prompts or not sys.stdin.isatty() or not stream.count:
+        # What has not begun is no answer: `main` leaves its prompt out.
+        if not is_typed or not stream.count:
             raise
         stream.end()
     seconds = time.perf_counter() - start
@@ -250,7 +264,7 @@ def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
-    args: argparse.Namespace | Sampling,
+    sampling: Sampling,
     streamer: BaseStreamer | None = None,
     observer: LogitsProcessor | None = None,
 ) -> torch.Tensor:
@@ -260,27 +274,27 @@ def generate(
     """
     prompt = torch.tensor([ids], device=model.device)
     # Named although nothing is sampled: the model's own generation settings would warn that they have no effect.
-    sampling: dict[str, float | None] = {"temperature": None, "top_p": None, "top_k": None}
-    if args.temperature > 0:
-        sampling = {
-            "temperature": args.temperature,
-            "top_p": args.top_p,
-            "top_k": args.top_k,
-            "min_p": args.min_p or None,
+    drawing: dict[str, float | None] = {"temperature": None, "top_p": None, "top_k": None}
+    if sampling.temperature > 0:
+        drawing = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p or None,
         }
     # Typed by transformers for some classes only.
     model_of_any_kind: Any = model
     found: torch.Tensor = model_of_any_kind.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
-        max_new_tokens=args.max_new_tokens,
-        do_sample=args.temperature > 0,
-        repetition_penalty=args.repetition_penalty,
+        max_new_tokens=sampling.max_new_tokens,
+        do_sample=sampling.temperature > 0,
+        repetition_penalty=sampling.repetition_penalty,
         eos_token_id=end_ids(model, tokenizer.eos_token_id) or None,
         pad_token_id=tokenizer.pad_token_id or 0,
         streamer=streamer,
         logits_processor=LogitsProcessorList([observer] if observer else []),
-        **sampling,
+        **drawing,
     )
     return found
 

@@ -11,7 +11,7 @@ import torch
 from common.errors import UserError
 from model.config import ARCHITECTURE, YARN_FIELDS, MiniMindConfig
 from model.hf_format import StateDict, hf_config, to_hf
-from model.model_minimind import yarn
+from model.model_minimind import plain_frequencies, yarn
 
 # What a GGUF file says of its model, by key.
 Value = str | bool | int | float | list[str] | list[int]
@@ -125,8 +125,7 @@ def check_yarn(config: MiniMindConfig) -> None:
             f"llama.cpp reads no beta_fast and beta_slow of YaRN for this model, and takes {YARN_BETAS[0]:g} and "
             f"{YARN_BETAS[1]:g}; here they are {config.yarn_beta_fast:g} and {config.yarn_beta_slow:g}"
         )
-    even = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    frequencies = 1.0 / config.rope_theta ** (even / config.head_dim)
+    frequencies = plain_frequencies(config, torch.device("cpu"))
     ours = yarn(config, frequencies)
     theirs = yarn_of_llama_cpp(config, frequencies)
     if not torch.allclose(ours, theirs, rtol=1e-5, atol=0):

@@ -30,7 +30,7 @@ from common.errors import UserError
 from common.notices import announce
 from common.wording import one_line
 from scripts.arguments import play_parser
-from scripts.common import dtype_of_flag, load
+from scripts.common import ModelChoice, load_in_dtype
 from scripts.playground.models import PlayedModel
 from scripts.playground.requests import is_loopback
 from scripts.playground.runs import RunFolder
@@ -60,12 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def open_server(args: argparse.Namespace) -> Server:
     """A server that listens already; args: of `play_parser`. Errors: UserError."""
-    chosen = weights_and_tokenizers(args)
+    chosen = weights_and_tokenizers(args.weight, args.tokenizer_path)
     if not chosen:
         announce(f"{DEFAULT_WEIGHT} is not there: only runs are shown; {weights_instead(DEFAULT_WEIGHT.parent)}")
     models = []
     for (weight, tokenizer_path), name in zip(chosen, distinct_names([weight for weight, _ in chosen]), strict=True):
-        models.append(load_played(weight, tokenizer_path, name, args))
+        models.append(load_played(ModelChoice(weight, tokenizer_path, args.device, args.dtype), name))
     try:
         return Server(args.host, args.port, models, RunFolder(Path(args.out_dir)))
     except (OSError, UnicodeError) as error:
@@ -73,14 +73,20 @@ def open_server(args: argparse.Namespace) -> Server:
         raise UserError(f"--host {args.host} --port {args.port}: {reason}; name others") from error
 
 
-def weights_and_tokenizers(args: argparse.Namespace) -> list[tuple[str, str | None]]:
-    """What --weight and --tokenizer_path name; nothing where there is no default weight yet. Errors: UserError."""
-    weights: list[str] = args.weight or []
-    if args.weight is None and DEFAULT_WEIGHT.exists():
-        weights = [str(DEFAULT_WEIGHT)]
+def weights_and_tokenizers(
+    weights: Sequence[str] | None, tokenizer_paths: Sequence[str] | None
+) -> list[tuple[str, str | None]]:
+    """(weight, tokenizer) for each model, of what the flags name; none where there is no default weight yet.
+
+    Errors: UserError.
+    """
+    if weights is None:
+        weights = [str(DEFAULT_WEIGHT)] if DEFAULT_WEIGHT.exists() else []
     if len(weights) > MOST_MODELS:
         raise UserError(f"--weight: {len(weights)} are too many, one or two stand side by side")
-    folders: list[str | None] = args.tokenizer_path or [None]
+    folders: list[str | None] = [None]
+    if tokenizer_paths:
+        folders = list(tokenizer_paths)
     if len(folders) == 1:
         folders = folders * len(weights)
     if len(folders) != len(weights):
@@ -99,13 +105,9 @@ def distinct_names(weights: Sequence[str]) -> list[str]:
     return [one_line(name).encode(errors="backslashreplace").decode() for name in names]
 
 
-def load_played(weight: str, tokenizer_path: str | None, name: str, args: argparse.Namespace) -> PlayedModel:
+def load_played(choice: ModelChoice, name: str) -> PlayedModel:
     """A model that has written its first tokens already."""
-    of_one = argparse.Namespace(**{**vars(args), "weight": weight, "tokenizer_path": tokenizer_path})
-    model, tokenizer, encoder = load(of_one)
-    dtype = dtype_of_flag(args.dtype, model.device)
-    model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
-    played = PlayedModel(name, model, tokenizer, encoder)
+    played = PlayedModel(name, *load_in_dtype(choice))
     played.warm_up()
     return played
 

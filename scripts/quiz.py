@@ -26,7 +26,7 @@ if __name__ == "__main__":
 
     quiz_parser().parse_args()
 
-import argparse
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ from dataset.reading.conversations import CONVERSATION, is_trained
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import find_files
 from scripts.arguments import quiz_parser
-from scripts.common import check_is_there, dtype_of_flag, load
+from scripts.common import ModelChoice, check_is_there, load_in_dtype
 from scripts.foreign_config import most_positions
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
@@ -81,12 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if n_without:
         announce(f"note: {counted(n_without, 'conversation')} without a question, or without a text as the last answer")
     questions = evenly(questions, args.questions)
-    replies = ask_all(args, args.weight, questions)
+    choice = ModelChoice.of(args)
+    replies = ask_all(choice, questions)
     for number in evenly(range(len(questions)), args.show):
         show(questions[number], replies[number])
     announce(tally(args.weight, replies))
     if args.base:
-        announce(tally(args.base, ask_all(args, args.base, questions)))
+        announce(tally(args.base, ask_all(dataclasses.replace(choice, weight=args.base), questions)))
     return 0
 
 
@@ -116,10 +117,9 @@ def evenly(items: Sequence[Any], most: int) -> list[Any]:
     return [items[i * len(items) // count] for i in range(count)]
 
 
-def ask_all(args: argparse.Namespace, weight: str, questions: Sequence[Question]) -> list[Reply | None]:
-    """What the model of a weight answers; None for a question that does not fit it."""
-    model, tokenizer, _ = load(argparse.Namespace(**{**vars(args), "weight": weight}))
-    model = model.to(dtype_of_flag(args.dtype, model.device))  # type: ignore[arg-type]  # wrapped without its types
+def ask_all(choice: ModelChoice, questions: Sequence[Question]) -> list[Reply | None]:
+    """What a model answers; None for a question that does not fit it."""
+    model, tokenizer, _ = load_in_dtype(choice)
     try:
         encoder = ChatEncoder(tokenizer)
     except ValueError as error:

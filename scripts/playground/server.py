@@ -34,10 +34,11 @@ from urllib.parse import urlsplit
 from common.errors import DataError, UserError
 from common.wording import one_line, printable
 from scripts.playground.connection import PatientReader, PatientWriter
-from scripts.playground.models import MOST_NEW_TOKENS, Outcome, PlayedModel, Request, TooManyError
+from scripts.playground.models import MOST_NEW_TOKENS, Outcome, PlayedModel, Request
 from scripts.playground.pieces import Piece
 from scripts.playground.requests import MOST_BODY_BYTES, MOST_CHARACTERS, is_own_host, parse_request
 from scripts.playground.runs import RunFolder
+from scripts.playground.turns import TooManyError
 from trainer.machine.limits import is_out_of_memory
 
 PAGE = Path(__file__).with_name("page.html")

@@ -104,7 +104,7 @@ def remove_temporaries(stem: Path, folder: Path) -> None:
             os.replace(before, path)
 
 
-def is_of_parts(name: str) -> bool:
+def is_file_of_parts(name: str) -> bool:
     """Whether a file of a folder of parts is the run's own. Others, such as notes or those of a file manager, are let be."""
     return name in (SUMS, PARTS, RUN) or name.endswith(PART_ENDING)
 
@@ -115,7 +115,7 @@ def remove_checkpoint(path: Path) -> None:
         path.unlink(missing_ok=True)
         return
     for entry in list(path.iterdir()):
-        if is_of_parts(entry.name):
+        if is_file_of_parts(entry.name):
             remove(entry)
     with contextlib.suppress(OSError):
         os.rmdir(path)
@@ -124,7 +124,7 @@ def remove_checkpoint(path: Path) -> None:
 def remove_replaced(before: Path, path: Path) -> None:
     """Delete a folder of parts that `path` has taken the place of. What somebody else has put into it moves there."""
     for entry in list(before.iterdir()):
-        if not is_of_parts(entry.name) and not (path / entry.name).exists():
+        if not is_file_of_parts(entry.name) and not (path / entry.name).exists():
             os.replace(entry, path / entry.name)
     remove(before)
 
@@ -194,7 +194,7 @@ def verified(path: Path, rank: int = 0, world_size: int = 1) -> bool:
     Of a folder, rank `rank` of world_size reads its share of the files: such a folder may be too large for one rank.
     """
     try:
-        if path.is_dir():
+        if is_folder_of_parts(path):
             return verified_folder(path, rank, world_size)
         expected = read_small(f"{path}.sha256", MOST_DIGEST_BYTES).decode().split()[0]
         return path.is_file() and file_digest(path) == expected
@@ -212,7 +212,7 @@ def verified_folder(folder: Path, rank: int, world_size: int) -> bool:
     for line in read_small(folder / SUMS, MOST_SUMS_BYTES).splitlines():
         digest, _, name = line.decode().partition("  ")
         expected[name] = digest
-    found = {path.name for path in folder.iterdir() if is_of_parts(path.name)} - {SUMS}
+    found = {path.name for path in folder.iterdir() if is_file_of_parts(path.name)} - {SUMS}
     is_complete = {RUN, PARTS} <= expected.keys() and found <= expected.keys()
     # A machine may have a list of a network folder that lacks what another one has just written.
     is_complete = is_complete and all(is_plain(name) and appears(folder / name) for name in expected.keys() - found)
@@ -234,7 +234,7 @@ def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
     device, with their shapes and no content, until `parts.filled` reads them.
     """
     path = Path(path)
-    if path.is_dir():
+    if is_folder_of_parts(path):
         path = path / RUN
     try:
         check_kind(path)
@@ -245,6 +245,11 @@ def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
     except Exception as error:
         # A pickle of something else raises whatever it likes, KeyError and IndexError among it.
         raise BadContentError(f"it cannot be read, {type(error).__name__}") from error
+
+
+def is_folder_of_parts(checkpoint: Path) -> bool:
+    """Whether a checkpoint is a folder, in which the ranks of a sharded run keep their parts; else it is one file."""
+    return checkpoint.is_dir()
 
 
 def update_of(path: Path) -> int:
@@ -277,7 +282,7 @@ class Checkpoints:
         """Existing checkpoints, newest first: files, and folders of parts."""
         ours = [path for path in self.folder.glob("update_*") if update_of(path) >= 0]
         # A folder of parts has no suffix.
-        return sorted((path for path in ours if path.suffix or path.is_dir()), reverse=True)
+        return sorted((path for path in ours if path.suffix or is_folder_of_parts(path)), reverse=True)
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
@@ -361,7 +366,7 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         """Delete a checkpoint and its digest."""
-        if path.is_dir():
+        if is_folder_of_parts(path):
             # A folder that is half deleted does not keep its name. One of that name may be there, with what is not ours.
             path = path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp"))
         remove_checkpoint(path)

@@ -53,7 +53,7 @@ from common.errors import BadContentError
 from common.files import HashingWriter, file_digest, forget_cached, remove, sync_folder
 from common.nested import replaced
 from model.weight_files import check_kind, holds_no_more_than_its_size
-from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_of_parts, is_plain, remove_checkpoint, remove_replaced
+from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_file_of_parts, is_plain, remove_checkpoint, remove_replaced
 from trainer.saving.checkpoint_content import require
 from trainer.saving.places import appears
 from trainer.saving.weights import torch_errors_of
@@ -120,7 +120,7 @@ def write_checkpoint(state: dict[str, Any], path: Path, group: dist.ProcessGroup
             file.flush()
             os.fsync(file.fileno())
         sync_folder(temporary)
-        strange = sorted(set(filter(is_of_parts, os.listdir(temporary))) - digests.keys() - {SUMS})
+        strange = sorted(set(filter(is_file_of_parts, os.listdir(temporary))) - digests.keys() - {SUMS})
         if strange:
             raise OSError(errno.EEXIST, "was written by none of the ranks", str(temporary / strange[0]))
         put_in_place(temporary, path)

@@ -18,7 +18,7 @@ from trainer.machine.collectives import on_main
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.pace import Course
-from trainer.saving.checkpoint import update_of, verified
+from trainer.saving.checkpoint import is_folder_of_parts, update_of, verified
 from trainer.saving.checkpoint_content import check_fit, check_form, require
 from trainer.updates import rows_of_update
 
@@ -234,7 +234,7 @@ def check_checkpoint(state: Any, path: Path, trainer: "Trainer") -> None:
         if before != value:
             told = difference(what, before, value, trainer.job.mended_by.get(what, ""))
             raise UserError(f"{path}: {told}")
-    check_fit(state, trainer, update_of(path), of_parts=path.is_dir())
+    check_fit(state, trainer, update_of(path), of_parts=is_folder_of_parts(path))
 
 
 def with_added(before: object, now: object, added: Sequence[str]) -> object:

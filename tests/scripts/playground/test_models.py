@@ -8,7 +8,8 @@ import torch
 from common.errors import UserError
 from scripts.generate import Sampling, TextStream, generate
 from scripts.playground import models
-from scripts.playground.models import Line, Request, TooManyError
+from scripts.playground.models import Request
+from scripts.playground.turns import Line, TooManyError
 from tests.scripts.playground.pages import played_model, wait_until
 
 SAMPLING = Sampling(max_new_tokens=25, temperature=0.9, top_p=0.95)
