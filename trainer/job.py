@@ -109,7 +109,8 @@ class RunSettings(Protocol):
 @dataclass(frozen=True)
 class Surroundings:
     """The process that a run lives in. command: the one that started it, for the report. notices: lines on the processes,
-    to be said before the first update.
+    to be said before the first update. available_memory: bytes that could be had on the device before the process began with
+    the run, None: it begins now, or the system does not tell.
     """
 
     ranks: Ranks
@@ -117,6 +118,7 @@ class Surroundings:
     signals: StopSignals
     command: str = ""
     notices: Sequence[str] = ()
+    available_memory: int | None = None
 
 
 @dataclass

@@ -30,6 +30,8 @@ LEAST_POSITIONS = 1024
 # Each process goes over all gradients and weights once in an update, and all of them share the machine's memory. Their
 # gain is measured on two cores alone, so there are not many of them on a machine with many.
 MOST_BY_ITSELF = 8
+# From so many on a user may wonder why one process has them all.
+MANY_THREADS = 4
 # What a process needs beside its tensors: PyTorch's code and buffers, and what it compiles.
 BYTES_OF_PROCESS = 600 << 20
 # Weight, gradient and AdamW's two moments in fp32, of each process.
@@ -97,6 +99,9 @@ def divide(settings: CpuSettings, micro_batch_of: Callable[[], Divisible | None]
         n = micro_batch.processes
     elif asked == "auto":
         n = choose(n_threads, micro_batch, total_memory(torch.device("cpu")))
+        if n == 1 and n_threads >= MANY_THREADS:
+            why = why_one(n_threads, micro_batch)
+            return Division(1, n_threads, [f"1 process of {n_threads} threads (--cpu_processes auto): {why}"])
     else:
         n = int(asked)
         check(n, micro_batch)
@@ -154,13 +159,38 @@ def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
     best = 1
     if micro_batch.whole:
         return best
-    for n in range(2, min(n_threads, MOST_BY_ITSELF) + 1):
-        divides = n_threads % n == 0 and micro_batch.rows % n == 0
-        is_large = micro_batch.rows // n * micro_batch.positions >= LEAST_POSITIONS
+    for n in dividing(n_threads, micro_batch):
+        is_large = positions_of(n, micro_batch) >= LEAST_POSITIONS
         fits = memory is None or process_bytes(n, micro_batch.parameters) <= SHARE_OF_MEMORY * memory
-        if divides and is_large and fits:
+        if is_large and fits:
             best = n
     return best
+
+
+def dividing(n_threads: int, micro_batch: Divisible) -> list[int]:
+    """The numbers of processes that divide the threads and the rows of a micro-batch, the smallest first."""
+    numbers = range(2, min(n_threads, MOST_BY_ITSELF) + 1)
+    return [n for n in numbers if n_threads % n == 0 and micro_batch.rows % n == 0]
+
+
+def positions_of(n: int, micro_batch: Divisible) -> int:
+    """The positions of a micro-batch that each of n processes has."""
+    return micro_batch.rows // n * micro_batch.positions
+
+
+def why_one(n_threads: int, micro_batch: Divisible) -> str:
+    """Why `choose` has found nothing better than one process; a part of a line."""
+    if micro_batch.whole:
+        return micro_batch.whole
+    possible = dividing(n_threads, micro_batch)
+    if not possible:
+        most = min(n_threads, MOST_BY_ITSELF)
+        rows = counted(micro_batch.rows, "row")
+        return f"no number of processes from 2 to {most} divides {n_threads} threads and {rows} (--batch_size)"
+    positions = positions_of(possible[0], micro_batch)
+    if positions < LEAST_POSITIONS:
+        return f"each of {possible[0]} would have {positions:,} of a micro-batch's positions, and {LEAST_POSITIONS:,} keep it busy"
+    return f"weights, gradients and moments of {possible[0]} would take more than half of the memory"
 
 
 def process_bytes(n_processes: int, parameters: int) -> int:

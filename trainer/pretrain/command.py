@@ -1,6 +1,7 @@
 """What train_pretrain.py and train_sft.py do between their flags and the loop: divide the process, plan a budget, train."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from trainer.budget.kept_plan import check_out_dir, refuse_forgotten_budget
@@ -9,6 +10,7 @@ from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.collectives import on_main
+from trainer.machine.measure import available_memory
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.processes import divide
 from trainer.pretrain.job import PretrainJob
@@ -46,6 +48,8 @@ def train(
         if not settings.dry_run:
             # A plan takes a while: a folder that cannot be written is told before.
             on_main(surroundings.ranks, partial(check_out_dir, settings))
+        # A plan leaves compiled code and a heap in this process, for which the run's own estimate has room.
+        surroundings = replace(surroundings, available_memory=available_memory(surroundings.device))
         with told_in_a_line(surroundings.device, advice_on_planning):
             planned = plan_run(settings, given, surroundings, job_kind)
         if planned is None:

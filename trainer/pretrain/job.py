@@ -146,7 +146,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         compare_precision(self.ranks, self.dtype)
         self.group_size = group_size_of(settings.shard, self.ranks)
-        self.memory = MemoryPlan(settings, self.dtype, self.device, self.ranks, self.group_size)
+        available = surroundings.available_memory
+        self.memory = MemoryPlan(settings, self.dtype, self.device, self.ranks, self.group_size, available)
         self.free_memory = self.memory.free_on_all_ranks()
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)

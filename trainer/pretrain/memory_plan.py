@@ -46,15 +46,17 @@ class MemoryPlan:
         device: torch.device,
         ranks: Ranks = ONE_RANK,
         group_size: int = 1,
+        available: int | None = None,
     ) -> None:
-        """group_size: how many ranks have one model together (trainer/sharding.py)."""
+        """group_size: how many ranks have one model together (trainer/sharding.py). available: bytes that could be had when the
+        run began; None: it begins now."""
         self.settings = settings
         self.device = device
         self.ranks = ranks
         self.group_size = group_size
         self.half = dtype.itemsize
         self.total = total_memory(device)
-        self.available = available_memory(device)
+        self.available = available_memory(device) if available is None else available
         if device.type == "cpu":
             # The ranks of a launcher share the machine's memory, and each has a micro-batch of its own.
             self.total = None if self.total is None else self.total // ranks.local_world_size

@@ -13,12 +13,13 @@ import yaml
 from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
-from trainer.budget import laws
+from trainer.budget import laws, planner
 from trainer.budget.kept_plan import PLANNED
 from trainer.budget.laws import muon_weight_decay
 from trainer.budget.planner import with_row_length
 from trainer.budget.speed import Machine
 from trainer.machine.ranks import Ranks
+from trainer.pretrain import command, memory_plan
 from trainer.pretrain.settings import PretrainSettings, parse_args
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
@@ -215,6 +216,25 @@ def test_a_resume_has_the_validation_data_of_the_plan(text, tmp_path, capfd):
     planned(tmp_path / "of_path", text, val_path=other)
     for changes in ({"val_path": other}, {}):
         assert "nothing to do" in said_by_a_finished_run(tmp_path / "of_path", text, capfd, **changes)
+
+
+def test_what_a_plan_leaves_in_the_process_is_not_counted_twice(text, tmp_path, monkeypatch, capfd):
+    """Compiled code and the heap of a measurement: the run's estimate has room for them. A run without a plan is warned."""
+    free = {"now": 8e9}
+    for module in (memory_plan, command):
+        monkeypatch.setattr(module, "available_memory", lambda device: free["now"], raising=False)
+    choose = planner.Planner.choose
+
+    def leaves_much(of_run):
+        plan = choose(of_run)
+        free["now"] = 1e6
+        return plan
+
+    monkeypatch.setattr(planner.Planner, "choose", leaves_much)
+    planned(tmp_path / "planned", text)
+    assert free["now"] == 1e6 and "are free on cpu" not in capfd.readouterr().out
+    train(data_path=text, out_dir=tmp_path / "plain", max_updates=1)
+    assert "needs about" in capfd.readouterr().out
 
 
 def test_the_settings_of_another_run_may_have_a_budget(text, tmp_path):

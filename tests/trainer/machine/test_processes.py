@@ -1,5 +1,6 @@
 """How a command on a CPU divides itself. References: the choices worked out by hand for simulated machines."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -94,6 +95,34 @@ def test_the_flag_wins_and_the_line_says_what_was_chosen(two_threads):
     assert line.startswith("4 processes of 1 thread share each micro-batch (8 of its 32 rows each)")
     # A function of another program does not divide that program by itself.
     assert divide(cpu(), wide, by_itself=False).processes == 1
+
+
+@pytest.mark.parametrize(
+    ("threads", "changes", "memory_gb", "why"),
+    [
+        (7, {}, 24, "no number of processes from 2 to 7 divides 7 threads and 32 rows (--batch_size)"),
+        (8, {"rows": 9}, 24, "no number of processes from 2 to 8 divides 8 threads and 9 rows (--batch_size)"),
+        (8, {"rows": 2}, 24, "each of 2 would have 512 of a micro-batch's positions, and 1,024 keep it busy"),
+        (4, {}, 2, "weights, gradients and moments of 2 would take more than half of the memory"),
+        (4, {"whole": "because"}, 24, "because"),
+    ],
+)
+def test_one_process_on_many_cores_is_told_with_the_reason(two_threads, monkeypatch, threads, changes, memory_gb, why):
+    """References: the reasons, by hand."""
+    monkeypatch.setattr(processes, "available_threads", lambda: threads)
+    monkeypatch.setattr(processes, "total_memory", lambda device: memory_gb * GB)
+    batch = Divisible(**{"rows": 32, "positions": 512, "parameters": M26, **changes})
+    division = divide(cpu(), lambda: batch, by_itself=True)
+    assert division == processes.Division(1, threads, [f"1 process of {threads} threads (--cpu_processes auto): {why}"])
+
+
+def test_nothing_is_told_of_one_process_where_it_is_no_news(two_threads, monkeypatch):
+    """On few cores, where it was asked for, and where a run goes on as it began."""
+    batch = Divisible(7, 512, M26)
+    assert divide(cpu(), lambda: batch, by_itself=True).notices == ()
+    monkeypatch.setattr(processes, "available_threads", lambda: 8)
+    assert divide(cpu("1"), lambda: batch, by_itself=True).notices == ()
+    assert divide(cpu(), lambda: replace(batch, processes=1), by_itself=True).notices == ()
 
 
 def test_it_stays_one_process_under_a_launcher_and_elsewhere(two_threads, monkeypatch):
