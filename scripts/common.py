@@ -123,10 +123,10 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         eos_ids = own.config.eos_token_id
         own.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else None)
         return own
-    return load_folder(path)
+    return load_foreign_folder(path)
 
 
-def load_folder(path: Path) -> PreTrainedModel:
+def load_foreign_folder(path: Path) -> PreTrainedModel:
     """The model of a folder, by the class of transformers that its config names. Errors: UserError, one line."""
     utf8_folder("--weight", path)
     if not (path / "config.json").exists():

@@ -261,7 +261,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                     filler = self.filler(epoch, update)
                     self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
                 self.progress.step += 1
-                if not is_last and self.log_is_due(epoch, update.first_step + number):
+                if not is_last and self.intervals.log_is_due(update.first_step + number, epoch.schedule.n_steps):
                     self.log(epoch, update.first_step + number, rate)
             self.engine.update(rate, self.stop_request(), self.save_request(), self.proposal())
             stop_signal = self.after_update(epoch, update, rate)
@@ -385,7 +385,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         self.take(outcomes, epoch.plan)
 
-        if self.log_is_due(epoch, update.last_step) or self.finished:
+        if self.intervals.log_is_due(update.last_step, epoch.schedule.n_steps) or self.finished:
             self.log(epoch, update.last_step, rate)
         if self.intervals.evaluation_is_due(self.progress, steps, self.finished):
             # Where a stop signal comes first, the resume does it.
@@ -440,10 +440,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             progress.epoch = update.epoch + 1
             progress.row = 0
         self.reporter.advance(progress.update, self.all_updates)
-
-    def log_is_due(self, epoch: Epoch[RecipeT, TotalsT], step: int) -> bool:
-        """step: of the epoch's micro-batches, counted from 0."""
-        return self.intervals.log_is_due(step, epoch.schedule.n_steps)
 
     def steps_to_train(self, epoch: Epoch[RecipeT, TotalsT]) -> int:
         """The micro-batches of an epoch that are trained: where updates limit the run, it may end before the epoch."""

@@ -15,7 +15,7 @@ from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at
 from trainer.budget.settings import seconds_of
 from trainer.budget.speed import Machine, estimated_seconds, measured_seconds
 from trainer.machine.collectives import on_main
-from trainer.machine.compiling import COMPILED_DEVICES, compiler_missing, failure_to_compile
+from trainer.machine.compiling import COMPILED_DEVICES, what_the_compiler_lacks
 from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
 from trainer.pretrain.settings import PretrainSettings
@@ -88,7 +88,7 @@ class RunCosts:
             if is_short or device.type not in COMPILED_DEVICES:
                 return False
         # A run that is told to compile on a machine that cannot trains the plain code.
-        return compiler_missing(device) is None and failure_to_compile(device.type) is None
+        return what_the_compiler_lacks(device) is None
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Of an update of so many rows."""

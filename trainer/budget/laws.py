@@ -91,6 +91,12 @@ def different_tokens(unique: float | Sequence[Part]) -> float:
     return unique if isinstance(unique, (int, float)) else sum(part.unique for part in unique)
 
 
+def most_passes(from_weight: str) -> float:
+    """How often a run may read its text. from_weight: what it goes on from. Who goes on from weights may want few texts to be
+    learned by heart, as answers are."""
+    return MOST_PASSES if from_weight == "none" else math.inf
+
+
 def is_repeated_too_often(passes: float) -> bool:
     """Whether nothing is known of the loss after so many passes over the text."""
     return round(passes) > MOST_PASSES

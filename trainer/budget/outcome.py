@@ -150,7 +150,7 @@ def notes(plan: Plan, costs: RunCosts, given: Collection[str], total_seconds: fl
             f"the text is small for this budget: the run ends after {laws.MOST_PASSES} passes over it, since a model that reads it more "
             "often learns it by heart; more text would use the rest"
         )
-    if costs.settings.from_weight == "none":
+    if math.isfinite(laws.most_passes(costs.settings.from_weight)):
         found += sources_read_too_often(costs.data.parts, plan.tokens)
     if costs.data.evaluated or {"val_path", "val_fraction"} & set(given):
         return found

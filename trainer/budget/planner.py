@@ -261,8 +261,7 @@ class Planner:
             memory=None if self.free_memory is None else MEMORY_SHARE * self.free_memory,
             text_scale=self.data.text_scale,
             muon=self.costs.optimizer == "muon",
-            # Who goes on from weights may want few texts to be learned by heart, as answers are.
-            most_passes=laws.MOST_PASSES if settings.from_weight == "none" else math.inf,
+            most_passes=laws.most_passes(settings.from_weight),
         )
 
     def choose(self) -> Plan:

@@ -19,9 +19,10 @@ WIKI_BYTES_PER_TOKEN = 3.16
 
 def parts_of(corpus: Corpus) -> tuple[laws.Part, ...]:
     """The sources of a mixture; none without shares."""
-    if not corpus.parts():
+    parts = corpus.parts()
+    if not parts:
         return ()
-    named = zip(corpus.sources, corpus.parts(), strict=True)
+    named = zip(corpus.sources, parts, strict=True)
     return tuple(laws.Part(share, targets, name) for name, (share, targets) in named)
 
 

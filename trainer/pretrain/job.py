@@ -421,13 +421,14 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def _most_updates(self) -> float:
         """A machine that is faster than planned reads the text no more often than a plan does."""
-        if self.settings.from_weight != "none":
+        most_passes = laws.most_passes(self.settings.from_weight)
+        if math.isinf(most_passes):
             return math.inf
         first = self.plan(0)
         targets = first.row_targets(0, first.n_rows)
         # A pass over a mixture ends where one source is used up. Later passes bring other text of the others.
         different = laws.different_tokens(parts_of(self.corpus) or targets)
-        most_rows = laws.MOST_PASSES * first.n_rows * different / targets
+        most_rows = most_passes * first.n_rows * different / targets
         return int(most_rows / rows_of_update(self.settings, self.ranks))
 
     def settings_to_keep(self) -> PretrainSettings:

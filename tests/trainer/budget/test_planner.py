@@ -433,6 +433,7 @@ def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, mo
 def test_what_will_not_be_compiled_is_timed_as_plain_code(text, tmp_path, monkeypatch, choice, lacking):
     """Also where the user asks for it, and the machine cannot do it: the run says so, and trains the plain code."""
     from trainer.budget import costs
+    from trainer.machine import compiling
 
     timed = []
 
@@ -441,7 +442,7 @@ def test_what_will_not_be_compiled_is_timed_as_plain_code(text, tmp_path, monkey
         return 0.01, 0.0
 
     monkeypatch.setattr(costs, "measured_seconds", measured_seconds)
-    monkeypatch.setattr(costs, lacking, lambda device: "it does not work here")
+    monkeypatch.setattr(compiling, lacking, lambda device: "it does not work here")
     arguments = flags(**{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "use_compile": choice})
     assert train_pretrain.main([*arguments, "--budget", "5m", "--dry_run", "1"]) == 0
     assert set(timed) == {False}
