@@ -59,6 +59,9 @@ def samples(
             # Another rank has no text to make, and needs no second model.
             if ranks.rank < len(prompts):
                 as_saved = model_as_saved(engine, engine.weights())
+    max_new_tokens = SAMPLE_TOKENS
+    if together:
+        max_new_tokens = tokens_that_fit_all(engine, encoder, prompts)
     # A round: one prompt for each rank. The last round may have fewer prompts than ranks.
     for first in range(0, len(prompts), ranks.world_size):
         mine = first + ranks.rank
@@ -69,7 +72,7 @@ def samples(
         with contextlib.nullcontext() if together else until_all_are_ready(ranks):
             if (has_prompt or together) and not stops:
                 prompt = prompts[mine if has_prompt else -1]
-                text = sample(engine, tokenizer, encoder, prompt, seed, as_saved=as_saved, with_prompt=with_prompt)
+                text = sample(engine, tokenizer, encoder, prompt, seed, max_new_tokens, as_saved, with_prompt)
                 if has_prompt:
                     own.append((prompt, text))
         of_round, stop_signal = texts_of_all(ranks, own, signals.signum)
@@ -78,6 +81,15 @@ def samples(
             return [], stop_signal
         found += of_round
     return found, 0
+
+
+def tokens_that_fit_all(engine: Engine[Batch, Totals], encoder: DocumentEncoder, prompts: Sequence[str]) -> int:
+    """How many tokens to draw behind each prompt, where ranks compute together: a rank that has ended goes on until all have,
+    and must have positions for that."""
+    positions = cast(MiniMindForCausalLM, engine.model).config.max_position_embeddings
+    # An empty prompt has one token to begin with, see `sample`.
+    lengths = [max(1, len(encoder.prompt_ids(prompt))) for prompt in prompts]
+    return min((fitting_tokens(length, positions) for length in lengths), default=SAMPLE_TOKENS)
 
 
 def texts_of_all(ranks: Ranks, own: list[tuple[str, str]], signum: int) -> tuple[list[tuple[str, str]], int]:

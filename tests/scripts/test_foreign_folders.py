@@ -56,6 +56,13 @@ def test_layers_that_no_model_has_are_not_built(tmp_path, kind):
     refused(tmp_path, "10000000, and at most 2,000 layers")
 
 
+@pytest.mark.parametrize("name", ["vocab_size_per_layer_input", "hidden_size_per_layer_input", "layerdrop"])
+def test_a_size_is_no_number_of_layers(folder, name):
+    """Gemma 3n has 262,144 entries in a table for each layer."""
+    change_config(folder, **{name: 262_144})
+    assert config_bounds.read_checked(folder)[name] == 262_144
+
+
 @pytest.mark.parametrize(
     "kind, changes, message",
     [

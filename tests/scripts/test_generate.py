@@ -317,6 +317,16 @@ def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation
     assert "this prompt is not part of the conversation" in shown.err
 
 
+def test_ctrl_c_without_a_conversation_speaks_of_none(weight, monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "reply", stopped)
+    answers_at_the_prompt(monkeypatch, ["first", EOFError()])
+    shown = run(weight, capsys=capsys)
+    assert "(stopped)" in shown.err and "conversation" not in shown.err
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal for one process")
 def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):
     """Reference: the exit code of a shell for it."""

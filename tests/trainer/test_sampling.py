@@ -145,6 +145,32 @@ def test_a_prompt_begins_as_a_document_does(tokenizer):
     assert seen[0] == seen[1] and [ids.count(bos) for ids in seen] == [1] * 4 and all(eos not in ids for ids in seen)
 
 
+@pytest.mark.parametrize("positions", [2, 16, 64, 200, 500])
+def test_ranks_that_compute_together_draw_as_many_tokens(tokenizer, positions):
+    """One that has ended goes on with the others, beyond its own positions if it had drawn fewer. Reference: those of the model."""
+    engine = sharded_engine(tokenizer)
+    engine.model.config.max_position_embeddings = positions
+    asked = []
+
+    def draw(ids, max_new_tokens, **_):
+        asked.append((ids.shape[1], max_new_tokens))
+        return ids
+
+    with mock.patch.object(engine.model, "generate", draw):
+        samples(
+            engine,
+            tokenizer,
+            DocumentEncoder(tokenizer),
+            ["", "a", "the cat " * 20, "the cat " * 99],
+            StopSignals(),
+            7,
+            False,
+        )
+    drawn = {tokens for _, tokens in asked}
+    assert len(asked) == 4 and len(drawn) == 1 and min(drawn) > 0
+    assert all(given + tokens <= positions for given, tokens in asked)
+
+
 @pytest.mark.parametrize("positions", [2, 3, 16, 120, 121, 200])
 @pytest.mark.parametrize("words", [0, 1, 300])
 def test_a_sample_fits_the_positions_of_the_model(tokenizer, positions, words):

@@ -222,7 +222,7 @@ def test_what_a_plan_leaves_in_the_process_is_not_counted_twice(text, tmp_path, 
     """Compiled code and the heap of a measurement: the run's estimate has room for them. A run without a plan is warned."""
     free = {"now": 8e9}
     for module in (memory_plan, command):
-        monkeypatch.setattr(module, "available_memory", lambda device: free["now"], raising=False)
+        monkeypatch.setattr(module, "available_memory", lambda device: free["now"])
     choose = planner.Planner.choose
 
     def leaves_much(of_run):
