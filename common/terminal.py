@@ -36,13 +36,20 @@ class Style:
 ShownWord = tuple[str, str, Style | None]
 
 
-def encodable(text: str, stream: TextIO) -> str:
-    """The text with its characters spelt out that the stream cannot encode, such as those of another alphabet.
+def for_terminal(text: str, stream: TextIO) -> str:
+    """The text as a terminal may show it, with its characters spelt out that the stream cannot encode.
 
-    Without this a sample, or a file name that is not UTF-8, would end the work.
+    Without this a sample in another alphabet, or a file name that is not UTF-8, would end the work.
     """
+    if not isinstance(text, TerminalText):
+        text = printable(text)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, errors="backslashreplace").decode(encoding)
+
+
+def nowhere() -> TextIO:
+    """A stream in the place of one that nobody reads any more. It stays open for the rest of the process."""
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def has_colours(stream: TextIO) -> bool:

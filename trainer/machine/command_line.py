@@ -13,6 +13,7 @@ import torch.distributed as dist
 from common.errors import DataError, ProcessLostError, UserError
 from common.paths import ROOT
 from common.processes import obey_ctrl_c
+from common.terminal import nowhere
 from common.wording import one_line
 from dataset.loader_workers import LoaderError
 from trainer.machine.collectives import loss_of_a_rank
@@ -46,7 +47,7 @@ def run_cli(main: Callable[[], int | None]) -> None:
         sys.exit(130)
     except BrokenPipeError:
         # Whoever read the output has left.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays for the rest of the process
+        sys.stdout = nowhere()
         sys.exit(1)
     except Exception as error:
         ending = line_of(error)
@@ -84,9 +85,9 @@ def open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays for the rest of the process
+        sys.stdout = nowhere()
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr = nowhere()
 
 
 def end_process(message: str, code: int) -> NoReturn:

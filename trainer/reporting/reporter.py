@@ -14,8 +14,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from common.files import atomic_file
-from common.terminal import TerminalText, encodable
-from common.wording import printable
+from common.terminal import for_terminal, nowhere
 from trainer.reporting.log_lines import bar_line
 from trainer.reporting.trackers import Experiment
 
@@ -59,9 +58,7 @@ class Reporter:
         if not self.is_main:
             return
         # File names and samples may hold what a terminal would obey.
-        if not isinstance(text, TerminalText):
-            text = printable(text)
-        text = encodable(text, sys.stdout)
+        text = for_terminal(text, sys.stdout)
         with self._terminal():
             if self.bar is None:
                 print(text, flush=True)
@@ -119,7 +116,7 @@ class Reporter:
         try:
             yield
         except OSError:
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays for the rest of the process
+            sys.stdout = nowhere()
             if self.bar is not None:
                 # It would write once more when it is taken down.
                 self.bar.disable = True
