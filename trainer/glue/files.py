@@ -99,18 +99,19 @@ def read_task(command: "Command", name: str, folder: Path, own: Task | None = No
             options = (settings.max_seq_len, settings.cache_dir, labelled, overwrites, command.say, both_orders)
             return cached_features(folder / file, task, command.encoder, *options)
 
-        def make_on_main() -> str:
+        def make_on_main() -> tuple[str, str]:
             made.append(make_features(settings.overwrite_cache))
-            return made[0].stem
+            return made[0].stem, Path(file).name
 
         def make_or_find() -> Path:
             # Where a machine has a cache of its own, its first rank makes what is in there.
             return made[0] if made else make_features(settings.overwrite_cache and ranks.local_rank == 0)
 
         # What is wrong with the file is told by rank 0 alone.
-        key = on_main(ranks, make_on_main)
+        key, name_on_main = on_main(ranks, make_on_main)
         path = first_rank_first(ranks, make_or_find)
-        compare_with_main(ranks, {f"{task.folder}/{Path(file).name}": digest_of(path)})
+        # An own file may have another name on this machine.
+        compare_with_main(ranks, {f"{task.folder}/{name_on_main}": digest_of(path)})
         features = read_features(path)
         check_sentences(features, command.encoder.unk_id, f"{folder / file}, --model_path {settings.model_path}")
         if features.skipped:

@@ -20,16 +20,17 @@ def own_flags(mount, run):
     """The flags of a rank that has everything below `mount`, but for the results, which all ranks share."""
     if run == "benchmark":
         return {}
-    files = {"train_file": "train.csv", "dev_file": "dev.csv", "test_file": "test.csv"}
+    # The files of a machine have names of its own, too.
+    files = {f"{part}_file": f"{part}_of_{mount.name}.csv" for part in ("train", "dev", "test")}
     paths = {flag: mount / "own" / file for flag, file in files.items()}
     return {**paths, "task": "mine", "data_dir": None, "kind": "classification"}
 
 
 def write_own_task(place):
     (place / "own").mkdir()
-    for file, n in (("train.csv", 20), ("dev.csv", 9), ("test.csv", 4)):
+    for part, n in (("train", 20), ("dev", 9), ("test", 4)):
         lines = [f"{'hi'[i % 2]} a b,{'yn'[i % 2]}" for i in range(n)]
-        (place / "own" / file).write_text("text,label\n" + "\n".join(lines) + "\n")
+        (place / "own" / f"{part}_of_{place.name}.csv").write_text("text,label\n" + "\n".join(lines) + "\n")
 
 
 def fine_tune_on_own_mount(folder, run):
@@ -68,8 +69,10 @@ def told_of_other_data(folder):
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "mount_0").mkdir()
-    write_own_task(make_place(tmp_path / "mount_0"))
+    make_place(tmp_path / "mount_0")
     shutil.copytree(tmp_path / "mount_0", tmp_path / "mount_1")
+    for number in range(2):
+        write_own_task(tmp_path / f"mount_{number}")
     return tmp_path
 
 
