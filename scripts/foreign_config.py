@@ -19,8 +19,10 @@ from model.hf_folder import CONFIG
 GENERATION_CONFIG = "generation_config.json"
 # The objects that say how positions are rotated, in transformers 5 and 4
 ROPE = ("rope_parameters", "rope_scaling")
+# Where transformers 4 has none of them, this number stands among the sizes.
+ROPE_THETA = "rope_theta"
 # Of these, the numbers that something is divided by, or whose logarithm is taken
-ROPE_ABOVE_0 = ("rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+ROPE_ABOVE_0 = (ROPE_THETA, "factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:
@@ -55,15 +57,16 @@ def check_rotation(folder: Path, content: Mapping[str, object]) -> None:
         is_right = is_above_0 or (value == 0 and name not in ROPE_ABOVE_0)
         if not is_right:
             least = "above 0" if name in ROPE_ABOVE_0 else "from 0 on"
-            raise UserError(f"{folder / CONFIG}: {where}: {name[:60]} is {in_json(value)}, no finite number {least}")
+            place = f"{where}: " if where else ""
+            raise UserError(f"{folder / CONFIG}: {place}{name[:60]} is {in_json(value)}, no finite number {least}")
 
 
 def numbers_of_rotation(content: Mapping[str, object], where: str = "") -> Iterator[tuple[str, str, float]]:
-    """(object, name, number) of each number that says how positions are rotated, those of parts and layers included."""
+    """(object of ROPE or "", name, number) of each number that says how positions are rotated, those of parts and layers included."""
     for name, value in content.items():
         if isinstance(value, Mapping):
             yield from numbers_of_rotation(value, where or (name if name in ROPE else ""))
-        elif where and isinstance(value, int | float) and not isinstance(value, bool):
+        elif (where or name == ROPE_THETA) and isinstance(value, int | float) and not isinstance(value, bool):
             yield where, name, value
 
 

@@ -184,8 +184,10 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
 
     Errors: UserError for a tokenizer without a template.
     """
-    default_template(tokenizer)
-    if tokenizer.chat_template == CHAT_TEMPLATE:
+    template = default_template(tokenizer)
+    if template == CHAT_TEMPLATE:
+        # Where it has several, the others are not asked for.
+        tokenizer.chat_template = template
         return ChatEncoder(tokenizer).turns_ids
 
     def turns_ids(messages: list[dict[str, str]]) -> list[int]:

@@ -51,16 +51,32 @@ def test_imports_run_one_way(path):
 
 
 def test_planning_is_built_on_pretraining():
-    """What pretraining takes from trainer/budget knows only its settings, but for the command, which plans and then trains."""
-    for path in sorted((ROOT / "trainer/pretrain").glob("*.py")):
-        if path.stem == "command":
-            continue
-        for name in imports(path):
-            of_budget = ROOT / f"{name.replace('.', '/')}.py"
-            if not name.startswith("trainer.budget.") or not of_budget.is_file():
-                continue
-            of_pretrain = {module for module in imports(of_budget) if module.startswith("trainer.pretrain")}
-            assert all(module.startswith("trainer.pretrain.settings") for module in of_pretrain), (path, name)
+    """What pretraining takes from trainer/budget knows only its settings, but for the command, which plans and then trains.
+
+    That goes for what these modules of trainer/budget take from one another, too.
+    """
+    taken = {
+        name
+        for path in (ROOT / "trainer/pretrain").glob("*.py")
+        if path.stem != "command"
+        for name in modules_of_budget(path)
+    }
+    assert taken
+    left = sorted(taken)
+    while left:
+        name = left.pop()
+        path = ROOT / f"{name.replace('.', '/')}.py"
+        of_pretrain = {module for module in imports(path) if module.startswith("trainer.pretrain.")}
+        assert all(module.startswith("trainer.pretrain.settings") for module in of_pretrain), (name, of_pretrain)
+        further = modules_of_budget(path) - taken
+        taken |= further
+        left += further
+
+
+def modules_of_budget(path):
+    """The modules of trainer/budget that a file imports."""
+    names = {name for name in imports(path) if name.startswith("trainer.budget.")}
+    return {name for name in names if (ROOT / f"{name.replace('.', '/')}.py").is_file()}
 
 
 def test_no_module_imports_itself_in_a_circle():

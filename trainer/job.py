@@ -7,12 +7,14 @@ looks into the other. CONTRIBUTING.md has a small one.
 In this order the Trainer asks a job:
 
     begin, outlook, make_fast                  once
+    take_kept                                  once, where the run goes on with an earlier one
+    replan                                     at the start, and where a clock moves the end
     plan                                       for each epoch: its rows
       learning_rate                            for each update
         assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
         loss(batch, plan.totals(rows))         for each micro-batch: the forward pass
       metrics                                  now and then: what the log line says
-      evaluate, samples, save_weights          now and then
+      evaluate, samples, save_weights, kept    now and then
     trained, closing, lines_at_the_end         once
 
 The loss of a micro-batch is divided by the Totals of its whole update, over all micro-batches and ranks. So losses and

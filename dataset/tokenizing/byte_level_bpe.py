@@ -34,7 +34,7 @@ SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 #    their order, is the result.
 # 4. Encoding goes through the same merges: in each piece, the two neighbours that come first in the list are merged,
 #    again and again, until no two neighbours are in it.
-# tests/dataset/tokenizing/test_byte_level_bpe.py has both written out in a few lines.
+# The last step is written out in `after_merges` of alphabets.py.
 
 # ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
 # closes them empty, left out the model chooses. What stands between the generation marks is what fine-tuning trains on

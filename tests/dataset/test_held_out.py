@@ -1,4 +1,4 @@
-"""dataset/held_out.py beside what tests/dataset/test_corpus_sources.py says of it. Reference: sets of texts."""
+"""dataset/held_out.py, beside what tests/dataset/test_leaks_at_start.py says of it. Reference: sets of texts."""
 
 from types import SimpleNamespace
 

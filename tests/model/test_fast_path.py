@@ -372,7 +372,7 @@ def test_use_compile_auto_asks_for_a_long_run_and_a_compiler(monkeypatch):
 
     def compiled(choice, flops, width=compiling.WIDE_ON_CPU):
         model.compiled_backend = None
-        compiling.compile_blocks(model, choice, cpu, notices.append, (2, 24), flops, width=width)
+        compiling.compile_blocks(model, choice, cpu, notices.append, (2, 24), flops, torch.float32, width)
         return model.compiled_backend is not None
 
     enough = compiling.COMPILE_SECONDS * compiling.PRODUCT_RATE["cpu"] * torch.get_num_threads()

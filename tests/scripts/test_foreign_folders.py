@@ -5,7 +5,9 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
+    AutoModelForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     Gemma3Config,
@@ -99,10 +101,20 @@ def gpt2(**changes):
 
 @pytest.mark.parametrize("kind", ["llama_tied", "qwen3_moe", "minimind", "gpt2"])
 def test_what_the_weights_hold_is_loaded(tmp_path, kind):
-    """Reference: the logits of transformers' own loader need no test; here nothing is refused that is whole."""
+    """References: the weights in the file; the logits of transformers' own loader."""
     write(tmp_path, kind)
     model = load_model(tmp_path)
     assert {p.device.type for p in model.parameters()} == {"cpu"}
+    loaded = model.state_dict()
+    # transformers keeps the experts of a layer in one tensor.
+    held = {name: weights for name, weights in load_file(tmp_path / "model.safetensors").items() if name in loaded}
+    assert held and all(torch.equal(loaded[name], weights.float()) for name, weights in held.items())
+    if kind == "minimind":
+        return
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.arange(3, 11)[None]
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, theirs(ids).logits)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "3", "{" * 100_000, '{"a": "' + "x" * (1 << 21) + '"}'])
@@ -209,6 +221,13 @@ def test_a_rotation_that_cannot_be_computed_is_named(folder, place, name, value)
     change_config(folder, rope_parameters=None)
     change_config(folder, **{place: {**ROPE, name: value}})
     refused(folder, f"{place}: {name} is .*, no finite number above 0")
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_a_base_of_the_rotation_among_the_sizes_is_named(folder, value):
+    """Where transformers 4 wrote it."""
+    change_config(folder, rope_parameters=None, rope_theta=value)
+    refused(folder, "config.json: rope_theta is .*, no finite number above 0")
 
 
 def test_a_rotation_that_can_be_computed_is_loaded(folder):

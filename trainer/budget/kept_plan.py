@@ -45,6 +45,7 @@ PLANNED = (
     "eval_interval",
     "log_interval",
     "save_interval",
+    "dtype",
     "use_compile",
 )
 
@@ -132,6 +133,25 @@ def kept_plan(settings: PretrainSettings, given: Collection[str]) -> KeptPlan | 
     return next(iter(same or plans), None)
 
 
+def refuse_former_name(settings: PretrainSettings) -> None:
+    """Errors: UserError where the plan of a run lies where an earlier version kept it, as `out/pretrain.plan.yaml`.
+
+    Another width may be planned today than then, and a new run would begin beside the one that was meant.
+    """
+    former = plan_path(Path(settings.out_dir) / settings.save_weight)
+    if not former.is_file():
+        return
+    before = read_plan(former, settings)
+    if before.hidden_size is None:
+        return
+    own = Path(settings.out_dir) / weight_name(settings.save_weight, before.hidden_size, bool(before.use_moe))
+    if Checkpoints(f"{own}_resume").paths() and not plan_path(own).is_file():
+        raise UserError(
+            f"{former} is the plan of {own.name}, with the name that an earlier version gave it: rename it to "
+            f"{plan_path(own).name} to go on with that run, or start without --from_resume"
+        )
+
+
 def budgets_of(settings: PretrainSettings) -> dict[str, Any]:
     """What the flags say of how much a run may cost."""
     return {name: getattr(settings, name) for name in BUDGETS}
@@ -159,6 +179,7 @@ def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str
     """What the first start of a run has chosen; None: there is no plan. Errors: UserError where it had another budget."""
     plan = kept_plan(settings, given)
     if plan is None:
+        refuse_former_name(settings)
         return None
     path, before = plan
     asked = budgets_of(settings)

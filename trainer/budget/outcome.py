@@ -68,6 +68,8 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         "val_fraction": costs.data.val_fraction,
         "log_interval": max(1, micro_batches // LOG_LINES),
     }
+    if costs.settings.dtype != default_of(PretrainSettings, "dtype"):
+        chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda":
         # A run on CUDA saves by minutes, see trainer/saving/save_clock.py.
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
@@ -162,19 +164,26 @@ def notes(plan: Plan, costs: RunCosts, given: Collection[str], total_seconds: fl
 
 
 def sources_read_too_often(parts: Sequence[laws.Part], tokens: float) -> list[str]:
-    """A line for each source of a mixture that is read more often than helps, though the mixture as a whole is not."""
+    """A line for each source of a mixture that is read more often than helps, with what to do."""
     lines = []
     for part in parts:
         others = [other for other in parts if other is not part]
         passes = part.passes(tokens)
         if not others or not laws.is_repeated_too_often(passes):
             continue
-        passes_of_others = sum(other.share for other in others) * tokens / max(laws.different_tokens(others), 1.0)
+        text_of_others = max(laws.different_tokens(others), 1.0)
+        passes_of_others = sum(other.share for other in others) * tokens / text_of_others
         share = laws.MOST_PASSES * part.unique / tokens
+        advice = (
+            f"give it at most {share:.1%} of all shares (now {part.share:.1%}; path:share of --data_path, or the --mixture file), or add "
+            "more text of its kind"
+        )
+        if laws.is_repeated_too_often((1 - share) * tokens / text_of_others):
+            # What it would read less, the others would have to read too often.
+            advice = "give a smaller budget, or add more text"
         lines.append(
             f"warning: {part.name} is read {passes:.0f} times, and the other text {passes_of_others:.2g} times: a model learns by heart what "
-            f"it reads so often; give it at most {share:.1%} of all shares (now {part.share:.1%}; path:share of --data_path, or the --mixture "
-            "file), or add more text of its kind"
+            f"it reads so often; {advice}"
         )
     return lines
 

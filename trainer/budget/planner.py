@@ -1,6 +1,7 @@
 """From a budget to the settings of a run: what --budget, --budget_tokens and --budget_flops do.
 
     plan_run            the settings that the run is started with
+      with_faster_dtype in which precision a CPU multiplies faster
       look_at_machine   what the machine multiplies
       with_row_length   how long rows are, which decides how the text is cut
       look_at_data      how much text there is, and how hard it is (trainer/budget/data.py)
@@ -45,7 +46,7 @@ from trainer.budget.speed import Machine, share_of_product_rate
 from trainer.budget.table import quantity, shape_text
 from trainer.job import Surroundings
 from trainer.machine.collectives import on_main
-from trainer.machine.devices import pick_dtype
+from trainer.machine.devices import gain_of_float32, pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import check_length
@@ -86,6 +87,7 @@ def plan_run(
     on_main(ranks, lambda: announce("planning: this machine is measured and the text is counted"))
     with user_errors():
         settings, config = model_of_weights(settings)
+        settings = with_faster_dtype(settings, given, surroundings)
         machine = look_at_machine(settings, surroundings)
         settings = with_row_length(settings, given, machine)
         data = look_at_data(settings, given, ranks, job_kind)
@@ -167,6 +169,26 @@ def model_of_weights(settings: PretrainSettings) -> tuple[PretrainSettings, Mini
         return settings, None
     config = read_config(folder)
     return settings_of_folder(settings, folder, config), config
+
+
+def with_faster_dtype(
+    settings: PretrainSettings, given: Collection[str], surroundings: Surroundings
+) -> PretrainSettings:
+    """The settings with float32 where the user has said nothing, and this CPU is slower at bfloat16. A collective."""
+    device, ranks = surroundings.device, surroundings.ranks
+    dtype, _ = pick_dtype(settings.dtype, device)
+    if "dtype" in given:
+        return settings
+    own = gain_of_float32(device, dtype)
+    # All ranks must compute in one precision.
+    gain = on_main(ranks, lambda: own)
+    if gain is None:
+        return settings
+    line = (
+        f"planning: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
+    )
+    on_main(ranks, lambda: announce(line))
+    return dataclasses.replace(settings, dtype="float32")
 
 
 def look_at_machine(settings: PretrainSettings, surroundings: Surroundings) -> Machine:

@@ -90,7 +90,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
             below = on_main(ranks, lambda: task_folders(settings, say))
             folders = {name: data_top(settings) / place for name, place in below.items()}
         on_main(ranks, lambda: refuse_earlier(settings, out, folders))
-        # What is wrong with it is told by rank 0 alone.
+        # Rank 0 looks first: its error ends all ranks, and is told once.
         on_main(ranks, lambda: str(find_model("--model_path", settings.model_path)))
         folder = find_model("--model_path", settings.model_path)
         published_rates = None

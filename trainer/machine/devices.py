@@ -5,6 +5,11 @@ import contextlib
 import torch
 
 from common.errors import UserError
+from trainer.machine.measure import product_rate
+
+# How many times as fast as those of bfloat16 the products of float32 must be to be worth it. Runs gain less than products: what
+# stands between these moves half the bytes in bfloat16. A guess, since only one such machine was measured (docs/budget.md).
+WORTH_FLOAT32 = 1.25
 
 
 def pick_device(name: str | None = None) -> torch.device:
@@ -56,6 +61,19 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None
     ):
         return torch.float16, "this GPU has no native bfloat16: training in float16 with a gradient scaler instead"
     return dtype, None
+
+
+def gain_of_float32(device: torch.device, dtype: torch.dtype) -> float | None:
+    """How many times as fast the matrix products of a run would be in float32; None: that is not worth it.
+
+    Some Intel processors have bfloat16 (AVX512-BF16), and are slower at it; so are their virtual machines that hide AMX.
+    """
+    if device.type != "cpu" or dtype is not torch.bfloat16:
+        return None
+    # One size and few times take half a second, and tell a factor well enough.
+    in_float32, in_bfloat16 = (product_rate(device, kind, sizes=[2048], times=2) for kind in (torch.float32, dtype))
+    gain = in_float32 / in_bfloat16
+    return gain if gain >= WORTH_FLOAT32 else None
 
 
 def autocast(

@@ -186,7 +186,9 @@ def why_one(n_threads: int, micro_batch: Divisible) -> str:
     if not possible:
         most = min(n_threads, MOST_BY_ITSELF)
         rows = counted(micro_batch.rows, "row")
-        return f"no number of processes from 2 to {most} divides {n_threads} threads and {rows} (--batch_size)"
+        # The rows of a plan are not known yet, and nobody has given them.
+        of_rows = "" if micro_batch.is_planned else f" and {rows} (--batch_size)"
+        return f"no number of processes from 2 to {most} divides {n_threads} threads{of_rows}"
     positions = positions_of(possible[0], micro_batch)
     if positions < LEAST_POSITIONS:
         return f"each of {possible[0]} would have {positions:,} of a micro-batch's positions, and {LEAST_POSITIONS:,} keep it busy"

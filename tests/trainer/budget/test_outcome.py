@@ -82,6 +82,14 @@ def test_a_source_that_is_read_too_often_is_named_with_the_share_that_it_may_hav
     assert sources_read_too_often(mended, tokens=1e7) == []
 
 
+def test_where_all_sources_are_read_too_often_no_share_helps():
+    """Neither of them may have less: the other one would be read more often still."""
+    parts = (laws.Part(0.5, 1e6, "one.jsonl"), laws.Part(0.5, 1e6, "two.jsonl"))
+    lines = sources_read_too_often(parts, tokens=4e7)
+    assert [line.split(" is read ")[0] for line in lines] == ["warning: one.jsonl", "warning: two.jsonl"]
+    assert all(line.endswith("; give a smaller budget, or add more text") for line in lines)
+
+
 def test_a_text_without_shares_is_no_source_that_is_read_too_often():
     assert sources_read_too_often((), tokens=1e7) == []
     assert sources_read_too_often((laws.Part(1.0, 1e5, "only.jsonl"),), tokens=1e7) == []

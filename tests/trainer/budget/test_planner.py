@@ -18,6 +18,7 @@ from trainer.budget.kept_plan import PLANNED
 from trainer.budget.laws import muon_weight_decay
 from trainer.budget.planner import with_row_length
 from trainer.budget.speed import Machine
+from trainer.machine import devices
 from trainer.machine.ranks import Ranks
 from trainer.pretrain import command, memory_plan
 from trainer.pretrain.settings import PretrainSettings, parse_args
@@ -188,6 +189,20 @@ def test_the_plan_of_a_run_that_is_gone_is_none(text, tmp_path, capfd):
     assert yaml.safe_load((tmp_path / "pretrain_16.plan.yaml").read_text())["budget_tokens"] == 4000
     shutil.rmtree(tmp_path / "pretrain_16_resume")
     train(data_path=text, out_dir=tmp_path, hidden_size=None, num_hidden_layers=1, max_updates=1, from_resume=1)
+
+
+def test_the_plan_of_an_earlier_version_is_named(text, tmp_path, capfd):
+    """It was kept without the width in its name. Renamed as the line says, it holds."""
+    run = planned(tmp_path, text)
+    former = tmp_path / "pretrain.plan.yaml"
+    (tmp_path / "pretrain_16.plan.yaml").rename(former)
+    with pytest.raises(
+        UserError, match=r"pretrain\.plan\.yaml is the plan of pretrain_16, .*: rename it to pretrain_16\.plan\.yaml"
+    ):
+        planned(tmp_path, text, from_resume=1)
+    former.rename(tmp_path / "pretrain_16.plan.yaml")
+    printed = said_by_a_finished_run(tmp_path, text, capfd)
+    assert f"already done its {run.progress.update:,} update" in printed
 
 
 def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path, capfd):
@@ -470,6 +485,43 @@ def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, cap
     command = repeated_command(capfd.readouterr().out)
     chosen = [int(command[command.index(f"--{name}") + 1]) for name in ("hidden_size", "num_hidden_layers")]
     assert tuple(chosen) == measured[-1] and len({layers for _, layers in measured}) > 1
+
+
+def rates_of_products(float32, bfloat16):
+    """In place of product_rate: FLOP/s of a CPU in each precision."""
+
+    def rate(device, dtype=torch.bfloat16, sizes=None, times=4):
+        return {torch.float32: float32, torch.bfloat16: bfloat16}[dtype]
+
+    return rate
+
+
+@pytest.mark.parametrize(
+    ("said", "rates", "trained"),
+    [
+        ({}, (1.9e11, 1e11), "float32"),
+        ({}, (1e11, 1e11), "bfloat16"),
+        ({}, (1.1e11, 1e11), "bfloat16"),
+        ({}, (1e11, 4e11), "bfloat16"),
+        ({"dtype": "bfloat16"}, (1.9e11, 1e11), "bfloat16"),
+    ],
+)
+def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(
+    text, tmp_path, monkeypatch, capfd, said, rates, trained
+):
+    """What the user says stays. A resume keeps it, also on a machine that would choose otherwise."""
+    monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(devices, "product_rate", rates_of_products(*rates))
+    run = planned(tmp_path, text, dtype=said.get("dtype"))
+    assert run.job.settings.dtype == trained
+    printed = capfd.readouterr().out
+    line = "planning: this CPU multiplies float32 1.9 times as fast as bfloat16, so the plan takes --dtype float32"
+    assert (line in printed) == (trained == "float32")
+    assert ("--dtype" in repeated_command(printed)) == (trained == "float32" or "dtype" in said)
+    monkeypatch.setattr(devices, "product_rate", rates_of_products(1e11, 4e11))
+    options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "budget_tokens": 3000, "dtype": said.get("dtype")}
+    assert train_pretrain.main(flags(**options, from_resume=1, dry_run=1)) == 0
+    assert f"--dtype {trained}" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("flops", "is_small"), [(1e12, True), (1e9, False)])

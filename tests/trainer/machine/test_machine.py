@@ -195,6 +195,24 @@ def test_compile_without_a_compiler_says_so(monkeypatch):
     assert len(said) == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "flops", "gain", "is_told"),
+    [
+        (torch.bfloat16, 1e15, 1.9, True),
+        (torch.bfloat16, 1e15, 1.1, False),
+        (torch.bfloat16, 1e12, 1.9, False),
+        (torch.float32, 1e15, 1.9, False),
+    ],
+)
+def test_a_long_run_in_the_slower_precision_is_told(monkeypatch, dtype, flops, gain, is_told):
+    rates = {torch.float32: gain * 1e11, torch.bfloat16: 1e11}
+    monkeypatch.setattr(devices, "product_rate", lambda device, dtype, **options: rates[dtype])
+    said = []
+    compile_blocks(None, "0", CPU, said.append, flops=flops, dtype=dtype, width=64)
+    line = "note: this CPU multiplies float32 1.9 times as fast as bfloat16: --dtype float32 trains faster"
+    assert said == [line] * is_told
+
+
 def broken_compiler(*arguments, **options):
     """torch.compile where clang has no OpenMP: it raises when the compiled function is called."""
 
