@@ -132,7 +132,9 @@ def shape_of(settings: PretrainSettings) -> Shape:
     rows = settings.batch_size * settings.accumulation_steps
     processes = divide(settings, lambda: micro_batch_of(settings), True).processes
     threads = available_threads()
-    return Shape(fields, rows, settings.batch_size, settings.optimizer, processes, threads, settings.max_seq_len)
+    return Shape(
+        fields, rows, settings.batch_size, settings.optimizer, processes, threads, settings.max_seq_len, settings.dtype
+    )
 
 
 def update_seconds(args: argparse.Namespace, shapes: Mapping[str, Shape]) -> dict[str, float]:

@@ -45,7 +45,7 @@ LEAST_ROUNDS = 3
 class Shape:
     """What a side trains. fields: of the MiniMindConfig. rows: of an update; batch_size: of a micro-batch of all processes.
 
-    threads: of all processes together.
+    threads: of all processes together. dtype: of matrix products, as --dtype says it.
     """
 
     fields: dict[str, Any]
@@ -55,6 +55,7 @@ class Shape:
     processes: int
     threads: int
     T: int = 512
+    dtype: str = "bfloat16"
 
     @property
     def threads_of_each(self) -> int:
@@ -146,7 +147,7 @@ def goes_on(ranks: Ranks) -> bool:
 def updates(shape: Shape, ranks: Ranks) -> Iterator[None]:
     """Makes an update whenever the next element is asked for."""
     device = torch.device("cpu")
-    dtype, _ = pick_dtype("bfloat16", device)
+    dtype, _ = pick_dtype(shape.dtype, device)
     torch.manual_seed(0)
     model = MiniMindForCausalLM(MiniMindConfig(**shape.fields)).train()
     engine = Engine(

@@ -94,10 +94,8 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[KeptP
         parts = name.fullmatch(folder.name)
         if parts is None:
             continue
-        is_another = ("hidden_size" in given and int(parts[2]) != settings.hidden_size) or (
-            "use_moe" in given and bool(parts[3]) != settings.use_moe
-        )
-        if is_another or not Checkpoints(folder).paths():
+        is_meant = may_be_meant(int(parts[2]), bool(parts[3]), settings, given)
+        if not is_meant or not Checkpoints(folder).paths():
             continue
         beside = plan_path(folder.with_name(parts[1]))
         # A run whose folder was renamed back has its plan among its checkpoints until the resume begins. What stands beside
@@ -107,6 +105,13 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[KeptP
                 found.append(KeptPlan(path, read_plan(path, settings)))
                 break
     return found
+
+
+def may_be_meant(width: int, use_moe: bool, settings: PretrainSettings, given: Collection[str]) -> bool:
+    """Whether the flags name no other run than that of this width. given: see kept_plans."""
+    has_width = "hidden_size" not in given or width == settings.hidden_size
+    has_experts = "use_moe" not in given or use_moe == bool(settings.use_moe)
+    return has_width and has_experts
 
 
 def read_plan(path: Path, settings: PretrainSettings) -> PretrainSettings:
@@ -133,16 +138,17 @@ def kept_plan(settings: PretrainSettings, given: Collection[str]) -> KeptPlan | 
     return next(iter(same or plans), None)
 
 
-def refuse_former_name(settings: PretrainSettings) -> None:
+def refuse_former_name(settings: PretrainSettings, given: Collection[str]) -> None:
     """Errors: UserError where the plan of a run lies where an earlier version kept it, as `out/pretrain.plan.yaml`.
 
-    Another width may be planned today than then, and a new run would begin beside the one that was meant.
+    Another width may be planned today than then, and a new run would begin beside the one that was meant. given: see kept_plans.
     """
     former = plan_path(Path(settings.out_dir) / settings.save_weight)
     if not former.is_file():
         return
     before = read_plan(former, settings)
-    if before.hidden_size is None:
+    assert before.hidden_size is not None, "a plan is written once the width is known"
+    if not may_be_meant(before.hidden_size, bool(before.use_moe), settings, given):
         return
     own = Path(settings.out_dir) / weight_name(settings.save_weight, before.hidden_size, bool(before.use_moe))
     if Checkpoints(f"{own}_resume").paths() and not plan_path(own).is_file():
@@ -168,6 +174,7 @@ def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) 
     own = Path(settings.out_dir) / weight_name(settings.save_weight, settings.hidden_size, bool(settings.use_moe))
     if Checkpoints(f"{own}_resume").paths():
         return
+    refuse_former_name(settings, given)
     for path, before in kept_plans(settings, given):
         asked = next(f"--{name} {value}" for name, value in budgets_of(before).items() if value is not None)
         raise UserError(
@@ -179,7 +186,7 @@ def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str
     """What the first start of a run has chosen; None: there is no plan. Errors: UserError where it had another budget."""
     plan = kept_plan(settings, given)
     if plan is None:
-        refuse_former_name(settings)
+        refuse_former_name(settings, given)
         return None
     path, before = plan
     asked = budgets_of(settings)

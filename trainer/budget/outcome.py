@@ -68,6 +68,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         "val_fraction": costs.data.val_fraction,
         "log_interval": max(1, micro_batches // LOG_LINES),
     }
+    # Only what the planner has changed: a default need not be named.
     if costs.settings.dtype != default_of(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda":

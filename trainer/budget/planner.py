@@ -46,7 +46,7 @@ from trainer.budget.speed import Machine, share_of_product_rate
 from trainer.budget.table import quantity, shape_text
 from trainer.job import Surroundings
 from trainer.machine.collectives import on_main
-from trainer.machine.devices import gain_of_float32, pick_dtype
+from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import check_length
@@ -174,12 +174,15 @@ def model_of_weights(settings: PretrainSettings) -> tuple[PretrainSettings, Mini
 def with_faster_dtype(
     settings: PretrainSettings, given: Collection[str], surroundings: Surroundings
 ) -> PretrainSettings:
-    """The settings with float32 where the user has said nothing, and this CPU is slower at bfloat16. A collective."""
+    """The settings with float32 where the user has said nothing, and this CPU is slower at bfloat16. A collective.
+
+    With a budget of time alone: a number of tokens or FLOP shall give the same run at each start, whatever a clock says.
+    """
+    if settings.budget is None or "dtype" in given:
+        return settings
     device, ranks = surroundings.device, surroundings.ranks
     dtype, _ = pick_dtype(settings.dtype, device)
-    if "dtype" in given:
-        return settings
-    own = gain_of_float32(device, dtype)
+    own = worthwhile_gain_of_float32(device, dtype)
     # All ranks must compute in one precision.
     gain = on_main(ranks, lambda: own)
     if gain is None:

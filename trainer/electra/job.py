@@ -42,7 +42,7 @@ from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
 from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import pick_dtype
+from trainer.machine.devices import notes_on_precision, pick_dtype
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
@@ -449,7 +449,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def make_fast(self, outlook: Outlook) -> list[str]:
-        said: list[str] = []
+        said = notes_on_precision(self.device, self.dtype, outlook.flops)
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
         shape = (self.ranks.rows_of(self.settings.batch_size), outlook.plan.T)

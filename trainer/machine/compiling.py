@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 
 from common.wording import reason_of
-from trainer.machine.devices import gain_of_float32
 
 # What a step takes, in times of its matrix products alone: the plain code, and the compiled one. Measured on a CPU.
 PLAIN_TIME = 2.4
@@ -27,8 +26,6 @@ PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # that measures nothing, so that a resume decides as the start did, and of the products alone. `share_of_product_rate` in
 # trainer/budget/speed.py is what a whole micro-batch reaches of the rate that was measured on the machine.
 WIDE_ON_CPU = 320
-# Of a run, for which it is measured in half a second whether this CPU is faster in float32: some minutes of a CPU.
-FLOPS_WORTH_MEASURING = 1e14
 # Others never compile by themselves.
 COMPILED_DEVICES = tuple(PRODUCT_RATE)
 
@@ -62,12 +59,6 @@ def compile_blocks(
     """
     # Runs that are not compiled gain by this too.
     set_up_device(device, dtype)
-    if flops >= FLOPS_WORTH_MEASURING:
-        gain = gain_of_float32(device, dtype)
-        if gain is not None:
-            say(
-                f"note: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16: --dtype float32 trains faster"
-            )
     if not is_to_be_compiled(choice, device, flops, width):
         return
     missing = what_the_compiler_lacks(device)

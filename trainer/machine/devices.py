@@ -7,9 +7,11 @@ import torch
 from common.errors import UserError
 from trainer.machine.measure import product_rate
 
-# How many times as fast as those of bfloat16 the products of float32 must be to be worth it. Runs gain less than products: what
-# stands between these moves half the bytes in bfloat16. A guess, since only one such machine was measured (docs/budget.md).
+# How many times as fast as those of bfloat16 the products of float32 must be to be worth it. A guess: on the one machine that was measured
+# (docs/budget.md) 1.8 times in products were 1.5 times in a run, since everything between the products moves twice the bytes in float32.
 WORTH_FLOAT32 = 1.25
+# Of a run, in each process: some minutes of a CPU, so that the half second of measuring does not matter.
+FLOPS_WORTH_MEASURING = 1e14
 
 
 def pick_device(name: str | None = None) -> torch.device:
@@ -63,10 +65,18 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None
     return dtype, None
 
 
-def gain_of_float32(device: torch.device, dtype: torch.dtype) -> float | None:
-    """How many times as fast the matrix products of a run would be in float32; None: that is not worth it.
+def notes_on_precision(device: torch.device, dtype: torch.dtype, flops: float) -> list[str]:
+    """A line where a run of so many FLOP on this rank would take less time in float32."""
+    gain = worthwhile_gain_of_float32(device, dtype) if flops >= FLOPS_WORTH_MEASURING else None
+    if gain is None:
+        return []
+    return [f"note: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16: --dtype float32 trains faster"]
 
-    Some Intel processors have bfloat16 (AVX512-BF16), and are slower at it; so are their virtual machines that hide AMX.
+
+def worthwhile_gain_of_float32(device: torch.device, dtype: torch.dtype) -> float | None:
+    """How many times as fast the matrix products of a run would be in float32; None: less than WORTH_FLOAT32, or no bfloat16 on a CPU.
+
+    Seen on Intel Xeons whose virtual machine hides AMX, which leaves AVX512-BF16.
     """
     if device.type != "cpu" or dtype is not torch.bfloat16:
         return None

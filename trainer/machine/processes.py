@@ -186,9 +186,9 @@ def why_one(n_threads: int, micro_batch: Divisible) -> str:
     if not possible:
         most = min(n_threads, MOST_BY_ITSELF)
         rows = counted(micro_batch.rows, "row")
-        # The rows of a plan are not known yet, and nobody has given them.
-        of_rows = "" if micro_batch.is_planned else f" and {rows} (--batch_size)"
-        return f"no number of processes from 2 to {most} divides {n_threads} threads{of_rows}"
+        # Nobody has given the rows of a plan, which are not known yet: these are what most plans have.
+        source = "of a usual micro-batch" if micro_batch.is_planned else "(--batch_size)"
+        return f"no number of processes from 2 to {most} divides {n_threads} threads and {rows} {source}"
     positions = positions_of(possible[0], micro_batch)
     if positions < LEAST_POSITIONS:
         return f"each of {possible[0]} would have {positions:,} of a micro-batch's positions, and {LEAST_POSITIONS:,} keep it busy"

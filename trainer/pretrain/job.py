@@ -43,7 +43,7 @@ from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
 from trainer.machine.collectives import least_of_ranks, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import pick_dtype
+from trainer.machine.devices import notes_on_precision, pick_dtype
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks
@@ -415,7 +415,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             seconds_at_end=seconds_at_end(settings.report),
             samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
             evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows,
-            evaluation_every=max(1, settings.eval_interval // steps) if settings.eval_interval else 0,
+            # Without validation there are samples at the end alone.
+            evaluation_every=max(1, settings.eval_interval // steps)
+            if settings.eval_interval and self.validation
+            else 0,
             most_updates=max(updates, self._most_updates()),
         )
 
@@ -605,7 +608,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         ]
 
     def make_fast(self, outlook: Outlook) -> list[str]:
-        said: list[str] = []
+        # A plan has looked at it already.
+        said = [] if self.settings.has_budget else notes_on_precision(self.device, self.dtype, outlook.flops)
         on_gpu = self.device.type == "cuda"
         rows = self._most_rows(self.plan(0)) if on_gpu else self.ranks.rows_of(self.settings.batch_size)
         shape = (rows, outlook.plan.T)

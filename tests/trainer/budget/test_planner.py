@@ -199,7 +199,11 @@ def test_the_plan_of_an_earlier_version_is_named(text, tmp_path, capfd):
     with pytest.raises(
         UserError, match=r"pretrain\.plan\.yaml is the plan of pretrain_16, .*: rename it to pretrain_16\.plan\.yaml"
     ):
-        planned(tmp_path, text, from_resume=1)
+        planned(tmp_path, text, from_resume=1, hidden_size=None)
+    # Without its budget too; and another width is another run.
+    with pytest.raises(UserError, match="rename it to pretrain_16"):
+        train_pretrain.main(["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"])
+    planned(tmp_path, text, from_resume=1, hidden_size=32)
     former.rename(tmp_path / "pretrain_16.plan.yaml")
     printed = said_by_a_finished_run(tmp_path, text, capfd)
     assert f"already done its {run.progress.update:,} update" in printed
@@ -496,32 +500,46 @@ def rates_of_products(float32, bfloat16):
     return rate
 
 
+FLOAT32_IS_FASTER = rates_of_products(1.9e11, 1e11)
+BFLOAT16_IS_FASTER = rates_of_products(1e11, 4e11)
+
+
 @pytest.mark.parametrize(
-    ("said", "rates", "trained"),
+    ("said", "rate", "trained"),
     [
-        ({}, (1.9e11, 1e11), "float32"),
-        ({}, (1e11, 1e11), "bfloat16"),
-        ({}, (1.1e11, 1e11), "bfloat16"),
-        ({}, (1e11, 4e11), "bfloat16"),
-        ({"dtype": "bfloat16"}, (1.9e11, 1e11), "bfloat16"),
+        ({}, FLOAT32_IS_FASTER, "float32"),
+        ({}, rates_of_products(1e11, 1e11), "bfloat16"),
+        ({}, rates_of_products(1.1e11, 1e11), "bfloat16"),
+        ({}, BFLOAT16_IS_FASTER, "bfloat16"),
+        ({"dtype": "bfloat16"}, FLOAT32_IS_FASTER, "bfloat16"),
     ],
 )
 def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(
-    text, tmp_path, monkeypatch, capfd, said, rates, trained
+    text, tmp_path, monkeypatch, capfd, said, rate, trained
 ):
     """What the user says stays. A resume keeps it, also on a machine that would choose otherwise."""
     monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr(devices, "product_rate", rates_of_products(*rates))
-    run = planned(tmp_path, text, dtype=said.get("dtype"))
+    monkeypatch.setattr(devices, "product_rate", rate)
+    options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "dtype": said.get("dtype"), "budget": "90s"}
+    # The text is small: the run ends after eight passes.
+    run = train(**options)
     assert run.job.settings.dtype == trained
     printed = capfd.readouterr().out
     line = "planning: this CPU multiplies float32 1.9 times as fast as bfloat16, so the plan takes --dtype float32"
     assert (line in printed) == (trained == "float32")
     assert ("--dtype" in repeated_command(printed)) == (trained == "float32" or "dtype" in said)
-    monkeypatch.setattr(devices, "product_rate", rates_of_products(1e11, 4e11))
-    options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "budget_tokens": 3000, "dtype": said.get("dtype")}
+    other = BFLOAT16_IS_FASTER if trained == "float32" else FLOAT32_IS_FASTER
+    monkeypatch.setattr(devices, "product_rate", other)
     assert train_pretrain.main(flags(**options, from_resume=1, dry_run=1)) == 0
-    assert f"--dtype {trained}" in capfd.readouterr().out
+    resumed = capfd.readouterr().out
+    assert f"--dtype {trained}" in resumed and "planning:" not in resumed
+
+
+def test_a_plan_without_a_clock_measures_no_precision(text, tmp_path, monkeypatch):
+    """The same tokens shall give the same run at each start."""
+    monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(devices, "product_rate", FLOAT32_IS_FASTER)
+    assert planned(tmp_path, text, dtype=None).job.settings.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(("flops", "is_small"), [(1e12, True), (1e9, False)])

@@ -101,8 +101,12 @@ def test_the_flag_wins_and_the_line_says_what_was_chosen(two_threads):
     ("threads", "changes", "memory_gb", "why"),
     [
         (7, {}, 24, "no number of processes from 2 to 7 divides 7 threads and 32 rows (--batch_size)"),
-        # Nobody has given the rows of a plan.
-        (7, {"is_planned": True}, 24, "no number of processes from 2 to 7 divides 7 threads"),
+        (
+            7,
+            {"is_planned": True},
+            24,
+            "no number of processes from 2 to 7 divides 7 threads and 32 rows of a usual micro-batch",
+        ),
         (8, {"rows": 9}, 24, "no number of processes from 2 to 8 divides 8 threads and 9 rows (--batch_size)"),
         (8, {"rows": 2}, 24, "each of 2 would have 512 of a micro-batch's positions, and 1,024 keep it busy"),
         (4, {}, 2, "weights, gradients and moments of 2 would take more than half of the memory"),
