@@ -23,7 +23,7 @@ from dataclasses import dataclass
 # Part of the budget. A run that is off by less is left alone: the speed of a shared machine goes up and down by some
 # percent from one moment to the next.
 TOLERANCE = 0.015
-# Part of the budget. So long updates are timed before the end is set.
+# Part of what is left of the budget. So long updates are timed before the end is set.
 FIRST_LOOK = 0.04
 # Part of the budget. The speed is that of the updates in so much training time before now.
 WINDOW = 0.2
@@ -92,6 +92,8 @@ class UpdateTimer:
         self.first_speed: float | None = None
         # The update after which the run began or was resumed.
         self.began_after: int | None = None
+        # Seconds of updates that are timed before the speed is known.
+        self.first_look_s = FIRST_LOOK * budget_s
         # (update, training seconds until then) of the last ones. Training seconds are those of the budget without the pauses.
         self.ticks: deque[tuple[int, float]] = deque()
         self.paused_s = 0.0
@@ -100,6 +102,8 @@ class UpdateTimer:
         """To be asked once after each update. None: too few are timed."""
         if self.began_after is None:
             self.began_after = update
+            # A run that is resumed near its end must not take as long to look.
+            self.first_look_s = FIRST_LOOK * max(self.budget_s - spent, 0.0)
         # The first updates compile, so they are slower than all others.
         if update - self.began_after < UNTIMED:
             return None
@@ -112,7 +116,7 @@ class UpdateTimer:
         seconds = last_s - first_s
         if updates < FEWEST_TIMED:
             return None
-        if self.first_speed is None and seconds < FIRST_LOOK * self.budget_s:
+        if self.first_speed is None and seconds < self.first_look_s:
             return None
         self.last_speed = seconds / updates
         if self.first_speed is None:
@@ -195,8 +199,11 @@ class Pace:
         seconds_left = self._seconds_for_updates(update, updates_left, speed)
         # How far before or behind its time the run would end if nothing changed.
         missed_by = abs(updates_left * speed - seconds_left)
-        # The first look sets the end, and does so more exactly. From then on the end should stay where it is.
-        tolerance = TOLERANCE / 2 if is_first_look else TOLERANCE
+        # The first look sets the end, and does so more exactly. From then on the end should stay where it is, also where the run is
+        # resumed and looks for a first time again.
+        assert self.timer.began_after is not None, "the speed is known"
+        is_resumed = self.timer.began_after > UNTIMED
+        tolerance = TOLERANCE / 2 if is_first_look and not is_resumed else TOLERANCE
         if missed_by <= tolerance * self.seconds:
             return None
         return moved(now, update, int(seconds_left / speed))

@@ -175,12 +175,14 @@ def suggested(line):
 @pytest.mark.parametrize("memory_gb", [4, 2.5, 1.4])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_what_is_suggested_fits_by_the_estimate_and_keeps_the_update(monkeypatch, memory_gb, optimizer):
-    planned = plan(monkeypatch, memory_gb, optimizer=optimizer)
+    planned = plan(monkeypatch, memory_gb, optimizer=optimizer, warmup_iters=16)
     with pytest.raises(UserError, match="needs about .* would fit") as caught:
         check(planned)
     ways = suggested(str(caught.value))
     rows, steps = ways["--batch_size"], ways["--accumulation_steps"]
     assert rows * steps == 32 * 8
+    # It counts micro-batches: the warm-up is as many rows long as it was.
+    assert rows * ways["--warmup_iters"] == 32 * 16
     smaller = plan(monkeypatch, memory_gb, optimizer=optimizer, batch_size=rows, accumulation_steps=steps)
     if "--gradient_checkpointing" in ways:
         smaller.settings.gradient_checkpointing = True

@@ -81,6 +81,31 @@ def test_a_machine_as_planned_is_left_alone(machine):
     assert courses == [] and len(factors) == 1000 and seconds == pytest.approx(1003.0)
 
 
+def proposals_of(machine, spent, update, planned, n_updates, seconds_of_update=1.0):
+    """What a clock proposes in a process that begins after `update` updates, `spent` seconds of 1,000 having passed."""
+    keeper = Pace(1000.0, spent, planned)
+    found = []
+    for now in range(update + 1, update + n_updates + 1):
+        machine.now += seconds_of_update
+        proposal = keeper.proposal(now, found[-1] if found else None)
+        if proposal is not None:
+            found.append(proposal)
+    return found
+
+
+def test_a_resume_is_held_to_the_tolerance_of_the_run(machine):
+    """A start that took one hundredth of the budget moves nothing, where the first look of a new run is more exact."""
+    planned = Course(350, 1000)
+    assert proposals_of(machine, 510.0, 500, planned, 400) == []
+    assert len(proposals_of(machine, 10.0, 0, planned, 400)) == 1
+
+
+def test_a_resume_near_the_end_looks_in_time(machine):
+    """With 20 seconds left for 40 updates of a second."""
+    (course,) = proposals_of(machine, 980.0, 960, Course(350, 1000), 12)
+    assert course.end == pytest.approx(980, abs=1)
+
+
 @pytest.mark.parametrize("speed", [0.2, 0.5, 0.9, 1.1, 2.0, 5.0])
 def test_a_plan_that_was_wrong_is_mended_at_the_first_look(machine, speed):
     seconds, courses, factors = run(machine, 600.0, Course(210, 600), lambda _: speed, seconds_at_end=5.0)

@@ -48,7 +48,9 @@ class Forecast:
 class Alarm:
     """Says once when a run's loss leaves the expected curve, and once for each rise that does not heal."""
 
-    def __init__(self) -> None:
+    def __init__(self, rates: Sequence[str] = ("learning_rate",)) -> None:
+        """rates: the settings that hold the learning rates of the run."""
+        self.rates = ", ".join(f"--{name}" for name in rates)
         self.last: deque[float] = deque(maxlen=SMOOTHED)
         self.lowest = math.inf
         self.lines_above = 0
@@ -80,7 +82,7 @@ class Alarm:
         self.lines_of_spike = 0
         return (
             f"warning: the loss rose from {before:.2f} to {smooth:.2f} and does not come down again: stop (Ctrl-C) and "
-            "start again with half of --learning_rate and --muon_lr, or look at the data there"
+            f"start again with half of the rates ({self.rates}), or look at the data there"
         )
 
     def _far_above(self, smooth: float, expected: float | None) -> str | None:
@@ -94,6 +96,6 @@ class Alarm:
         self.has_said_above = True
         return (
             f"warning: the loss is {smooth:.2f}, and runs of this size reach {expected:.2f} by now: other rates "
-            "(--learning_rate, --muon_lr) or a smaller batch may mend it; so may a look at the data (encoding, order, "
+            f"({self.rates}) or a smaller batch may mend it; so may a look at the data (encoding, order, "
             "a tokenizer of another language)"
         )

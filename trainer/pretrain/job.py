@@ -186,7 +186,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         )
         # Made when the run is described, since it takes a second.
         self.forecast: Forecast | None = None
-        self.loss_alarm = Alarm()
+        self.loss_alarm = Alarm(settings.names_of_rates())
         self.planned_end = PlannedEnd(settings, self.ranks, self.corpus) if self.plans_to_end else None
         self.evaluates = bool(self.validation)
         self.eval_interval = settings.eval_interval

@@ -227,7 +227,11 @@ class MemoryPlan:
             return None
         rows, steps = smaller
         needed = self.needed(replace(batch, rows=rows))
-        return f"{batch_flags(settings, rows, steps)} ({gigabytes(needed)}, the same updates)"
+        flags = batch_flags(settings, rows, steps)
+        if settings.warmup_iters:
+            # It counts micro-batches, which are more now.
+            flags += f" --warmup_iters {round(settings.warmup_iters * settings.batch_size / rows)}"
+        return f"{flags} ({gigabytes(needed)}, the same updates)"
 
     def _most_rows(self, batch: MicroBatch, room: float) -> int:
         """The most rows, fewer than the batch has, that fit; 0: none. By halving the interval: more rows take more."""

@@ -282,6 +282,14 @@ class PretrainSettings(
         rows: int = default_of(cls, "batch_size")
         return rows
 
+    def names_of_rates(self) -> list[str]:
+        """The settings that hold the learning rates of this run."""
+        if self.optimizer != "muon":
+            return ["learning_rate"]
+        names = ["learning_rate", "muon_lr"]
+        # 0: the embeddings have the learning rate.
+        return [*names, "embed_lr"] if self.embed_lr else names
+
     def weight_folder(self) -> Path | None:
         """The folder of a model that --from_weight names, if it names one."""
         return weight_folder(

@@ -55,13 +55,20 @@ def test_a_loss_that_stays_far_above_is_told_once():
     assert len(said) == 1 and "--learning_rate" in said[0][1] and "9.00" in said[0][1]
 
 
+@pytest.mark.parametrize("losses", [[9.0] * 100, [4.0] * 50 + [9.0] * 100])
+def test_the_rates_of_the_run_are_named(losses):
+    alarm = Alarm(["learning_rate", "muon_lr", "embed_lr"])
+    (line,) = [line for loss in losses if (line := alarm.look(loss, 5.0 if losses[0] == 9 else None))]
+    assert "rates (--learning_rate, --muon_lr, --embed_lr)" in line
+
+
 def test_a_spike_that_heals_is_no_trouble():
     assert lines([4.0] * 50 + [9.0] * 6 + [4.0] * 50) == []
 
 
 def test_a_spike_that_does_not_heal_is_told():
     said = lines([4.0] * 50 + [7.0] * 60)
-    assert len(said) == 1 and "--muon_lr" in said[0][1] and "4.00" in said[0][1]
+    assert len(said) == 1 and "--learning_rate" in said[0][1] and "4.00" in said[0][1]
     # A second one after it is told again.
     assert len(lines([4.0] * 50 + [7.0] * 60 + [11.0] * 60)) == 2
 
