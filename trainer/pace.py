@@ -92,8 +92,8 @@ class UpdateTimer:
         self.first_speed: float | None = None
         # The update after which the run began or was resumed.
         self.began_after: int | None = None
-        # Seconds of updates that are timed before the speed is known.
-        self.first_look_s = FIRST_LOOK * budget_s
+        # Seconds of updates that are timed before the speed is known; set once the first update is done.
+        self.first_look_s = math.inf
         # (update, training seconds until then) of the last ones. Training seconds are those of the budget without the pauses.
         self.ticks: deque[tuple[int, float]] = deque()
         self.paused_s = 0.0

@@ -81,12 +81,12 @@ def test_a_machine_as_planned_is_left_alone(machine):
     assert courses == [] and len(factors) == 1000 and seconds == pytest.approx(1003.0)
 
 
-def proposals_of(machine, spent, update, planned, n_updates, seconds_of_update=1.0):
-    """What a clock proposes in a process that begins after `update` updates, `spent` seconds of 1,000 having passed."""
+def proposals_of(machine, spent, update, planned, n_updates):
+    """What a clock proposes in a process that begins after `update` updates of a second, `spent` seconds of 1,000 having passed."""
     keeper = Pace(1000.0, spent, planned)
     found = []
     for now in range(update + 1, update + n_updates + 1):
-        machine.now += seconds_of_update
+        machine.now += 1.0
         proposal = keeper.proposal(now, found[-1] if found else None)
         if proposal is not None:
             found.append(proposal)
