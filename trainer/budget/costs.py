@@ -24,7 +24,7 @@ from trainer.sample_prompts import read_prompts
 # Seconds that compiling takes: the first time, and once the compiler has kept its results.
 COMPILE_S = 35.0
 WARM_COMPILE_S = 6.0
-# A run is compiled where its time is so many times as long as compiling, which other programs may slow down.
+# A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
 WORTH_COMPILING = 3.5
 # No machine is further away from the estimate than this.
 MOST_CORRECTION = 4.0
@@ -76,6 +76,9 @@ class RunCosts:
         self.memory_plan = MemoryPlan(as_planned, machine.dtype, machine.device, machine.ranks)
         # {size: how long an update took, relative to the estimate}, of those that were measured
         self.corrections: dict[Size, float] = {}
+        # (width, rows of a micro-batch) of those that were measured: all blocks of a width are alike, so what was compiled for one
+        # number of layers serves the others.
+        self.compiled_for: set[tuple[int, int]] = set()
 
     def _is_compiled(self) -> bool:
         """Whether the run will be compiled: decided here, so that the run does what was planned."""
@@ -118,8 +121,7 @@ class RunCosts:
         """Of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
         seconds = seconds_at_end(self.settings.report)
         if self.compiled:
-            # To measure a size, a block of its width was compiled, and all blocks are alike.
-            is_known = any(size.width == config.hidden_size for size in self.corrections)
+            is_known = (config.hidden_size, cut.batch_size) in self.compiled_for
             seconds += WARM_COMPILE_S if is_known else COMPILE_S
         evaluations = 1 + self.evaluations(config, cut, training_seconds)
         return seconds + evaluations * self.evaluation_seconds(config, cut.rows)
@@ -135,8 +137,8 @@ class RunCosts:
         if not self.data.evaluated or self.eval_interval == 0:
             return 0
         if self.eval_interval is None:
-            part = EVALUATION_PART * training_seconds / self.evaluation_seconds(config, cut.rows)
-            return int(min(part, MOST_EVALUATIONS))
+            affordable = EVALUATION_PART * training_seconds / self.evaluation_seconds(config, cut.rows)
+            return int(min(affordable, MOST_EVALUATIONS))
         # There is one at most after each update.
         updates_between = max(self.eval_interval / cut.accumulation_steps, 1.0)
         updates = training_seconds / self.update_seconds(config, cut.rows)
@@ -180,6 +182,7 @@ class RunCosts:
         measured = micro_batch * plan.cut.accumulation_steps + update
         # All ranks must plan with the same numbers.
         measured = on_main(self.machine.ranks, lambda: measured)
+        self.compiled_for.add((config.hidden_size, plan.cut.batch_size))
         size = Size.of(config)
         self.corrections[size] = 1.0
         factor = measured / self.update_seconds(config, plan.rows)

@@ -27,7 +27,7 @@ FEWEST_DOCUMENTS = 200
 class Data:
     """The text of a run.
 
-    unique: tokens that one pass reads, each with a target; parts: of a mixture each source, since its later passes bring other
+    tokens_of_pass: that one pass reads, each with a target; parts: of a mixture each source, since its later passes bring other
     text. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
     share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/flops.py has
     it. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text
@@ -35,7 +35,7 @@ class Data:
     """
 
     vocab_size: int
-    unique: float
+    tokens_of_pass: float
     T: int
     fill: float
     length: float
@@ -72,10 +72,10 @@ def look_at_data(
         if not 0 < len(held_out) < n_documents:
             val_fraction = 0.0
         trained_part = 1 - val_fraction
-    unique = trained_part * plan.n_pairs
+    tokens_of_pass = trained_part * plan.n_pairs
     return Data(
         vocab_size=encoder.vocab_size,
-        unique=unique,
+        tokens_of_pass=tokens_of_pass,
         T=plan.T,
         fill=plan.fill,
         length=mean_context(plan),
@@ -85,7 +85,7 @@ def look_at_data(
         text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
         parts=tuple(part._replace(unique=trained_part * part.unique) for part in parts_of(corpus)),
         # One pass is the longest run there is, see PlannedMixture.
-        most=unique if corpus.planned is not None else None,
+        most=tokens_of_pass if corpus.planned is not None else None,
     )
 
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from common.errors import UserError
 from common.notices import announce
 from common.settings_files import write_settings
-from trainer.budget.settings import BUDGETS
+from trainer.budget.command import text_of
+from trainer.budget.settings import BUDGETS, said_ends
 from trainer.launch import make_folder
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, weight_name
@@ -62,6 +63,20 @@ def plan_path(stem: Path) -> Path:
     return stem.with_name(f"{stem.name}.plan.yaml")
 
 
+def plan_of_run(folder: Path) -> Path | None:
+    """Where the plan of a run is that has one. folder: of its checkpoints.
+
+    A run whose folder was renamed back has its files among its checkpoints until the resume begins. What stands beside them then
+    is that of the later run.
+    """
+    name = folder.name.removesuffix("_resume")
+    beside = plan_path(folder.with_name(name))
+    among = folder / beside.name
+    is_renamed_back = among.is_file() or (folder / f"{name}.settings.yaml").is_file()
+    path = among if is_renamed_back else beside
+    return path if path.is_file() else None
+
+
 def check_out_dir(settings: PretrainSettings) -> None:
     """Errors: UserError where the files of a run cannot be written, as far as that is known before its width is."""
     stem = Path(settings.out_dir) / settings.save_weight
@@ -97,13 +112,9 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[KeptP
         is_meant = may_be_meant(int(parts[2]), bool(parts[3]), settings, given)
         if not is_meant or not Checkpoints(folder).paths():
             continue
-        beside = plan_path(folder.with_name(parts[1]))
-        # A run whose folder was renamed back has its plan among its checkpoints until the resume begins. What stands beside
-        # them then is that of the later run.
-        for path in (folder / beside.name, beside):
-            if path.is_file():
-                found.append(KeptPlan(path, read_plan(path, settings)))
-                break
+        path = plan_of_run(folder)
+        if path is not None:
+            found.append(KeptPlan(path, read_plan(path, settings)))
     return found
 
 
@@ -164,22 +175,37 @@ def budgets_of(settings: PretrainSettings) -> dict[str, Any]:
 
 
 def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
-    """For a resume without a budget. Errors: UserError where its folder has a planned run of another width, and none of this one.
+    """For a resume without a budget. Errors: UserError where it would go on with a planned run, or where its folder has one of
+    another width, and none of this one.
 
-    Without this a run of the default width would begin, beside the one that was meant.
+    Without this the planned run would end elsewhere, or one of the default width would begin beside the one that was meant.
     """
     # The width of a folder of weights is that folder's, here and there.
-    if settings.hidden_size is None or "hidden_size" in given:
+    if settings.hidden_size is None:
         return
     own = Path(settings.out_dir) / weight_name(settings.save_weight, settings.hidden_size, bool(settings.use_moe))
     if Checkpoints(f"{own}_resume").paths():
+        path = plan_of_run(Path(f"{own}_resume"))
+        # Who says where the run ends, as the flags do that a plan prints, needs no clock.
+        if path is not None and not said_ends(settings, given):
+            raise UserError(
+                f"{path} is the plan of a run that began with {budget_flag(read_plan(path, settings))}: add it to go on with that "
+                "run, or --max_updates to train so many updates without its clock"
+            )
+        return
+    if "hidden_size" in given:
         return
     refuse_former_name(settings, given)
     for path, before in kept_plans(settings, given):
-        asked = next(f"--{name} {value}" for name, value in budgets_of(before).items() if value is not None)
         raise UserError(
-            f"{path} is the plan of a run that began with {asked}: add it to go on with that run, or --hidden_size for another one"
+            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or --hidden_size "
+            "for another one"
         )
+
+
+def budget_flag(settings: PretrainSettings) -> str:
+    """The budget of a run that has one, as `--budget 10m`."""
+    return next(f"--{name} {text_of(value)}" for name, value in budgets_of(settings).items() if value is not None)
 
 
 def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str, Any] | None:

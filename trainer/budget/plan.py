@@ -37,11 +37,11 @@ class NothingFits(ValueError):
 class Demands:
     """What the planner must keep to. None: free.
 
-    seconds: that are left. tokens, flops: instead of seconds. unique, parts: see Data. T: positions of
+    seconds: that are left. tokens, flops: instead of seconds. tokens_of_pass, parts: see Data. T: positions of
     a row; fill: share of them that hold a token. world_size, sharing: see Ranks.
     """
 
-    unique: float
+    tokens_of_pass: float
     T: int
     fill: float
     device_type: str
@@ -61,7 +61,7 @@ class Demands:
     @property
     def different(self) -> float:
         """Tokens of different text."""
-        return laws.different_tokens(self.parts or self.unique)
+        return laws.different_tokens(self.parts or self.tokens_of_pass)
 
     @property
     def most_tokens(self) -> float:
@@ -79,10 +79,10 @@ class Demands:
 
     def tokens_of_update(self, rows: int) -> float:
         """What an update of so many rows trains in the mean: the last one of each pass over the text has fewer."""
-        rows_of_pass = self.unique / (self.T * self.fill)
+        rows_of_pass = self.tokens_of_pass / (self.T * self.fill)
         # Both factors were rounded, and a whole number must stay one.
         updates_of_pass = max(1, math.ceil(rows_of_pass / rows - 1e-6))
-        return self.unique / updates_of_pass
+        return self.tokens_of_pass / updates_of_pass
 
 
 class Cut(NamedTuple):
@@ -265,7 +265,9 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
         other_seconds=costs.other_seconds(config, cut, seconds),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
-        loss=laws.expected_loss(parameters, tokens, demands.parts or demands.unique, scale, demands.muon),
+        loss=laws.expected_loss(
+            parameters, config.num_hidden_layers, tokens, demands.parts or demands.tokens_of_pass, scale, demands.muon
+        ),
     )
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from common.command_clock import seconds_since_start
 from common.errors import UserError, user_errors
 from common.notices import announce
-from common.settings import default_of
 from common.wording import counted
 from model.config import MiniMindConfig
 from model.hf_folder import read_config
@@ -41,7 +40,7 @@ from trainer.budget.plan import (
     plan_for,
     sizes,
 )
-from trainer.budget.settings import seconds_of
+from trainer.budget.settings import said_ends, seconds_of
 from trainer.budget.speed import Machine, share_of_product_rate
 from trainer.budget.table import quantity, shape_text
 from trainer.job import Surroundings
@@ -141,12 +140,10 @@ def refuse_too_long(plan: Plan, data: Data) -> None:
 
 def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) -> None:
     """Errors: UserError for a flag that a budget cannot keep to."""
-    for name in ("epochs", "max_updates"):
-        # A settings file says them too, where nobody has chosen them.
-        if name in given and getattr(settings, name) != default_of(type(settings), name):
-            raise UserError(
-                f"--{name} and a budget both say when the run ends: drop one of them (what a --config file says counts too)"
-            )
+    for name in said_ends(settings, given):
+        raise UserError(
+            f"--{name} and a budget both say when the run ends: drop one of them (what a --config file says counts too)"
+        )
     if settings.budget and "lr_schedule" in given and settings.lr_schedule != "wsd":
         raise UserError(
             f"--lr_schedule {settings.lr_schedule}: only wsd can be ended by a clock; drop the flag, or plan by "
@@ -271,7 +268,7 @@ class Planner:
         flops = None if settings.budget_flops is None else settings.budget_flops * factor
         seconds = None if self.costs.seconds is None else self.costs.seconds * factor - seconds_since_start()
         return Demands(
-            unique=self.data.unique,
+            tokens_of_pass=self.data.tokens_of_pass,
             parts=self.data.parts,
             T=self.data.T,
             fill=self.data.fill,

@@ -1,7 +1,9 @@
 """Seconds of a run that are no updates: evaluations, samples and what comes behind the last update."""
 
+from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME
+
 # Times that an eager micro-batch takes, of a compiled one.
-EAGER_TIMES = 1.7
+EAGER_TIMES = PLAIN_TIME / COMPILED_TIME
 # Of a compiled training step, what an evaluation takes for as many positions: a forward pass that is not compiled.
 EVALUATION_SHARE = 0.75
 # Seconds behind the last update, for the files and for the report; of a sample, for each layer.

@@ -2,9 +2,10 @@
 
 import argparse
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from common.settings import Settings, setting, switch
+from common.settings import Settings, default_of, setting, switch
 
 # The flags that say how much a run may cost
 BUDGETS = ("budget", "budget_tokens", "budget_flops")
@@ -40,6 +41,15 @@ def amount(text: str) -> float:
     if not 1 <= value <= LARGEST_AMOUNT:
         raise argparse.ArgumentTypeError(f"{text} must be a number from 1 to {LARGEST_AMOUNT:g}")
     return value
+
+
+def said_ends(settings: Settings, given: Collection[str]) -> list[str]:
+    """The flags that say where a run ends, of those that somebody has chosen: a settings file also names what is as by default."""
+    return [
+        name
+        for name in ("epochs", "max_updates")
+        if name in given and getattr(settings, name) != default_of(type(settings), name)
+    ]
 
 
 @dataclass(kw_only=True)

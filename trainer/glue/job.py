@@ -34,6 +34,7 @@ from trainer.job import LATEST_UPDATE, UNLIMITED, Job, Outlook, Progress, Surrou
 from trainer.launch import make_folder
 from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
+from trainer.machine.devices import notes_on_precision
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
@@ -315,12 +316,16 @@ class GlueJob(Job[Ints, Batch, Totals]):
         rows = rows_of_run(settings, self.ranks, plan.n_rows, epochs, self.max_updates)
         flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
         # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
+        padded_width = plan.width(settings.batch_size)
         full = GlueAssembler(self.features, self.command.encoder, settings.max_seq_len, full=True)
         # In FLOPs, as compile_blocks weighs them against the seconds that compiling takes.
-        saved = flops_per_position * (PLAIN_TIME * plan.width(settings.batch_size) - COMPILED_TIME * full.width)
+        saved = flops_per_position * (PLAIN_TIME * padded_width - COMPILED_TIME * full.width)
         can_compile = is_known(self.model) and not settings.gradient_checkpointing
         choice = settings.use_compile if can_compile else "0"
         said: list[str] = []
+        # That of the other seeds is the same.
+        if settings.seed == self.command.settings.seed:
+            said += notes_on_precision(self.device, self.dtype, flops_per_position * padded_width)
         shape = (settings.batch_size, full.width)
         # Each family that is known has this field.
         width = self.model.config.hidden_size if can_compile else None

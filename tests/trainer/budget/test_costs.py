@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from model.config import MiniMindConfig
 from tests.trainer.budget.test_plan import demands
-from trainer.budget.costs import RunCosts
+from trainer.budget import costs
+from trainer.budget.costs import COMPILE_S, WARM_COMPILE_S, RunCosts
 from trainer.budget.data import Data
-from trainer.budget.plan import best_plan, sizes
+from trainer.budget.plan import Cut, best_plan, sizes
 from trainer.budget.reserves import seconds_at_end
 from trainer.budget.speed import Machine
 from trainer.machine.ranks import Ranks
@@ -19,7 +21,7 @@ SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
 def costs_of(*words, evaluated=100_000):
     data = Data(
         vocab_size=6400,
-        unique=2e7,
+        tokens_of_pass=2e7,
         T=512,
         fill=1.0,
         length=200.0,
@@ -64,3 +66,18 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
     assert plan.seconds > 0.9 * 600
     none = costs_of("--eval_interval", "0")
     assert none.evaluations(plan.config, plan.cut, plan.seconds) == 0
+
+
+def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_alone(monkeypatch):
+    monkeypatch.setattr(costs, "what_the_compiler_lacks", lambda device: None)
+    monkeypatch.setattr(costs, "measured_seconds", lambda *_, **__: (0.1, 0.1))
+    planned = costs_of("--use_compile", "1", evaluated=0)
+    plan = best_plan(SIZES, demands(), planned)
+    cold = planned.other_seconds(plan.config, plan.cut, plan.seconds)
+    planned.measure(plan)
+    warm = planned.other_seconds(plan.config, plan.cut, plan.seconds)
+    assert cold - warm == pytest.approx(COMPILE_S - WARM_COMPILE_S)
+    deeper = MiniMindConfig(vocab_size=6400, hidden_size=128, num_hidden_layers=plan.config.num_hidden_layers + 1)
+    assert planned.other_seconds(deeper, plan.cut, plan.seconds) == pytest.approx(warm)
+    of_other_rows = Cut(2 * plan.cut.batch_size, 1, plan.cut.at_once)
+    assert planned.other_seconds(plan.config, of_other_rows, plan.seconds) == pytest.approx(cold)

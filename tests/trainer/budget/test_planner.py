@@ -14,7 +14,7 @@ from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget import laws, planner
-from trainer.budget.kept_plan import PLANNED
+from trainer.budget.kept_plan import PLANNED, refuse_forgotten_budget
 from trainer.budget.laws import muon_weight_decay
 from trainer.budget.planner import with_row_length
 from trainer.budget.speed import Machine
@@ -142,11 +142,13 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path):
     assert set(PLANNED) <= set(kept) and kept["budget_tokens"] == 3000
     with pytest.raises(UserError, match="was planned with"):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
-    # Without the budget a run of the default width would begin beside it.
-    with pytest.raises(
-        UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000"
-    ):
-        train_pretrain.main(["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"])
+    # Without the budget a run of the default width would begin beside it, and one of its own width would end elsewhere.
+    without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"]
+    for width in ([], ["--hidden_size", "16"]):
+        with pytest.raises(
+            UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: add it"
+        ):
+            train_pretrain.main([*without_budget, *width])
     with pytest.raises(
         UserError, match=r"--num_hidden_layers is 7, and .*pretrain_16.plan.yaml is the plan of a run with"
     ):
@@ -219,8 +221,22 @@ def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path,
     planned(tmp_path, text, budget_tokens=4000)
     (tmp_path / "pretrain_16_resume").rename(tmp_path / "second")
     (tmp_path / "pretrain_16_resume_old1").rename(tmp_path / "pretrain_16_resume")
+    without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--hidden_size", "16", "--from_resume", "1"]
+    with pytest.raises(UserError, match=r"pretrain_16_resume.pretrain_16\.plan\.yaml is the plan of a run"):
+        train_pretrain.main(without_budget)
     printed = said_by_a_finished_run(tmp_path, text, capfd)
     assert f"already done its {first.progress.update:,} update" in printed
+
+
+def test_a_run_without_a_plan_is_brought_back_without_that_of_the_later_run(text, tmp_path):
+    """Its own command goes on with it, although it says nothing of its end."""
+    plain = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "batch_size": 2, "accumulation_steps": 1}
+    train(**plain, max_updates=2)
+    planned(tmp_path, text)
+    (tmp_path / "pretrain_16_resume").rename(tmp_path / "later")
+    (tmp_path / "pretrain_16_resume_old1").rename(tmp_path / "pretrain_16_resume")
+    refuse_forgotten_budget(parse_args(["--out_dir", str(tmp_path), "--hidden_size", "16"]), {"hidden_size"})
+    assert train(**plain, max_updates=3, from_resume=1).progress.update == 3
 
 
 def test_a_resume_has_the_validation_data_of_the_plan(text, tmp_path, capfd):
