@@ -141,7 +141,7 @@ def test_time_is_kept_for_what_a_run_does_at_its_end():
         settings.max_steps = 100
         paces[name] = clock.pace_of(settings, validation, Ranks(), 10, False)
     assert paces["usual"].seconds_at_end == paces["no report"].seconds_at_end + clock.REPORT_S == 4
-    assert paces["usual"].evaluation == 0.75 * 400 / 4 == pytest.approx(1.7 * paces["plain"].evaluation)
+    assert paces["usual"].evaluation == 0.75 * 400 / 4 == pytest.approx(2.4 / 1.4 * paces["plain"].evaluation)
 
 
 def test_a_machine_that_gets_slower_ends_on_time_too(data, tmp_path, machine):
