@@ -4,11 +4,11 @@
     python benchmarks/isoflop.py --flops 1e12 --widths 64 96 --data_path en.jsonl --val_path valid.jsonl    # to see it work
 
 For each of `--flops` a model of each of `--widths` is trained with so many operations: a large one sees few tokens, a small one
-many. Shape, batch, rates and schedule are those of the trainer's own plans (trainer/budget/laws.py), which give more tokens more
+many. Shape, batch, rates and schedule are those of the trainer's own plans (trainer/budget/laws.py), which give long runs more
 layers; `--flags "--num_hidden_layers 2"` gives all of them two. One table shows all runs.
 The next one has the best size of each curve: the lowest point of a parabola through its losses over the logarithm of the size.
 Last comes the law `loss = E + A / N^a + B / D^b`, fitted to all runs, with the range of what fits nearly as well. It knows
-nothing of the layers. What these gain after 10 M tokens is `depth_factor` in laws.py; runs of two layers alone give the rest.
+nothing of the layers. What these gain after 10 M tokens is `Depth` in laws.py; runs of two layers alone give the rest.
 Time plays no part, so other programs change nothing, and two commands with different widths may share the work: finished runs
 are kept in `--work`, and a third command with all widths prints the tables.
 """

@@ -30,7 +30,7 @@ class Forecast:
     trainer/budget/text.py."""
 
     parameters: float
-    layers: int
+    depth: laws.Depth
     unique: float | Sequence[laws.Part]
     T: int
     text_scale: float
@@ -42,7 +42,7 @@ class Forecast:
         if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
         scale = self.text_scale * laws.row_scale(self.T)
-        at_the_end = laws.expected_loss(self.parameters, self.layers, tokens, self.unique, scale, self.muon)
+        at_the_end = laws.expected_loss(self.parameters, self.depth, tokens, self.unique, scale, self.muon)
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate_factor, 1.0))
 
 

@@ -42,13 +42,26 @@ GAIN_OF_DEPTH = 0.10
 # After so many tokens half of it is there, and the power tells how fast it comes. From 4 to 10 a fit is as good.
 TOKENS_OF_DEPTH = 14.4e6
 POWER_OF_DEPTH = 5
+# Three layers need more tokens for it, by two runs, of which one was made after the fit: a quarter of their gain is there after
+# 17.6 M tokens, and all of it after 40 M.
+TOKENS_OF_THREE_LAYERS = 22e6
 
 
-def depth_factor(layers: int, tokens: float) -> float:
-    """What the loss of a model with so many layers is of that of WIKI, whose models have two, after so many different tokens."""
-    of_tokens = 1 / (1 + (TOKENS_OF_DEPTH / tokens) ** POWER_OF_DEPTH)
-    of_layers = 1 - math.exp(-max(layers - 2, 0))
-    return 1 - GAIN_OF_DEPTH * of_tokens * of_layers
+class Depth(NamedTuple):
+    """Of a model: its layers, and the query heads of each."""
+
+    layers: int
+    heads: int
+
+    def factor(self, tokens: float) -> float:
+        """What the loss of such a model is of that of WIKI, whose models have two layers, after so many different tokens."""
+        # A run after the fit: four layers with a single head in each gained nothing (docs/experiments.md, "The law of today").
+        if self.heads == 1:
+            return 1.0
+        half = TOKENS_OF_THREE_LAYERS if self.layers == 3 else TOKENS_OF_DEPTH
+        of_tokens = 1 / (1 + (half / tokens) ** POWER_OF_DEPTH)
+        of_layers = 1 - math.exp(-max(self.layers - 2, 0))
+        return 1 - GAIN_OF_DEPTH * of_tokens * of_layers
 
 
 # The relative range that is told with an expected loss. Of the text that was measured: a fit that leaves out all runs of one length
@@ -119,7 +132,7 @@ def is_repeated_too_often(passes: float) -> bool:
 
 def expected_loss(
     parameters: float,
-    layers: int,
+    depth: Depth,
     tokens: float,
     unique: float | Sequence[Part],
     scale: float = 1.0,
@@ -129,7 +142,7 @@ def expected_loss(
     effective = effective_tokens(tokens, unique)
     if not muon:
         effective /= TOKENS_OF_ADAMW
-    return scale * WIKI.loss(parameters, effective) * depth_factor(layers, effective)
+    return scale * WIKI.loss(parameters, effective) * depth.factor(effective)
 
 
 def batch_tokens(tokens: float) -> float:
@@ -219,14 +232,28 @@ HEAD_WIDTH = 64
 # need so many tokens until their layers work together (docs/experiments.md, "Learning per token").
 SHALLOW_ASPECT = 96
 DEEP_ASPECT = 32
-# Up to so many tokens shallow models are the better ones. From three times as many on, models are as deep as DEEP_ASPECT says.
+# Up to so many tokens shallow models are the better ones.
 TOKENS_OF_SHALLOW_MODELS = 8e6
+# From so many on deep ones are. In between the expected loss tells which.
+TOKENS_OF_DEEP_MODELS = 24e6
 
 
-def layers_for(width: int, tokens: float) -> int:
-    """The number of blocks that goes with a width, in a run of so many tokens."""
-    aspect = SHALLOW_ASPECT * TOKENS_OF_SHALLOW_MODELS / max(tokens, TOKENS_OF_SHALLOW_MODELS)
-    return max(2, round(width / max(aspect, DEEP_ASPECT)))
+def layers_for(width: int, tokens: float) -> tuple[int, int]:
+    """The fewest and the most blocks that go with a width, in a run of so many tokens."""
+    shallow = max(2, round(width / SHALLOW_ASPECT))
+    # See Depth: with a single head more layers gain nothing.
+    deep = max(2, round(width / DEEP_ASPECT)) if width >= 2 * HEAD_WIDTH else shallow
+    if tokens <= TOKENS_OF_SHALLOW_MODELS:
+        return shallow, shallow
+    if tokens >= TOKENS_OF_DEEP_MODELS:
+        return deep, deep
+    return shallow, deep
+
+
+def layers_off(layers: int, width: int, tokens: float) -> float:
+    """How many times fewer or more blocks a model has than go with its width. 1: it has as many."""
+    fewest, most = layers_for(width, tokens)
+    return max(fewest / layers, layers / most, 1.0)
 
 
 def heads_for(width: int) -> int:

@@ -218,7 +218,10 @@ def is_measured_shape(plan: Plan, costs: RunCosts) -> bool:
         return False
     if costs.data.T not in laws.MEASURED_ROWS:
         return False
-    layers = config.num_hidden_layers / laws.layers_for(config.hidden_size, plan.tokens)
+    # Nobody trained a single layer. Of models with more than two layers and a single head in each there is one run.
+    if config.num_hidden_layers == 1 or (config.num_hidden_layers > 2 and heads == 1):
+        return False
+    layers = laws.layers_off(config.num_hidden_layers, config.hidden_size, plan.tokens)
     update = plan.tokens / plan.updates / laws.batch_tokens(plan.tokens)
     return is_near(layers) and is_near(update)
 

@@ -2,8 +2,8 @@
 
 A plan is found by trying all sizes of a list. For each one it is worked out how many tokens the budget buys, with the
 batch that suits so many tokens, and what loss is then to be expected. Little text is read only so often, and by models that are no
-larger than was measured for it; then the run ends before its budget does. Of each width the one counts whose number of layers
-suits its tokens; of these, the one with the lowest expected loss wins. Whatever the user has said by a flag is not tried, but kept.
+larger than was measured for it; then the run ends before its budget does. Of each width those count whose number of layers
+suits their tokens; of all these, the one with the lowest expected loss wins. Whatever the user has said by a flag is not tried, but kept.
 """
 
 import math
@@ -174,7 +174,7 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
             worth_their_tokens(suitable, demands.tokens)
             # A width that the user has said may leave only models with fewer layers, or none.
             or deep_as_their_tokens_want(worth_their_tokens(plans, demands.tokens))
-            or [min(plans, key=lambda plan: plan.parameters)]
+            or [smallest(plans)]
         )
     return min(suitable, key=lambda plan: plan.loss)
 
@@ -200,33 +200,31 @@ def fewest_different_tokens(demands: Demands) -> int:
 
 
 def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
-    """Of each width, the plan whose number of layers is nearest to what the law gives for its tokens.
+    """Of each width, the plans whose numbers of layers go with their tokens. Where none does, those that come nearest.
 
     More layers leave time for fewer tokens, and fewer tokens want fewer layers: so all numbers of layers are planned.
     """
-
-    def distance(plan: Plan) -> float:
-        wanted = laws.layers_for(plan.config.hidden_size, plan.tokens)
-        return abs(math.log(plan.config.num_hidden_layers / wanted))
-
-    best_of_width: dict[int, Plan] = {}
-    for plan in plans:
+    off = [laws.layers_off(plan.config.num_hidden_layers, plan.config.hidden_size, plan.tokens) for plan in plans]
+    least_of_width: dict[int, float] = {}
+    for plan, here in zip(plans, off, strict=True):
         width = plan.config.hidden_size
-        known = best_of_width.get(width)
-        if known is None or distance(plan) < distance(known):
-            best_of_width[width] = plan
-    return list(best_of_width.values())
+        least_of_width[width] = min(here, least_of_width.get(width, here))
+    return [plan for plan, here in zip(plans, off, strict=True) if here == least_of_width[plan.config.hidden_size]]
 
 
 def small_enough_for_their_text(plans: Sequence[Plan], different: float) -> list[Plan]:
     """Those whose models are no larger than was measured for so many tokens of different text.
 
-    The law of the loss knows nothing of larger ones, which may learn little text by heart. Where there is none, those of the
-    smallest width: the user may have said it.
+    The law of the loss knows nothing of larger ones, which may learn little text by heart. Where there is none, the
+    smallest one: the user may have said its width.
     """
     most = laws.PARAMETERS_OF_A_TOKEN * different
-    least_width = min(plan.config.hidden_size for plan in plans)
-    return [plan for plan in plans if plan.parameters <= most or plan.config.hidden_size == least_width]
+    return [plan for plan in plans if plan.parameters <= most] or [smallest(plans)]
+
+
+def smallest(plans: Sequence[Plan]) -> Plan:
+    """The one whose model has the fewest parameters."""
+    return min(plans, key=lambda plan: plan.parameters)
 
 
 def worth_their_tokens(plans: Sequence[Plan], tokens: float) -> list[Plan]:
@@ -266,7 +264,12 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
         loss=laws.expected_loss(
-            parameters, config.num_hidden_layers, tokens, demands.parts or demands.tokens_of_pass, scale, demands.muon
+            parameters,
+            laws.Depth(config.num_hidden_layers, config.num_attention_heads),
+            tokens,
+            demands.parts or demands.tokens_of_pass,
+            scale,
+            demands.muon,
         ),
     )
 
@@ -397,8 +400,8 @@ def numbers_of_layers(width: int, fields: Mapping[str, object]) -> Sequence[int]
     if "num_hidden_layers" in fields:
         assert isinstance(fields["num_hidden_layers"], int)
         return [fields["num_hidden_layers"]]
-    found = [laws.layers_for(width, 0)]
-    most = laws.layers_for(width, math.inf)
+    found = [laws.layers_for(width, 0)[0]]
+    most = laws.layers_for(width, math.inf)[1]
     while found[-1] < most:
         found.append(min(max(found[-1] + 1, round(1.1 * found[-1])), most))
     return found

@@ -546,7 +546,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             return None
         return Forecast(
             parameters=parameter_count(self.config),
-            layers=self.config.num_hidden_layers,
+            depth=laws.Depth(self.config.num_hidden_layers, self.config.num_attention_heads),
             unique=parts_of(self.corpus) or first.row_targets(0, first.n_rows),
             T=first.T,
             text_scale=text_scale(self.corpus.store, self.tokenizer, self.bytes_per_token),

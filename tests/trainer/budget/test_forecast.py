@@ -8,9 +8,12 @@ from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
 from trainer.budget import forecast
 from trainer.budget.forecast import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, Alarm, Forecast
-from trainer.budget.laws import MOST_PASSES, Part, expected_loss, row_scale
+from trainer.budget.laws import MOST_PASSES, Depth, Part, expected_loss, row_scale
 from trainer.pretrain import job
 from trainer.reporting.log_lines import bar_line
+
+# Three layers of two heads
+DEPTH = Depth(3, 2)
 
 
 def lines(losses, expected=None):
@@ -25,23 +28,23 @@ def lines(losses, expected=None):
 
 
 def test_the_curve_ends_at_the_expected_loss():
-    forecast = Forecast(2e6, 3, 1e7, 512, 1.0)
-    assert forecast.loss(5e6, 0.0) == expected_loss(2e6, 3, 5e6, 1e7)
+    forecast = Forecast(2e6, DEPTH, 1e7, 512, 1.0)
+    assert forecast.loss(5e6, 0.0) == expected_loss(2e6, DEPTH, 5e6, 1e7)
     assert forecast.loss(5e6, 1.0) > forecast.loss(5e6, 0.5) > forecast.loss(5e6, 0.0)
     assert forecast.loss(FEWEST_TOKENS / 2, 1.0) is None
 
 
 def test_nothing_is_expected_of_text_that_is_read_more_often_than_was_measured():
-    forecast = Forecast(2e6, 3, 1e6, 512, 1.0)
-    assert forecast.loss(MOST_PASSES * 1e6, 0.0) == expected_loss(2e6, 3, MOST_PASSES * 1e6, 1e6)
+    forecast = Forecast(2e6, DEPTH, 1e6, 512, 1.0)
+    assert forecast.loss(MOST_PASSES * 1e6, 0.0) == expected_loss(2e6, DEPTH, MOST_PASSES * 1e6, 1e6)
     assert forecast.loss((MOST_PASSES + 1) * 1e6, 0.0) is None
-    of_two = Forecast(2e6, 3, [Part(0.5, 4e5), Part(0.5, 6e5)], 512, 1.0)
+    of_two = Forecast(2e6, DEPTH, [Part(0.5, 4e5), Part(0.5, 6e5)], 512, 1.0)
     assert of_two.loss(8e6, 0.0) is not None and of_two.loss(9e6, 0.0) is None
 
 
 def test_adamw_is_expected_to_take_more_tokens():
-    assert Forecast(2e6, 3, 1e7, 512, 1.0, muon=False).loss(5e6, 0.0) == pytest.approx(
-        Forecast(2e6, 3, 1e7, 512, 1.0).loss(2.5e6, 0.0)
+    assert Forecast(2e6, DEPTH, 1e7, 512, 1.0, muon=False).loss(5e6, 0.0) == pytest.approx(
+        Forecast(2e6, DEPTH, 1e7, 512, 1.0).loss(2.5e6, 0.0)
     )
 
 
@@ -90,6 +93,8 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     run = train(out_dir=tmp_path / "long", **options)
     printed = capsys.readouterr().out
     metrics = records(run)
+    config = run.job.config
+    depth = Depth(config.num_hidden_layers, config.num_attention_heads)
     first = run.job.plan(0)
     unique = first.row_targets(0, first.n_rows)
     for record in metrics:
@@ -99,9 +104,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
             continue
         # The rows are short ones.
         scale = 0.1 * row_scale(first.T)
-        at_the_end = expected_loss(
-            parameter_count(run.job.config), run.job.config.num_hidden_layers, tokens, unique, scale, muon=False
-        )
+        at_the_end = expected_loss(parameter_count(run.job.config), depth, tokens, unique, scale, muon=False)
         wanted = at_the_end * (1 + PREMIUM_OF_FULL_RATE * record["lr"] / 1e-3)
         assert record["expected_loss"] == pytest.approx(wanted)
         assert f"expected:{wanted:.4g} " in printed

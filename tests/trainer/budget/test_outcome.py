@@ -60,6 +60,8 @@ def test_the_small_range_is_for_what_was_measured():
         {"plan": with_config(num_attention_heads=2)},
         {"plan": with_config(num_key_value_heads=2)},
         {"plan": with_config(num_hidden_layers=24)},
+        {"plan": with_config(num_hidden_layers=1)},
+        {"plan": with_config(hidden_size=96, num_attention_heads=1, num_key_value_heads=1, num_hidden_layers=3)},
         {"plan": dataclasses.replace(MEASURED, updates=MEASURED.updates // 10)},
     ],
 )

@@ -500,6 +500,7 @@ def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, cap
     monkeypatch.setattr(planner, "product_rate", lambda *args, **kwargs: rate)
     # As if the text were as long as two hours want it.
     monkeypatch.setattr(laws, "MOST_PASSES", math.inf)
+    monkeypatch.setattr(laws, "PARAMETERS_OF_A_TOKEN", math.inf)
     arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128", "--hidden_size", "256"]
     assert train_pretrain.main([*arguments, "--budget", "2h", "--cpu_processes", "1", "--dry_run", "1"]) == 0
     command = repeated_command(capfd.readouterr().out)
