@@ -204,12 +204,15 @@ def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
 
     More layers leave time for fewer tokens, and fewer tokens want fewer layers: so all numbers of layers are planned.
     """
-    off = [laws.layers_off(plan.config.num_hidden_layers, plan.config.hidden_size, plan.tokens) for plan in plans]
+
+    def off(plan: Plan) -> float:
+        return laws.layers_off(plan.config.num_hidden_layers, plan.config.hidden_size, plan.tokens)
+
     least_of_width: dict[int, float] = {}
-    for plan, here in zip(plans, off, strict=True):
+    for plan in plans:
         width = plan.config.hidden_size
-        least_of_width[width] = min(here, least_of_width.get(width, here))
-    return [plan for plan, here in zip(plans, off, strict=True) if here == least_of_width[plan.config.hidden_size]]
+        least_of_width[width] = min(off(plan), least_of_width.get(width, math.inf))
+    return [plan for plan in plans if off(plan) == least_of_width[plan.config.hidden_size]]
 
 
 def small_enough_for_their_text(plans: Sequence[Plan], different: float) -> list[Plan]:

@@ -275,15 +275,16 @@ def test_more_tokens_want_more_layers():
     assert laws.layers_for(192, 15.1e6) == laws.layers_for(192, 21.7e6) == (2, 6)
     assert laws.layers_for(192, math.inf) == laws.layers_for(192, 1e8) == (6, 6)
     assert laws.layers_for(96, math.inf) == (2, 2)
-    assert (
-        laws.layers_off(4, 192, 15.1e6) == 1
-        and laws.layers_off(4, 192, 1e6) == 2
-        and laws.layers_off(4, 192, 1e8) == 1.5
-    )
+    assert laws.layers_off(4, 192, 15.1e6) == 1
+    assert laws.layers_off(4, 192, 1e6) == 2
+    assert laws.layers_off(4, 192, 1e8) == 1.5
     of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
     chosen = [best_plan(of_one_width, demands(seconds=float(s)), SimulatedMachine()) for s in (600, 3600, 36000)]
     layers = [plan.config.num_hidden_layers for plan in chosen]
     assert layers == sorted(layers) and (layers[0], layers[-1]) == (3, 8)
+    for plan in chosen:
+        fewest, most = laws.layers_for(256, plan.tokens)
+        assert fewest - 1 <= plan.config.num_hidden_layers <= most + 1
 
 
 def test_four_layers_are_taken_where_they_learn_more_in_the_same_time():
