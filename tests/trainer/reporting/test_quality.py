@@ -172,7 +172,9 @@ def test_overfitting_is_said_at_the_end_and_on_the_page(tmp_path, capsys):
     lowest = min(evaluations, key=lambda record: record["val_loss"])
     last = evaluations[-1]["val_loss"]
     assert last > 1.01 * lowest["val_loss"], "this run does not overfit"
-    said = f"lowest after update {lowest['update']}: {lowest['val_loss']:.3f}; that of the saved weights is {last:.3f}, so"
+    said = (
+        f"lowest after update {lowest['update']}: {lowest['val_loss']:.3f}; that of the saved weights is {last:.3f}, so"
+    )
     assert said in capsys.readouterr().out
     assert said in (tmp_path / "pretrain_16.report.html").read_text()
 
