@@ -1,13 +1,24 @@
-"""What a report draws of a run. Each job declares its charts; the start record of its metrics file carries them."""
+"""What a report draws of a run, and curves with few enough points for a page.
 
-from collections.abc import Iterable, Sequence
+Each job declares its charts; the start record of its metrics file carries them.
+"""
+
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
 
-# Behind the name of a list in the metrics: each of its numbers, as a curve of its own.
-EACH = "/*"
-# A metrics file may have been written by anybody: more than this is not drawn.
-MOST_CHARTS = 100
-MOST_CURVES = 256
+import numpy as np
+
+# (tokens, values)
+Curve = tuple[np.ndarray, np.ndarray]
+
+# field: its name in a legend, where that is not the end of the field's own name
+LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
+# Fields whose curve of many points is drawn faintly, behind its means
+NOISY = ("loss", "grad_norm", "tokens_per_second")
+# Parts of a thinned curve, with two points each
+BUCKETS = 300
 
 
 @dataclass(frozen=True)
@@ -22,14 +33,27 @@ class Chart:
     logarithmic: bool = False
     unless_zero: bool = False
 
-    @property
-    def of_one_run(self) -> bool:
-        """Whether it shows a list: with several runs nobody could tell the curves apart."""
-        return any(field.endswith(EACH) for field in self.fields)
-
-    def as_record(self) -> dict[str, object]:
-        """As it stands in the start record of a metrics file."""
+    def as_record(self) -> dict[str, Any]:
+        """Itself, as JSON holds it."""
         return {**asdict(self), "fields": list(self.fields)}
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> "Chart":
+        """The Chart of `as_record`."""
+        return cls(**{**record, "fields": tuple(record["fields"])})
+
+    @property
+    def shows_list(self) -> bool:
+        """Whether it has a curve for each number of a list: nobody could tell those of several runs apart."""
+        return any(field.endswith("/*") for field in self.fields)
+
+    def fields_among(self, known: Iterable[str]) -> list[str]:
+        """Those of the known fields that it shows, with the numbers of a list for its name."""
+        names = list(known)
+        shown: list[str] = []
+        for field in self.fields:
+            shown += [name for name in names if name == field or (field.endswith("/*") and name.startswith(field[:-1]))]
+        return shown
 
 
 # The Trainer itself logs what these show, whatever the job.
@@ -40,66 +64,35 @@ SPEED = (
     Chart("Tokens per second", ("tokens_per_second",)),
     Chart("Share of the best matrix-product rate", ("flops_utilisation",)),
 )
-# Of a chart whose fields tell how good a model is at its task. The page's table has them too.
-METRICS = "Metrics on the development data"
 SKIPPED = Chart("Updates not applied", ("skipped_updates",), unless_zero=True)
-# Of a job that declares none of its own.
+# Charts of a job that declares none of its own
 COMMON = (LOSS, *SPEED, SKIPPED)
+# Title of the chart of how good a model is at its task. The page's table has its fields too.
+METRICS = "Metrics on the development data"
 
 
-def charts_of_record(record: object) -> tuple[Chart, ...] | None:
-    """The Charts of the entry `charts` of a start record; None where there is none, or one that no run wrote."""
-    if not isinstance(record, list) or not record:
-        return None
-    # One entry that cannot be read makes all of them doubtful: then the page shows what it always has.
-    charts = []
-    for entry in record[:MOST_CHARTS]:
-        chart = chart_of_record(entry)
-        if chart is None:
-            return None
-        charts.append(chart)
-    return tuple(charts)
+def is_noisy(field: str, x: np.ndarray) -> bool:
+    """Whether the curve of a field is drawn faintly, behind its means."""
+    return field in NOISY and len(x) > 100
 
 
-def chart_of_record(entry: object) -> Chart | None:
-    """What `Chart.as_record` wrote, as a Chart; None for anything else."""
-    if not isinstance(entry, dict):
-        return None
-    title = entry.get("title")
-    fields = entry.get("fields")
-    logarithmic = entry.get("logarithmic")
-    unless_zero = entry.get("unless_zero")
-    if not isinstance(title, str) or not isinstance(fields, list):
-        return None
-    if not isinstance(logarithmic, bool) or not isinstance(unless_zero, bool):
-        return None
-    if not all(isinstance(field, str) for field in fields):
-        return None
-    return Chart(title, tuple(fields[:MOST_CURVES]), logarithmic, unless_zero)
+def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> Curve:
+    """At most 2 * buckets + 2 points of a curve: the smallest and largest of each bucket, the first and the last."""
+    if len(x) <= 2 * buckets + 2:
+        return x, y
+    # Every n-th point would lose the spikes, which are what one looks for in a long run.
+    edges = np.linspace(0, len(x), buckets + 1).astype(int)
+    kept = {0, len(x) - 1}
+    for lo, hi in pairwise(edges):
+        kept.add(lo + int(np.argmin(y[lo:hi])))
+        kept.add(lo + int(np.argmax(y[lo:hi])))
+    indices = np.array(sorted(kept))
+    return x[indices], y[indices]
 
 
-def charts_of_runs(charts_of_each: Sequence[Sequence[Chart]]) -> list[Chart]:
-    """The charts of several runs, each once: what a run adds comes behind the chart before it in that run's own order."""
-    # Nearly always all runs are of one job, and the first one's charts are the result.
-    merged: list[Chart] = []
-    for charts in charts_of_each:
-        place = 0
-        for chart in charts:
-            if chart in merged:
-                place = merged.index(chart) + 1
-            else:
-                merged.insert(place, chart)
-                place += 1
-    return merged
-
-
-def fields_of(chart: Chart, known: Iterable[str]) -> list[str]:
-    """The fields of a chart, with the numbers of a list for its name. known: all fields of a run."""
-    fields: list[str] = []
-    for field in chart.fields:
-        if field.endswith(EACH):
-            of_list = field.removesuffix("*")
-            fields += [name for name in known if name.startswith(of_list)]
-        else:
-            fields.append(field)
-    return fields[:MOST_CURVES]
+def smooth(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS // 3) -> Curve:
+    """Means over buckets of equal numbers of points."""
+    edges = np.linspace(0, len(x), min(buckets, len(x)) + 1).astype(int)
+    # Of tokens and values alike, so that a mean stands in the middle of what it is of.
+    sizes = np.diff(edges)
+    return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes

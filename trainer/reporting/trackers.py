@@ -4,7 +4,6 @@ import importlib
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 from common.errors import UserError
@@ -23,23 +22,16 @@ class Experiment(Protocol):
 
 
 def open_tracker(
-    kind: str,
-    project: str,
-    name: str,
-    settings: Mapping[str, Any],
-    folder: str | Path,
-    run_id: str | None = None,
-    step: int = -1,
+    kind: str, project: str, stem: Path, settings: Mapping[str, Any], run_id: str | None = None, step: int = -1
 ) -> Experiment:
-    """Begin the run `name` in a tracker, or continue the one of `run_id` after `step`.
+    """Begin the run of the files `stem` in a tracker, or continue the one of `run_id` after `step`.
 
-    folder: where TensorBoard's files go.
     Errors: UserError where the package is not installed or refuses.
     """
     try:
         if kind == "tensorboard":
-            return TensorBoard(f"{folder}/{name}_tensorboard", settings, step)
-        return Tracker(importlib.import_module(kind), kind, project, name, settings, run_id)
+            return TensorBoard(f"{stem}_tensorboard", settings, step)
+        return Tracker(kind, project, stem.name, settings, run_id)
     except ImportError as error:
         raise UserError(f"--tracker {kind} needs a package that is not here: pip install {kind}") from error
     except Exception as error:
@@ -51,19 +43,14 @@ def open_tracker(
 class Tracker:
     """W&B and the two that took over its interface."""
 
-    id: str | None
-
-    def __init__(
-        self, module: ModuleType, kind: str, project: str, name: str, settings: Mapping[str, Any], run_id: str | None
-    ) -> None:
-        self.module = module
-        # Trackio knows a run by its name alone, so the name is made unique and serves as the id.
+    def __init__(self, kind: str, project: str, name: str, settings: Mapping[str, Any], run_id: str | None) -> None:
+        self.module = importlib.import_module(kind)
         if kind == "trackio":
+            # It knows a run by its name alone, so the name is made unique and serves as the id.
             self.id = run_id or f"{name}-{secrets.token_hex(4)}"
-            module.init(project=project, name=self.id, resume="allow", config=settings)
+            self.module.init(project=project, name=self.id, resume="allow", config=settings)
         else:
-            run = module.init(project=project, name=name, id=run_id, resume="allow", config=settings)
-            self.id = run.id
+            self.id = self.module.init(project=project, name=name, id=run_id, resume="allow", config=settings).id
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         self.module.log(numbers, step=step)
