@@ -23,7 +23,6 @@ if __name__ == "__main__":
 
 import tempfile
 import time
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -40,7 +39,6 @@ from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
-from trainer.pace import NO_PROPOSAL
 from trainer.pretrain.loss import pretrain_loss
 from trainer.saving.checkpoint import Checkpoints, snapshot
 from trainer.saving.weights import save_weights
@@ -55,9 +53,7 @@ class PlainEngine(Engine):
         loss.backward()
         self.sums += sums
 
-    def update(
-        self, lr: float, stop_signal: int = 0, save: bool = False, proposal: Sequence[float] = NO_PROPOSAL
-    ) -> None:
+    def update(self, lr: float, stop_signal: int = 0, save: bool = False) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip, foreach=True)
