@@ -360,15 +360,15 @@ def test_a_plan_does_not_wait_for_the_compiler(text, tmp_path, monkeypatch, capf
     from trainer.budget import costs, speed
 
     loss = speed.pretrain_loss
+    choices = []
 
-    def slow_to_compile(model, chosen, *_, **__):
-        monkeypatch.setattr(speed, "pretrain_loss", slow if chosen == "1" else loss)
-
-    def slow(*arguments):
-        time.sleep(60)
+    def slow_where_compiled(*arguments):
+        if choices[-1] == "1":
+            time.sleep(60)
         return loss(*arguments)
 
-    monkeypatch.setattr(speed, "compile_blocks", slow_to_compile)
+    monkeypatch.setattr(speed, "compile_blocks", lambda model, choice, *_, **__: choices.append(choice))
+    monkeypatch.setattr(speed, "pretrain_loss", slow_where_compiled)
     monkeypatch.setattr(costs, "what_the_compiler_lacks", lambda _: None)
     monkeypatch.setattr(costs, "COMPILE_S", 1.0)
     monkeypatch.setattr(planner, "COMPILE_S", 1.0)
