@@ -24,12 +24,18 @@ from dataset.quality.evaluation_texts import Evaluation, evaluation_of
 from dataset.reading.remote import cache_in
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
-from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size, vocabulary_digest
+from dataset.tokenizing.vocabulary import (
+    check_ids_fit,
+    check_known,
+    check_size,
+    note_on_spelt_tokens,
+    vocabulary_digest,
+)
 from model.checkpointing import recompute_layers
 from model.config import TOKEN_IDS, YARN_FIELDS, MiniMindConfig, architecture, parameter_count
 from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
-from model.pth_format import vocabulary_of
+from model.weight_record import vocabulary_of
 from trainer.budget import laws
 from trainer.budget.clock import Clock, Course
 from trainer.budget.forecast import Alarm, Forecast
@@ -125,6 +131,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     mended_by = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
         "tokenizer": "--tokenizer_path",
+        "reading of special tokens": "--parse_special_tokens",
     }
 
     charts: Sequence[Chart] = (
@@ -167,6 +174,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         seed_everything(settings.seed, self.ranks.rank)
 
         self.identity = {
+            # Before the tokenizer, whose fingerprint has it too.
+            "reading of special tokens": self.encoder.parse_special_tokens,
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
             "architecture": architecture(self.config),
@@ -196,7 +205,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     @classmethod
     def make_encoder(cls, tokenizer: PreTrainedTokenizerBase, settings: PretrainSettings) -> DocumentEncoder:
         """What makes ids of a document."""
-        return DocumentEncoder(tokenizer, settings.parse_special_tokens)
+        return DocumentEncoder(tokenizer, bool(settings.parse_special_tokens))
 
     @classmethod
     def open_corpus(cls, settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
@@ -467,7 +476,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return samples(engine, self.tokenizer, self.encoder, self.prompts, signals, self.settings.seed, is_last)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
-        save_weights(dict(weights), self.config.to_dict(), self.stem, self.vocabulary)
+        special_tokens = bool(self.settings.parse_special_tokens)
+        save_weights(dict(weights), self.config.to_dict(), self.stem, self.vocabulary, special_tokens)
 
     # ---------------------------------------------------------------------------------------- what is said of it
 
@@ -530,7 +540,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             ranks=self.ranks,
             device_type=self.device.type,
         )
-        own_notices = list(self.tokenizer_notices)
+        own_notices = [*self.tokenizer_notices, *self._note_on_special_tokens()]
         if self.encoder.eos_id is None:
             own_notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
         if self.precision_notice:
@@ -544,6 +554,12 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             if line:
                 own_notices.append(line)
         return [*own_notices, *notices(self.asked, self.ranks, self.corpus, micro_batches, run)]
+
+    def _note_on_special_tokens(self) -> list[str]:
+        """A line where the texts spell special tokens, and nobody has said how to read these."""
+        if self.settings.parse_special_tokens is not None or not self.ranks.is_main:
+            return []
+        return note_on_spelt_tokens(self.corpus.stores, self.tokenizer)
 
     def _forecast(self, first: RowPlan, flops: float) -> Forecast | None:
         """What the run may expect; None where no law is known for it, and for a run of seconds."""
