@@ -140,6 +140,9 @@ class Progress:
     # Of the last update whose outcome is known.
     grad_norm: float | None = None
     best_val_loss: float = float("inf")
+    # The update after which the validation loss was that low, and the latest validation loss.
+    best_val_update: int = 0
+    val_loss: float = float("inf")
     # A stop signal came before an evaluation or within it: the resume begins with it.
     evaluation_due: bool = False
     # Where a time budget has moved the end of the run; None: it ends as the flags say.

@@ -526,7 +526,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         progress.evaluation_due = False
         self.collector.look()
         if values:
-            progress.best_val_loss = min(progress.best_val_loss, values["val_loss"])
+            progress.val_loss = values["val_loss"]
+            if progress.val_loss < progress.best_val_loss:
+                progress.best_val_loss = progress.val_loss
+                progress.best_val_update = progress.update
             text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
             self.reporter.log({**position(progress), **values}, f"Validation after update {progress.update}: {text}")
             warning = self.job.alarm_of_evaluation(values, progress) if self.ranks.is_main else None

@@ -15,7 +15,7 @@ from common.wording import counted
 from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.held_out import HeldOut, hold_out
+from dataset.held_out import HeldOut, hold_out, with_last_part
 from dataset.reading.file_kinds import expanded
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import check_library, notice_of, open_sources
@@ -197,6 +197,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "skip_bad_lines": settings.skip_bad_lines,
         }
         (store,) = open_sources([self.data_path], self.encoder, settings.deduplicate, **store_options)
+        (store,) = with_last_part([store], self.encoder, settings.val_fraction)
         what = f"--data_path {self.data_path[0]}"
         if settings.vocab_path:
             what += f", --vocab_path {settings.vocab_path}"

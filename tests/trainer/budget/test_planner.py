@@ -89,6 +89,13 @@ def test_copies_of_one_text_need_not_be_held_out(tmp_path, text_number):
     assert run.progress.update > 0
 
 
+def test_of_one_long_text_a_plan_holds_out_the_last_part(tmp_path):
+    lines = [f"{number}. The cat sat on mat {number % 97}.\n" for number in range(8000)]
+    (tmp_path / "novel.txt").write_text("".join(lines))
+    run = planned(tmp_path / "out", tmp_path / "novel.txt")
+    assert 0 < run.settings.val_fraction <= 0.02 and run.progress.update > 0
+
+
 def test_dry_run_writes_nothing(text, tmp_path, capfd):
     arguments = flags(
         **{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path / "out", "budget_flops": 3e9, "dry_run": 1}
