@@ -73,7 +73,7 @@ def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespa
     return SimpleNamespace(tokens=np.concatenate(documents), offsets=np.cumsum([0, *lengths]))
 
 
-def micro_batch(data: SimpleNamespace, plan: EpochPlan, rows: range) -> tuple[torch.Tensor, ...]:
+def make_batch(data: SimpleNamespace, plan: EpochPlan, rows: range) -> tuple[torch.Tensor, ...]:
     """input_ids, targets, document_ids and position_ids, each int64 [B, T], of some rows of the plan.
 
     Documents share rows, so that little is padding (`plan` says which, see dataset/packing.py). A piece of a document with n
@@ -155,7 +155,7 @@ def train(args: argparse.Namespace) -> Path:
             # whole update: however the rows are cut into micro-batches, the gradient is the same.
             n_targets, n_documents = plan.totals(update_rows.start, update_rows.stop)
             for rows in slices(update_rows.start, update_rows.stop, args.batch_size):
-                batch = [part.to(device) for part in micro_batch(data, plan, rows)]
+                batch = [part.to(device) for part in make_batch(data, plan, rows)]
                 # Cross-entropy summed over the targets, and the auxiliary loss that spreads tokens over the experts, a mean over the
                 # documents (0 for a dense model).
                 cross_entropy, aux_loss = model.training_losses(*batch)
