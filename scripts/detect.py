@@ -121,14 +121,14 @@ def paragraphs(text: str) -> list[str]:
 
 def write_page(path: str, model: str, passages: Sequence[Passage]) -> None:
     """Errors: UserError where the page cannot be written."""
-    # It brings matplotlib along, which takes a second to import.
-    from trainer.reporting.html_report import write_page_of_flag
+    # jinja2 takes a while to import.
+    from trainer.reporting import pages
 
-    write_page_of_flag(
-        "--out",
-        "detect.html",
+    pages.write_page(
         path,
+        "detect.html",
         Path(__file__).parent,
+        flag="--out",
         said=f"{model}: {summary(passages)}",
         passages=passages,
         is_corrupted=passages[0].is_corrupted,

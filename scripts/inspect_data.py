@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write_page(path: str, sections: Sequence[Section], rows: Sequence[Row]) -> None:
     """Errors: UserError where the page cannot be written."""
-    # It brings matplotlib along, which takes a second to import.
-    from trainer.reporting.html_report import write_page_of_flag
+    # jinja2 takes a while to import.
+    from trainer.reporting import pages
 
-    write_page_of_flag("--out", "inspect_data.html", path, Path(__file__).parent, sections=sections, rows=rows)
+    pages.write_page(path, "inspect_data.html", Path(__file__).parent, flag="--out", sections=sections, rows=rows)
 
 
 if __name__ == "__main__":

@@ -30,20 +30,28 @@ from common.notices import announce
 from scripts.arguments import report_parser
 from trainer.machine.command_line import run_cli
 from trainer.reporting.html_report import write_report
-from trainer.reporting.records import find_metrics
+from trainer.reporting.records import METRICS_SUFFIX
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = report_parser().parse_args(argv)
-    metrics = find_metrics(args.runs)
+    metrics: list[Path] = []
+    for path in map(Path, args.runs):
+        if path.is_dir():
+            in_folder = sorted(path.glob(f"*{METRICS_SUFFIX}"))
+            if not in_folder:
+                raise UserError(f"{path}: no *{METRICS_SUFFIX} in this folder")
+            metrics += in_folder
+        else:
+            is_metrics = path.suffix == ".jsonl"
+            metrics.append(path if is_metrics else path.with_name(path.name.removesuffix(".pth") + METRICS_SUFFIX))
+    page = metrics[0].with_name("compare.html")
     if args.out:
         page = Path(args.out)
     elif len(metrics) == 1:
-        page = Path(str(metrics[0]).removesuffix(".metrics.jsonl") + ".report.html")
-    else:
-        page = metrics[0].with_name("compare.html")
+        page = Path(str(metrics[0]).removesuffix(METRICS_SUFFIX) + ".report.html")
     if page.suffix != ".html":
         raise UserError(f"--out {page}: a name that ends in .html is wanted")
     png = page.with_name(page.name.removesuffix(".html").removesuffix(".report") + ".loss.png")

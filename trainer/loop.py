@@ -12,7 +12,7 @@ checkpoint holds in saving/resume.py.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from common.errors import DataError, SaidByAnotherRank
 from common.wording import counted
@@ -35,13 +35,14 @@ from trainer.job import (
 )
 from trainer.machine.collectives import end_all, on_main, until_all_are_ready
 from trainer.machine.collector import QuietCollector
-from trainer.machine.measure import product_rate
+from trainer.machine.measure import peak_memory, product_rate
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.reporting import ending, opening
-from trainer.reporting.log_lines import describe, log_line, log_record, position
+from trainer.reporting.log_lines import bar_line, describe, log_line, position
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving import resume
 from trainer.saving.checkpoint import Checkpoints, remove_temporaries
+from trainer.saving.places import check_space
 from trainer.saving.save_clock import SaveClock
 from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
@@ -154,17 +155,20 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.job.replan(self.progress)
         # A resume of a run that has done all it was asked to do.
         if self.finished and not self.progress.evaluation_due:
-            ending.say_that_all_is_done(self)
+            ending.say_that_all_is_done(self.job, self.progress, self.epochs, self.engine, self.reporter)
             return 0
         # Rank 0 alone writes, and an error of its own ends all ranks.
-        on_main(self.ranks, lambda: opening.open_records(self, resumed))
+        on_main(self.ranks, lambda: check_space(self.job.stem.parent, self.engine))
+        records = (self.job, self.reporter, self.checkpoints, self.tracker_ids, self.progress)
+        on_main(self.ranks, lambda: opening.open_records(*records, resumed))
         self.job.begin()
         self.prepare()
         with self.collector:
             exit_code = self.fit()
         # Rank 0 may take a while.
         with until_all_are_ready(self.ranks):
-            ending.tell_end(self, exit_code)
+            if self.ranks.is_main:
+                ending.tell_end(self.job, self.progress, self.reporter, exit_code == 0)
         return exit_code
 
     def tell_of_rows(self) -> None:
@@ -188,7 +192,15 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Updates limit the run, and the job has worked out the epochs that they take.
         if outlook.epochs is not None:
             self.epochs = outlook.epochs
-        describe(self, outlook)
+        # Unlimited updates are an infinite float, which is never the smaller one.
+        n_updates = schedule_of(self.settings, self.ranks, outlook.plan.n_rows).n_updates
+        updates = int(min(n_updates * self.epochs, self.max_updates))
+        line, record = describe(
+            self.job, self.settings, outlook, self.progress, self.ranks, self.device, updates, self.epochs, self.command
+        )
+        for text in (*outlook.lines, line):
+            self.reporter.say(text)
+        self.reporter.record(record)
         note = note_on_rows(self.settings, self.ranks)
         for line in (*self.notices, *outlook.notices, *([note] if note else [])):
             self.reporter.say(line)
@@ -439,12 +451,35 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if not self.ranks.is_main:
             return
         n_steps = self.steps_to_train(epoch)
-        record = log_record(self, sums, epoch.number, step, n_steps, rate)
-        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
-        expected = self.job.expected_loss(self.progress.tokens, rate)
+        assert self.watch is not None
+        progress = self.progress
+        metrics, tokens = self.job.metrics(sums)
+        tokens_per_second = tokens / self.watch.lap()
+        step_seconds = self.watch.seconds_per_step(step)
+        steps_left = (self.all_updates - progress.update) * self.settings.accumulation_steps
+        record: dict[str, Any] = {
+            **position(progress),
+            "epoch": epoch.number + 1,
+            **metrics,
+            "lr": rate,
+            "grad_norm": progress.grad_norm,
+            "skipped_updates": progress.skipped,
+            "tokens_per_second": tokens_per_second,
+            "updates_per_second": 1 / (step_seconds * self.settings.accumulation_steps),
+            "memory": peak_memory(self.device),
+            # As in the public trainer, of this epoch alone.
+            "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,
+            "eta": step_seconds * steps_left / 60,
+        }
+        # Short runs do not wait for a measurement of the machine.
+        if self.product_rate:
+            best_rate = self.product_rate * self.ranks.world_size
+            record["flops_utilisation"] = tokens_per_second * self.flops_per_token / best_rate
+        expected = self.job.expected_loss(progress.tokens, rate)
         if expected is not None:
             record["expected_loss"] = expected
-        self.reporter.log(record, log_line(record, head, self.job.shown))
+        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
+        self.reporter.log(record, log_line(record, head, self.job.shown), bar_line(record))
         warning = self.job.alarm(record["loss"], expected)
         if warning:
             self.reporter.say(warning)

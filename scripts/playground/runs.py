@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from common.wording import printable
-from trainer.reporting.charts import Chart, fields_of
-from trainer.reporting.curves import LABELS, is_noisy, smooth, thin
+from trainer.reporting.charts import LABELS, Chart, is_noisy, smooth, thin
 from trainer.reporting.records import FIGURES, METRICS_SUFFIX, Records
 
 # The latest ones of a folder and of the folders in it.
@@ -177,9 +176,7 @@ class LiveRun(Records):
     def _curves(self, chart: Chart) -> list[Json]:
         curves = []
         values_of_all = []
-        # As a dict each comes once, in its order.
-        fields = [field for field in dict.fromkeys(fields_of(chart, self.columns)) if field in self.columns]
-        for field in fields[:MOST_CURVES]:
+        for field in chart.fields_among(self.columns)[:MOST_CURVES]:
             x, y = (np.array(column) for column in self.columns[field])
             values_of_all.append(y)
             label = LABELS.get(field, field.split("/")[-1])

@@ -150,18 +150,21 @@ def test_rank_0_decides_whether_a_finished_run_writes_its_weights_again(tmp_path
     whole = weights.read_bytes()
     said = []
 
+    def say_that_all_is_done(of):
+        ending.say_that_all_is_done(of.job, of.progress, of.epochs, of.engine, of.reporter)
+
     def by_main(ranks, work):
         said.append(work())
         return said[-1]
 
     weights.unlink()
     monkeypatch.setattr(ending, "on_main", by_main)
-    ending.say_that_all_is_done(trainer)
+    say_that_all_is_done(trainer)
     assert weights.read_bytes() == whole
 
     if not is_there_for_rank_1:
         weights.unlink()
     heard = iter(said)
     monkeypatch.setattr(ending, "on_main", lambda ranks, work: next(heard))
-    ending.say_that_all_is_done(trainer)
+    say_that_all_is_done(trainer)
     assert list(heard) == [] and weights.exists() == is_there_for_rank_1

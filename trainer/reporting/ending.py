@@ -1,43 +1,42 @@
 """What is said and recorded of a run that has ended, and its report."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from common.wording import counted, one_line
+from trainer.engine import Engine
+from trainer.job import Job, Progress
 from trainer.machine.collectives import on_main
-from trainer.reporting.log_lines import position, risen_validation
+from trainer.reporting.log_lines import position
+from trainer.reporting.quality import risen_validation
+from trainer.reporting.reporter import Reporter, Say
 from trainer.saving.checkpoint import snapshot
 
-if TYPE_CHECKING:
-    from trainer.loop import Trainer
 
-
-def tell_end(trainer: "Trainer", exit_code: int) -> None:
-    """Say and record how the run has ended, and close its records."""
-    is_complete = exit_code == 0
-    # To count it may take a while, and a run that is stopped must end soon.
+def tell_end(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter, is_complete: bool) -> None:
+    """On rank 0: say and record how the run has ended, close its records, and write its report."""
+    # To count what was trained may take a while, and a run that is stopped must end soon.
     if is_complete:
-        tell_trained(trainer)
-        tell_closing(trainer)
-    tell_skipped(trainer)
+        tell_trained(job, progress, reporter)
+        tell_closing(job, progress, reporter)
+    if progress.skipped:
+        updates = counted(progress.update, "update")
+        reporter.say(
+            f"warning: {progress.skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
+        )
     if is_complete:
-        progress = trainer.progress
+        lines = job.lines_at_the_end(progress)
         risen = risen_validation(progress.best_val_loss, progress.best_val_update, progress.val_loss)
-        if risen:
-            trainer.reporter.say(risen)
-        for line in (*trainer.job.lines_at_the_end(trainer.progress), written(trainer)):
-            trainer.reporter.say(line)
-    trainer.reporter.close()
-    if is_complete and trainer.settings.report and trainer.ranks.is_main:
-        write_own_report(trainer.job.stem, trainer.reporter.say)
+        for line in (*([risen] if risen else []), *lines, left_by(job)):
+            reporter.say(line)
+    reporter.close()
+    if is_complete and job.settings.report:
+        write_own_report(job.stem, reporter.say)
 
 
-def tell_trained(trainer: "Trainer") -> None:
+def tell_trained(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter) -> None:
     """Say and record what was trained of each source of the data."""
-    if not trainer.ranks.is_main:
-        return
-    trained = trainer.job.trained(trainer.progress)
+    trained = job.trained(progress)
     if not trained:
         return
     total = max(sum(tokens for _, tokens, _ in trained), 1)
@@ -45,57 +44,47 @@ def tell_trained(trainer: "Trainer") -> None:
     for name, tokens, passes in trained:
         share = tokens / total
         sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
-        trainer.reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
-    trainer.reporter.record({**position(trainer.progress), "trained": sources})
+        reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
+    reporter.record({**position(progress), "trained": sources})
 
 
-def tell_closing(trainer: "Trainer") -> None:
+def tell_closing(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter) -> None:
     """Say and record what the job shows of the finished run."""
-    if not trainer.ranks.is_main:
-        return
     try:
-        closing = trainer.job.closing()
+        closing = job.closing()
     except Exception as error:
         # Hours of training do not end with an error for want of this.
-        trainer.reporter.say(f"warning: the run is done, but nothing can be shown of it: {one_line(error)}")
+        reporter.say(f"warning: the run is done, but nothing can be shown of it: {one_line(error)}")
         return
     if closing is not None:
-        trainer.reporter.say(closing.text)
-        trainer.reporter.record({**position(trainer.progress), **closing.record})
+        reporter.say(closing.text)
+        reporter.record({**position(progress), **closing.record})
 
 
-def tell_skipped(trainer: "Trainer") -> None:
-    """Say how many updates were not applied, if there are any."""
-    skipped = trainer.progress.skipped
-    if skipped:
-        updates = counted(trainer.progress.update, "update")
-        trainer.reporter.say(
-            f"warning: {skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
-        )
-
-
-def written(trainer: "Trainer") -> str:
+def left_by(job: Job[Any, Any, Any]) -> str:
     """The line on what the run leaves."""
-    return ", ".join(f"{what}: {path}" for what, path in trainer.job.outputs.items())
+    return ", ".join(f"{what}: {path}" for what, path in job.outputs.items())
 
 
-def say_that_all_is_done(trainer: "Trainer") -> None:
+def say_that_all_is_done(
+    job: Job[Any, Any, Any], progress: Progress, epochs: int, engine: Engine[Any, Any], reporter: Reporter
+) -> None:
     """For a finished run that is asked to go on. Outputs that were moved away are written again."""
-    job = trainer.job
-    goal, flag = job.goal(trainer.progress, trainer.epochs)
+    goal, flag = job.goal(progress, epochs)
     further = f" (a higher {flag} goes on)" if flag else ""
-    trainer.reporter.say(f"this run has already done its {goal}: nothing to do{further}")
+    reporter.say(f"this run has already done its {goal}: nothing to do{further}")
     # Rank 0 looks for all: another one would look while they are written, and all take part in that or none.
-    all_there = on_main(trainer.ranks, lambda: all(path.exists() for path in job.outputs.values()))
+    all_there = on_main(engine.ranks, lambda: all(path.exists() for path in job.outputs.values()))
     if not all_there:
         # A later run has moved them away, and this one was brought back by renaming its folder.
-        weights = snapshot(trainer.engine.weights())
-        on_main(trainer.ranks, lambda: job.save_weights(weights, trainer.progress.update, is_last=True))
-    trainer.reporter.say(written(trainer))
+        weights = snapshot(engine.weights())
+        on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
+    reporter.say(left_by(job))
 
 
-def write_own_report(stem: Path, say: Callable[[str], None]) -> None:
+def write_own_report(stem: Path, say: Say) -> None:
     """The report page and the loss curve beside the files of a finished run. Nothing that happens here ends the run."""
+    again = f"python scripts/report.py {stem}.metrics.jsonl makes it"
     try:
         # Matplotlib takes a second to import.
         from trainer.reporting.html_report import write_report
@@ -103,9 +92,6 @@ def write_own_report(stem: Path, say: Callable[[str], None]) -> None:
         write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
         say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
     except ModuleNotFoundError as error:
-        say(
-            f"no report was written: the package {error.name} is not installed (pip install {error.name}); then "
-            f"python scripts/report.py {stem}.metrics.jsonl makes it"
-        )
+        say(f"no report was written: pip install {error.name}, then {again}")
     except Exception as error:
-        say(f"warning: no report was written ({error}); python scripts/report.py {stem}.metrics.jsonl makes it")
+        say(f"warning: no report was written ({error}); {again}")

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
+from common.arithmetic import ceil_div
 from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.charts import LABELS, LOSS, METRICS, is_noisy, smooth, thin
@@ -187,11 +188,9 @@ def figures(run: RunRecords) -> dict[str, str]:
 
 
 def samples(run: RunRecords) -> list[tuple[int, str, str]]:
-    """[(update, prompt, continuation)], latest first: of the last evaluation and of EARLIER before it, evenly chosen."""
-    updates = sorted({sample["update"] for sample in run.samples})
-    # The last one is always among them, since the ends of the range are.
-    places = np.linspace(0, len(updates) - 1, min(len(updates), EARLIER + 1)).astype(int)
-    chosen = {updates[place] for place in places}
+    """[(update, prompt, continuation)], latest first: of the last evaluation and of at most EARLIER before it."""
+    updates = sorted({sample["update"] for sample in run.samples}, reverse=True)
+    chosen = updates[:: ceil_div(len(updates), EARLIER + 1)]
     found = []
     for sample in sorted(run.samples, key=lambda sample: -sample["update"]):
         if sample["update"] in chosen:

@@ -1,50 +1,38 @@
-"""What a user may want to do with a finished run. Each job says it; the start record of its metrics file carries it."""
+"""What a user may want to do with a finished run. Each job says it, and the report shows it."""
 
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
 
-# A metrics file may have been written by anybody, and more than this would be no page for a reader.
-MOST = 100
-LONGEST = 1000
+from common.paths import ROOT
 
 
-@dataclass(frozen=True)
-class NextCommand:
+class NextCommand(NamedTuple):
     """A command for a finished run, and what it is for.
 
-    In the command {top} stands for the folder of the repository as a prefix, empty where it is the current one, {stem}
-    for the path of the run's files without their endings, and {folder} for the folder that they are in.
+    In the command {top} stands for the folder of the repository as a prefix, {stem} for the path of the run's files without
+    their endings, and {folder} for the folder that they are in.
     """
 
     purpose: str
     command: str
 
-    def as_record(self) -> list[str]:
-        """As it stands in the start record of a metrics file."""
-        return [self.purpose, self.command]
 
-    def filled(self, places: dict[str, str]) -> str:
-        """The command of one run. places: {name without braces: what it stands for}."""
+def filled(commands: Iterable[NextCommand], started: str, stem: Path) -> list[NextCommand]:
+    """The commands that work in the current folder; first the one that goes on with the run. started: the command of its start."""
+    top = "" if Path.cwd() == ROOT else f"{ROOT}/"
+    places = {"{top}": top, "{stem}": str(stem), "{folder}": str(stem.parent)}
 
-        def fill(word: re.Match[str]) -> str:
-            filled = word[0]
-            for name, value in places.items():
-                filled = filled.replace("{" + name + "}", value)
-            # A path may have blanks in it.
-            return word[0] if filled == word[0] else shlex.quote(filled)
+    def fill(word: re.Match[str]) -> str:
+        text = word[0]
+        for place, value in places.items():
+            text = text.replace(place, value)
+        # A path may have blanks in it.
+        return word[0] if text == word[0] else shlex.quote(text)
 
-        return re.sub(r"\S+", fill, self.command)
-
-
-def commands_of_record(record: object) -> list[NextCommand]:
-    """The NextCommands of the entry `next_commands` of a start record; what no run wrote is left out."""
-    if not isinstance(record, list) or len(record) > MOST:
-        return []
-    commands = []
-    for entry in record:
-        if not isinstance(entry, list) or len(entry) != 2:
-            continue
-        if all(isinstance(text, str) and len(text) <= LONGEST for text in entry):
-            commands.append(NextCommand(*entry))
-    return commands
+    # The flag may stand there with a value, with `=`, or alone.
+    again = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
+    own = [NextCommand(purpose, re.sub(r"\S+", fill, command)) for purpose, command in commands]
+    return [NextCommand("train on, after a stop or for longer", f"{again} --from_resume 1"), *own]

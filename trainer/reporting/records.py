@@ -22,10 +22,6 @@ LARGEST = 1e30
 ANSWERS = "answers"
 
 
-def of_memory(value: float) -> str:
-    return f"{value / 1e9:.2f} GB"
-
-
 # Figures that sum a run up: label, field, how a value is written
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("updates", "update", "{:,.0f}".format),
@@ -36,7 +32,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("bits per byte", "bits_per_byte", "{:.4f}".format),
     ("tokens per second", "tokens_per_second", "{:,.0f}".format),
     ("share of the best matrix-product rate", "flops_utilisation", "{:.1%}".format),
-    ("peak memory", "memory", of_memory),
+    ("peak memory", "memory", lambda value: f"{value / 1e9:.2f} GB"),
 )
 
 

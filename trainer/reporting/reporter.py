@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from common.files import atomic_file
 from common.terminal import for_terminal, nowhere
-from trainer.reporting.trackers import Experiment
 
 # Reporter.say, or what takes its place.
 Say = Callable[[str], None]
@@ -28,7 +27,8 @@ class Reporter:
 
     def __init__(self, is_main: bool) -> None:
         self.is_main = is_main
-        self.tracker: Experiment | None = None
+        # As trackers.open_tracker gives it
+        self.tracker: Any = None
         self.file: io.FileIO | None = None
         self.bar: tqdm | None = None
         self.has_terminal = is_main and sys.stdout.isatty()
@@ -91,7 +91,7 @@ class Reporter:
         numbers = flat_numbers(record)
         # It is the axis, and a name that some trackers keep for themselves.
         del numbers["step"]
-        self._to_tracker("log", numbers, record["step"])
+        self._to_tracker("log", numbers, step=record["step"])
 
     def record(self, record: Record) -> None:
         """Put a dict into the metrics file alone."""
@@ -111,12 +111,12 @@ class Reporter:
             self.file.close()
         self._to_tracker("finish")
 
-    def _to_tracker(self, method: str, *arguments: object) -> None:
+    def _to_tracker(self, method: str, *arguments: object, **named: object) -> None:
         """Call a tracker's method: whatever happens to it (a network, a disk) is no reason to end the run."""
         if self.tracker is None:
             return
         try:
-            getattr(self.tracker, method)(*arguments)
+            getattr(self.tracker, method)(*arguments, **named)
         except Exception as error:
             self.tracker = None
             self.say(

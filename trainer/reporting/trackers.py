@@ -4,34 +4,33 @@ import importlib
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from common.errors import UserError
 
 TRACKERS = ("wandb", "swanlab", "trackio", "tensorboard")
 
 
-class Experiment(Protocol):
-    """A run in a tracker. `id` finds it again after a resume; None where the files alone do."""
-
-    id: str | None
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 def open_tracker(
-    kind: str, project: str, stem: Path, settings: Mapping[str, Any], run_id: str | None = None, step: int = -1
-) -> Experiment:
+    kind: str, project: str, stem: Path, settings: Mapping[str, Any], run_id: str | None, step: int
+) -> tuple[Any, str | None]:
     """Begin the run of the files `stem` in a tracker, or continue the one of `run_id` after `step`.
 
+    Returns (an object with `log(numbers, step=...)` and `finish()`, the id by which a resume finds the run; None: by its files).
     Errors: UserError where the package is not installed or refuses.
     """
     try:
         if kind == "tensorboard":
-            return TensorBoard(f"{stem}_tensorboard", settings, step)
-        return Tracker(kind, project, stem.name, settings, run_id)
+            return TensorBoard(f"{stem}_tensorboard", settings, step), None
+        # W&B and the two that took over its interface
+        module = importlib.import_module(kind)
+        if kind == "trackio":
+            # It knows a run by its name alone, so the name is made unique and serves as the id.
+            run_id = run_id or f"{stem.name}-{secrets.token_hex(4)}"
+            module.init(project=project, name=run_id, resume="allow", config=settings)
+            return module, run_id
+        run = module.init(project=project, name=stem.name, id=run_id, resume="allow", config=settings)
+        return module, run.id
     except ImportError as error:
         raise UserError(f"--tracker {kind} needs a package that is not here: pip install {kind}") from error
     except Exception as error:
@@ -40,29 +39,8 @@ def open_tracker(
         raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
 
 
-class Tracker:
-    """W&B and the two that took over its interface."""
-
-    def __init__(self, kind: str, project: str, name: str, settings: Mapping[str, Any], run_id: str | None) -> None:
-        self.module = importlib.import_module(kind)
-        if kind == "trackio":
-            # It knows a run by its name alone, so the name is made unique and serves as the id.
-            self.id = run_id or f"{name}-{secrets.token_hex(4)}"
-            self.module.init(project=project, name=self.id, resume="allow", config=settings)
-        else:
-            self.id = self.module.init(project=project, name=name, id=run_id, resume="allow", config=settings).id
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None:
-        self.module.log(numbers, step=step)
-
-    def finish(self) -> None:
-        self.module.finish()
-
-
 class TensorBoard:
     """Event files; `tensorboard --logdir out` shows them."""
-
-    id: str | None = None
 
     def __init__(self, folder: str, settings: Mapping[str, Any], step: int) -> None:
         # Its package is not needed by anybody who does not ask for it.

@@ -1,21 +1,17 @@
 """The settings that a run leaves beside its weights. Reference: the run itself, trained again from them bit for bit."""
 
-import contextlib
 import json
 
-import pytest
 import torch
 
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import flags, train
 from tests.trainer import test_train_electra as electra_runs
 from tests.trainer.glue.glue_helpers import arguments, fine_tune, make_place
-from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_electra, train_glue, train_pretrain
 from trainer.electra.settings import parse_args as electra_settings
 from trainer.glue.settings import parse_args as glue_settings
 from trainer.pretrain.settings import parse_args as pretrain_settings
-from trainer.reporting.opening import never_saved
 
 
 def test_pretraining_starts_again_from_its_settings(data, tmp_path):
@@ -68,45 +64,6 @@ def test_the_metrics_keep_the_settings_that_the_run_has(data, tmp_path):
     start = json.loads((tmp_path / "pretrain_16.metrics.jsonl").read_text().splitlines()[0])
     kept = pretrain_settings(["--config", str(tmp_path / "pretrain_16.settings.yaml")])
     assert start["settings"] == {name: value for name, value in vars(kept).items() if value is not None}
-
-
-@pytest.mark.parametrize(
-    ("device", "given", "unsaved"),
-    [
-        # After 150 micro-batches a CPU has saved, and a GPU has not: there 2 minutes count in their place.
-        ("cpu", {}, False),
-        (None, {}, True),
-        ("cpu", {"save_minutes": 3}, True),
-        (None, {"save_minutes": 3}, True),
-        (None, {"save_interval": 100}, False),
-        (None, {"save_interval": 200}, True),
-    ],
-)
-def test_what_nobody_can_go_on_from_is_known_by_the_flags_and_the_device(data, tmp_path, device, given, unsaved):
-    """The first line is that of a run; then it is as if it had been killed after 150 micro-batches."""
-    with simulated_cuda() if device is None else contextlib.nullcontext():
-        train(data_path=data, out_dir=tmp_path, device=device, max_updates=1, **given)
-    metrics = tmp_path / "pretrain_16.metrics.jsonl"
-    lines = [metrics.read_text().splitlines()[0], json.dumps({"step": 149, "eta": 1.0})]
-    metrics.write_text("\n".join(lines))
-    assert never_saved(metrics) == unsaved
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"settings": {"save_minutes": "auto", "save_interval": 1}, "machine": {"device": 5}}',
-        '{"settings": ["save_minutes"]}',
-        '{"settings": {"save_minutes": "auto", "save_interval": "x"}, "machine": {"device": "cpu"}}',
-        "[" * 100_000,
-        "3",
-    ],
-    ids=range(5),
-)
-def test_metrics_that_no_run_wrote_are_kept(tmp_path, line):
-    metrics = tmp_path / "a.metrics.jsonl"
-    metrics.write_text(f"{line}\n")
-    assert not never_saved(metrics)
 
 
 def test_a_run_of_flags_and_one_of_their_file_print_the_same(data, tmp_path, capsys):

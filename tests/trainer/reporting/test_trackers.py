@@ -1,6 +1,7 @@
 """Experiment trackers get the same records; each that is not installed here is a stand-in that notes its calls."""
 
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -55,13 +56,13 @@ def test_tensorboard_files(data, tmp_path):
 @pytest.mark.parametrize("kind", ["wandb", "swanlab", "trackio"])
 def test_a_package_that_is_missing_or_refuses(kind):
     with mock.patch.dict(sys.modules, {kind: None}), pytest.raises(UserError, match=f"pip install {kind}"):
-        open_tracker(kind, "P", "n", {}, ".")
+        open_tracker(kind, "P", Path("n"), {}, None, -1)
     module = mock.MagicMock(**{"init.side_effect": RuntimeError("no account\n  log in first")})
     with (
         mock.patch.dict(sys.modules, {kind: module}),
         pytest.raises(UserError, match=f"--tracker {kind}: no account log in first"),
     ):
-        open_tracker(kind, "P", "n", {}, ".")
+        open_tracker(kind, "P", Path("n"), {}, None, -1)
 
 
 @pytest.mark.parametrize("method", ["log", "finish"])
