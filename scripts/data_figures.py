@@ -25,7 +25,6 @@ from dataset.quality.languages import language_of
 from dataset.quality.leaks import LEAKED, RUNS_OF_DOCUMENT, Runs, Search, read_through
 from dataset.quality.oddities import Oddity, OddityFinder
 from dataset.reading.conversations import said_in
-from dataset.reading.remote import DataFile, cache_in
 from dataset.reading.settings import OFF
 from dataset.shares import name_of
 from dataset.store.deduplicate import open_sources
@@ -377,7 +376,7 @@ class TextLook:
         self.look = look
         n = len(look.doc_hash)
         self.source_names: list[str] = []
-        self.files: list[DataFile] = []
+        self.files: list[Path] = []
         # The source of each file, and the first file of each store.
         self.source_of_file: list[int] = []
         self.first_file: list[int] = []
@@ -445,7 +444,7 @@ class TextLook:
         return sorted(self.oddities.values(), key=lambda figures: (-figures.documents, figures.kind))
 
 
-def shown_path(path: DataFile) -> str:
+def shown_path(path: Path) -> str:
     """A path without what everybody knows of it."""
     if not isinstance(path, Path):
         return str(path)
