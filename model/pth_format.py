@@ -10,7 +10,7 @@ import torch
 from common.files import MOST_CONFIG_BYTES, read_object
 from model.config import DECLARATIONS, SHAPE, MiniMindConfig, fields_that_decide, public_spellings
 from model.infer_config import infer_config, numbers_in, warn_of_guesses
-from model.weight_files import DIGEST_FIELD, VOCABULARY_FIELD, read_state_dict
+from model.weight_files import DIGEST_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_state_dict
 
 if TYPE_CHECKING:
     from model.model_minimind import MiniMindForCausalLM
@@ -81,6 +81,12 @@ def vocabulary_of(path: Path) -> str | None:
         return None
     found = read_json(beside).get(VOCABULARY_FIELD)
     return found if isinstance(found, str) else None
+
+
+def has_trained_thoughts(path: Path) -> bool:
+    """Whether the .json beside a weight says that answers with thoughts were trained."""
+    beside = path.with_suffix(".json")
+    return path.suffix == ".pth" and beside.is_file() and read_json(beside).get(THOUGHTS_FIELD) is True
 
 
 def _checked_digests(beside: Path, digests: object) -> list[str] | None:

@@ -18,6 +18,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DIGEST_FIELD = "weights_sha256"
 # The field that names the vocabulary of the tokenizer that the weights were trained with
 VOCABULARY_FIELD = "vocabulary_sha256"
+# The field of a fine-tuned weight: whether answers with thoughts were trained
+THOUGHTS_FIELD = "trained_thoughts"
 ZIP_MAGIC = b"PK\x03\x04"
 PICKLE_MAGIC = b"\x80"
 

@@ -425,8 +425,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _most_updates(self) -> float:
         """A machine that is faster than planned reads the text no more often than a plan does."""
         most_passes = laws.most_passes(self.settings.from_weight)
-        if math.isinf(most_passes):
-            return math.inf
         first = self.plan(0)
         targets = first.row_targets(0, first.n_rows)
         # A pass over a mixture ends where one source is used up. Later passes bring other text of the others.
