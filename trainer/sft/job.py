@@ -12,7 +12,7 @@ from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.embedded_questions import build_embedded_questions
 from dataset.chat.encoder import ChatEncoder
 from dataset.packing import RowPlan
-from model.weight_files import THOUGHTS_FIELD
+from model.weight_record import THOUGHTS_FIELD
 from trainer.budget.forecast import Forecast
 from trainer.engine import Engine
 from trainer.job import Progress
@@ -62,7 +62,7 @@ class SftJob(PretrainJob):
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         fields = {**self.config.to_dict(), THOUGHTS_FIELD: self.corpus.trains_thoughts}
-        save_weights(dict(weights), fields, self.stem, self.vocabulary)
+        save_weights(dict(weights), fields, self.stem, self.vocabulary, parse_special_tokens=False)
 
     def samples(self, engine: Engine, signals: StopSignals, is_last: bool) -> tuple[list[tuple[str, str]], int]:
         settings = self.settings
@@ -82,6 +82,10 @@ class SftJob(PretrainJob):
                 f"{defaults.LEARNING_RATE:g} --lr_schedule {defaults.SCHEDULE} --epochs {defaults.MOST_PASSES}"
             )
         return notices
+
+    def _note_on_special_tokens(self) -> list[str]:
+        """The chat template writes them, and a message that spells one stays text."""
+        return []
 
     def _forecast(self, first: RowPlan, flops: float) -> Forecast | None:
         """Nothing is known of the loss of answers."""
