@@ -15,7 +15,7 @@ def begin(ends_at_ctrl_c: bool = True) -> None:
 
     ends_at_ctrl_c: during the imports Ctrl-C ends the process at once; `run_cli` makes a KeyboardInterrupt of it again.
     """
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file runs where the others cannot
         stop("Python 3.11 or newer is needed, and this is {}.{}".format(*sys.version_info[:2]))
     if ends_at_ctrl_c:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

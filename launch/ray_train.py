@@ -18,8 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 
-from common.start import begin
-
 
 def train(config: dict[str, Any]) -> None:
     """What each of Ray's workers does, in a thread of its own, after Ray has made the process group."""
@@ -65,5 +63,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    from common.start import begin
+
     begin(ends_at_ctrl_c=False)
     main()

@@ -46,8 +46,8 @@ from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_device
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
-from trainer.pretrain.command import run_command
 from trainer.pretrain import first_model
+from trainer.pretrain.command import run_command
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, given_settings, parse_args
 

@@ -54,6 +54,8 @@ class DocumentEncoder:
 
     # In a .txt file. Readers ask the encoder, since it depends on what is made of the text.
     blank_line_ends_document = False
+    # Whether the last part of a text may be held out.
+    can_be_cut = True
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", parse_special_tokens: bool = False) -> None:
         self.parse_special_tokens = parse_special_tokens
@@ -104,6 +106,16 @@ class DocumentEncoder:
         """The ids of the beginning of a document: BOS and the text, as in training, without EOS."""
         (ids,) = self.encode([text])
         return ids if self.eos_id is None else ids[:-1]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of some ids, special tokens left out."""
+        tokenizer = self._slow or self._backend
+        assert tokenizer is not None
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    def ends_line(self, token_id: int) -> bool:
+        """Whether a line of a text ends with this token."""
+        return self.decode([token_id]).endswith("\n")
 
     def body(self, text: str) -> str:
         """The text without the BOS and EOS strings that it carries."""
@@ -270,6 +282,10 @@ class LineEncoder(DocumentEncoder):
         # A line ends with SEP.
         self._put_nothing_around()
         self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
+
+    def ends_line(self, token_id: int) -> bool:
+        """SEP marks the end of a line."""
+        return token_id == self.sep_id
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text's lines, each line with SEP after it."""
