@@ -7,7 +7,6 @@ llama.cpp computes a dense minimind2 as its `llama`, minimind3 as `qwen3` and `q
 same tokens and logits is tested in tests/scripts/test_export_gguf.py.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -16,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import export_gguf_parser
 

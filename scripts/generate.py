@@ -7,7 +7,6 @@
 The text goes to stdout as it comes, the speed to stderr. Prompts can also be piped in, one a line.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -16,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import generate_parser
 
@@ -85,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         n_prompts += 1
         try:
             if chat is None:
+                if prompt.endswith(" "):
+                    note = "note: the prompt ends in a space, which most tokens bring along: without it the text goes on better"
+                    announce(note, to_stderr=True)
                 reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), sampling, is_typed, echo=prompt)
                 continue
             turn = {"role": "user", "content": utf8(prompt)}
