@@ -27,7 +27,7 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.masking import original_cap
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM, SIZES
-from trainer.electra.clock import most_updates, pace_of, seconds_to_show
+from trainer.electra.clock import clock_of, most_updates, seconds_to_show
 from trainer.electra.closing import closing_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
@@ -148,9 +148,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         )
         # One rank of each machine reads all tokens: they have the same files.
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
-        if settings.budget is not None and self.ranks.is_main:
+        if settings.budget is not None:
             shows = self.objective.tells_replaced
-            self.pace = pace_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
+            self.clock = clock_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
         self.n_sums = self.objective.n_sums
         self.shown = (*self.objective.shown, "grad_norm", "updates_per_second")
         self.charts = self.objective.charts
@@ -282,11 +282,12 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return self.objective.loss(batch, totals)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        if progress.course is None:
+        course = self.clock.moved if self.clock is not None else None
+        if course is None:
             return rate(self.settings, progress.update)
         # The clock of --budget has moved the end.
         warmup = min(1.0, progress.update / max(warmup_of(self.settings), 1))
-        return self.settings.learning_rate * warmup * progress.course.factor(progress.update)
+        return self.settings.learning_rate * warmup * course.factor(progress.update)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return self.objective.metrics(sums)
@@ -299,14 +300,17 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     def alarm_of_evaluation(self, values: Mapping[str, float], progress: Progress) -> str | None:
         # The clock of --budget sets the end; its settings have a guess, which is far too high.
-        end = self.settings.max_steps if progress.course is None else progress.course.end
+        end = self.settings.max_steps if self.clock is None else self.clock.end
         return self.objective.alarm(values, progress.update, end)
 
     def kept(self) -> dict[str, float | None]:
-        return self.objective.kept()
+        own = self.clock.state_dict() if self.clock is not None else {}
+        return {**self.objective.kept(), **own}
 
     def take_kept(self, kept: Mapping[str, float | None]) -> None:
         self.objective.take_kept(kept)
+        if self.clock is not None:
+            self.clock.load_state_dict(kept)
 
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
@@ -375,7 +379,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         if not self.objective.tells_replaced:
             return None
         discriminator = self.outputs["discriminator"]
-        seconds = seconds_to_show(self.pace, self.settings.report)
+        seconds = seconds_to_show(self.clock, self.settings.report)
         return closing_of(self.settings, self.data_path, self.held_out, self.encoder, discriminator, seconds)
 
     def next_commands(self) -> list[NextCommand]:

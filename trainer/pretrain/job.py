@@ -37,6 +37,7 @@ from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
 from trainer.budget import laws
+from trainer.budget.clock import Clock, Course
 from trainer.budget.forecast import Alarm, Forecast
 from trainer.budget.kept_plan import keep_plan, plan_path
 from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
@@ -56,7 +57,6 @@ from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
-from trainer.pace import Course, Pace
 from trainer.pretrain import trial
 from trainer.pretrain.auto_batch import note_on_small, settle
 from trainer.pretrain.compressors import compressed
@@ -194,11 +194,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Made when the run is described, since it takes a second.
         self.forecast: Forecast | None = None
         self.loss_alarm = Alarm(settings.names_of_rates())
-        self.planned_end = PlannedEnd(settings, self.ranks, self.corpus) if self.plans_to_end else None
+        self.clock = self._clock(settings.budget) if settings.budget else None
+        self.planned_end = PlannedEnd(settings, self.ranks, self.corpus, self.clock) if self.plans_to_end else None
         self.evaluates = bool(self.validation)
         self.eval_interval = settings.eval_interval
         self.has_samples = bool(self.prompts)
-        self.pace = self._pace() if settings.budget and self.ranks.is_main else None
 
     @classmethod
     def make_encoder(cls, tokenizer: PreTrainedTokenizerBase, settings: PretrainSettings) -> DocumentEncoder:
@@ -388,9 +388,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             done = (update.epoch + update.first_row / update.n_rows) / self.epochs
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup = rows_at_its_end / max(rows_of_warmup(settings, settings.warmup_iters, self.ranks), 1)
-        if progress.course is not None:
-            # The clock has moved the end of the run, see trainer/pace.py.
-            return settings.learning_rate * progress.course.factor(progress.update) * min(1.0, warmup)
+        if self.clock is not None and self.clock.moved is not None:
+            return settings.learning_rate * self.clock.moved.factor(progress.update) * min(1.0, warmup)
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
 
     # The rows of a mixture whose shares change over the run depend on its end, see trainer/pretrain/planned_end.py.
@@ -404,19 +403,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def trained(self, progress: Progress) -> list[tuple[str, int, float]]:
         return self.corpus.trained(progress.epoch, progress.row)
 
-    def _pace(self) -> Pace:
+    def _clock(self, budget: str) -> Clock:
         """The clock of --budget."""
         settings = self.settings
-        assert settings.budget is not None
         updates = settings.max_updates
         planned = Course(fall_from=updates - round(settings.decay_share * updates), end=updates)
         rows = rows_of_update(settings, self.ranks)
         evaluated = len(self.validation) * EVAL_ROWS if self.validation else 0
         steps = settings.accumulation_steps
-        return Pace(
-            seconds_of(settings.budget),
+        return Clock(
+            seconds_of(budget),
             seconds_since_start(),
             planned,
+            self.ranks,
             seconds_at_end=seconds_at_end(settings.report),
             samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
             evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows,
@@ -430,14 +429,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _most_updates(self) -> float:
         """A machine that is faster than planned reads the text no more often than a plan does."""
         most_passes = laws.most_passes(self.settings.from_weight)
-        if math.isinf(most_passes):
-            return math.inf
         first = self.plan(0)
         targets = first.row_targets(0, first.n_rows)
         # A pass over a mixture ends where one source is used up. Later passes bring other text of the others.
         different = laws.different_tokens(parts_of(self.corpus) or targets)
         most_rows = most_passes * first.n_rows * different / targets
         return int(most_rows / rows_of_update(self.settings, self.ranks))
+
+    def kept(self) -> dict[str, float | None]:
+        return {} if self.clock is None else self.clock.state_dict()
+
+    def take_kept(self, kept: Mapping[str, float | None]) -> None:
+        if self.clock is not None and kept:
+            self.clock.load_state_dict(kept)
 
     def settings_to_keep(self) -> PretrainSettings:
         """Without the budget: the plan is in the other settings."""
