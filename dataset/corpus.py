@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Unpack
 
 import numpy as np

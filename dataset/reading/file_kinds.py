@@ -121,9 +121,7 @@ def refuse_address(path: str) -> None:
     raise DataError(f"{path}: it is not on this machine; download it first ({command}) and name the copy")
 
 
-def find_files(
-    data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
-) -> list[Path]:
+def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
     """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
 
     A folder or glob gives the first of these that it has: CORPORA and .txt; text of the default suffixes; TABLES.

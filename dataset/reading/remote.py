@@ -141,7 +141,9 @@ def _file_system(scheme: str) -> FileSystem:
 
 
 def _remote_file(address: str, info: dict[str, Any]) -> RemoteFile:
-    version = next((str(info[name]) for name in ("ETag", "Content-MD5", "Last-Modified", "mtime") if info.get(name)), None)
+    version = next(
+        (str(info[name]) for name in ("ETag", "Content-MD5", "Last-Modified", "mtime") if info.get(name)), None
+    )
     size = info.get("size")
     return RemoteFile(address, None if size is None else int(size), version)
 

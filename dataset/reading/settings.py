@@ -21,7 +21,8 @@ class TextSettings(Settings):
         None, check=text_suffix, several=True, metavar="SUFFIX", help=TEXT_SUFFIXES_HELP
     )
     cache_dir: str | None = setting(
-        None, help="folder for tokenised data (default: .token_store beside the data) and for what is fetched from addresses"
+        None,
+        help="folder for tokenised data (default: .token_store beside the data) and for what is fetched from addresses",
     )
 
 

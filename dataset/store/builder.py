@@ -140,7 +140,9 @@ class StoreWriter:
         }
         meta_file = open(self.temp / "meta.json", "wb")  # noqa: SIM115 - __exit__ closes it
         self.files["meta.json"] = meta_file
-        meta_file.write(json.dumps({**content, "meta_sha256": digest_of_json(content)}, indent=1, sort_keys=True).encode())
+        meta_file.write(
+            json.dumps({**content, "meta_sha256": digest_of_json(content)}, indent=1, sort_keys=True).encode()
+        )
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())

@@ -89,9 +89,7 @@ def _read_hashes(place: Path) -> list[list[Any]]:
     return entries
 
 
-def hash_files(
-    files: Sequence[Path], stats: list[Stats], places: list[Path]
-) -> tuple[list[tuple[str, str]], bool]:
+def hash_files(files: Sequence[Path], stats: list[Stats], places: list[Path]) -> tuple[list[tuple[str, str]], bool]:
     """(suffix, SHA-256 of the content) of each file, remembered or read, and whether any was read."""
     known = _known_digests(places)
     unread = [i for i, stat in enumerate(stats) if stat not in known]

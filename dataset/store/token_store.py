@@ -60,7 +60,9 @@ def open_or_build(
         data, unknown = hash_files(files, stats, places)
     except OSError as error:
         raise DataError(f"{error.filename or paths[0]}: {error.strerror or error}") from error
-    key = hashlib.sha256(json.dumps([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]).encode()).hexdigest()
+    key = hashlib.sha256(
+        json.dumps([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]).encode()
+    ).hexdigest()
     meta = {
         "key": key,
         "source_name": _source_name(Path(paths[0])),

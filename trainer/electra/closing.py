@@ -15,7 +15,6 @@ from common.errors import UserError
 from common.terminal import TerminalText, has_colours, width_of_terminal
 from dataset.held_out import HeldOut
 from dataset.reading.documents import BadLines, read_documents
-from dataset.reading.file_kinds import is_tokenised
 from dataset.store.encode_worker import measure
 from dataset.store.token_store import files_of
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -58,10 +57,7 @@ def closing_of(
     if held_out is not None:
         hashes = set(held_out.val_store.doc_hash[held_out.val_documents].tolist())
         paths = [settings.val_path] if settings.val_path else data_path
-    # The texts of a store that is named by its manifest are elsewhere.
-    if any(map(is_tokenised, paths)):
-        return None
-    files = files_of(paths, settings.text_suffixes, cache_in(settings.cache_dir, settings.cache_gb))
+    files = files_of(paths, settings.text_suffixes, settings.cache_dir)
     texts = excerpts(files, hashes, encoder, settings.text_field, end - NETWORKS_S)
     if not texts:
         if time.monotonic() >= end - NETWORKS_S:
