@@ -38,7 +38,7 @@ from model.config import MiniMindConfig
 from model.hf_folder import CONFIG, load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_gguf_parser
-from scripts.common import check_is_there, check_vocabulary, load_model, tokenizer_folder
+from scripts.common import check_is_there, check_vocabulary, drop_untrained_thoughts, load_model, tokenizer_folder
 from scripts.export_hf import smallest_exact
 from scripts.gguf_format import Metadata, architecture_of, model_metadata, to_gguf
 from scripts.gguf_tokenizer import tokenizer_metadata
@@ -78,6 +78,7 @@ def export(
     folder = tokenizer_folder(weight, tokenizer_path)
     tokenizer = load_tokenizer(folder)
     check_vocabulary(weight, tokenizer, tokenizer_path)
+    drop_untrained_thoughts(tokenizer, weight)
     ids = DocumentEncoder(tokenizer).vocab_size
     check_size(ids, config.vocab_size, str(folder))
     check_ids_fit(ids, config.vocab_size, str(folder))

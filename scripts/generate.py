@@ -40,7 +40,7 @@ from common.errors import UserError
 from common.notices import announce
 from common.wording import counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
-from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
+from dataset.tokenizing.byte_level_bpe import OUR_TEMPLATES
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text, default_template
 from scripts.common import ModelChoice, load_in_dtype
@@ -188,7 +188,7 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
     Errors: UserError for a tokenizer without a template.
     """
     template = default_template(tokenizer)
-    if template == CHAT_TEMPLATE:
+    if template in OUR_TEMPLATES:
         # Where it has several, the others are not asked for.
         tokenizer.chat_template = template
         return ChatEncoder(tokenizer).turns_ids

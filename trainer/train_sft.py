@@ -28,9 +28,13 @@ if __name__ == "__main__":
 
     parse_args()
 
+import os
+
 from common.command_clock import count_from_here
+from common.notices import announce
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
+from trainer.sft.defaults import fitted_to_text
 from trainer.sft.job import SftJob
 from trainer.sft.settings import given_settings, parse_args
 
@@ -42,7 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not is_own_command:
         count_from_here()
     argv = sys.argv[1:] if argv is None else argv
-    return run_command(SftJob, parse_args(argv), given_settings(argv), argv, is_own_command)
+    given = given_settings(argv)
+    settings, note = fitted_to_text(parse_args(argv), given)
+    # Of torchrun's processes one tells it.
+    if note and os.environ.get("RANK", "0") == "0":
+        announce(note)
+    return run_command(SftJob, settings, given, argv, is_own_command)
 
 
 if __name__ == "__main__":
