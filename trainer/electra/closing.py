@@ -56,7 +56,7 @@ def closing_of(
     paths = data_path
     if held_out is not None:
         hashes = set(held_out.val_store.doc_hash[held_out.val_documents].tolist())
-        paths = [settings.val_path] if settings.val_path else data_path
+        paths = settings.val_path or data_path
     files = files_of(paths, settings.text_suffixes, settings.cache_dir)
     texts = excerpts(files, hashes, encoder, settings.text_field, end - NETWORKS_S)
     if not texts:
