@@ -3,13 +3,13 @@
 import argparse
 
 import pytest
+from trainer.glue.notices import notices
 
 from common.settings import SettingsParser
 from dataset import tokenize_arguments
 from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
 from trainer.glue import settings as glue_settings
-from trainer.glue.notices import notices
 from trainer.machine.ranks import Ranks
 from trainer.pretrain import settings as pretrain_settings
 
