@@ -1,10 +1,8 @@
 """Training speed against the plain MiniMind loop and the Hugging Face Trainer, side by side in one run.
 
     python benchmarks/bench.py                                             # 26 M, all cores, about 4 minutes
-    python benchmarks/bench.py --sizes 26m,104m,64m,moe,electra --threads 1,2      # everything
+    python benchmarks/bench.py --sizes 26m,104m,64m,moe --threads 1,2      # everything
     python benchmarks/bench.py --sizes tiny --threads 1 --seconds 30       # whether it works
-    python benchmarks/bench.py --cold                                      # with an empty compile cache
-    python benchmarks/bench.py --sizes electra                             # ELECTRA against the public trainers' step, 4 minutes
 
     plain        tokenise each item when it is asked for, pad, eager, AdamW; fp32 on a CPU, bf16 autocast on a GPU
     hf           Trainer with Llama (or Qwen3, Qwen2-MoE) of the same shape: bf16, fused AdamW, documents end to end in
@@ -14,8 +12,6 @@
 
 Every side is a process of its own, so that its peak memory is its own, and trains only while it is its turn: rounds of
 short slices, in which matrix products are measured too, in bf16 where the machine has it. A ratio is the median over the rounds, with its range.
-Of `electra` (the small networks, see benchmarks/electra_sides.py) the sides are plain, which is fp32 on a GPU too, plain-bf16,
-the same step under bf16 autocast, and ours.
 All sides train on the same documents: English and Chinese Wikipedia (docs/corpora.md), or the embedded corpus where
 MINIMIND_REFERENCE leads to none, cut to 325 tokens on average. "text" counts trained targets and leaves padding out.
 """
@@ -89,11 +85,6 @@ def texts_of(file: Path) -> Iterator[str]:
             yield json.loads(line)["text"]
 
 
-def sources() -> list[Iterator[str]]:
-    """Iterators over texts, to be drawn from in turn."""
-    return [texts_of(file) for file in corpus_files()]
-
-
 def cut_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, n: int, seed: int = 0) -> list[str]:
     """The beginnings of `n` texts, 325 tokens on average, LONGEST at most; a text that is too short is passed over."""
     draw = random.Random(seed)
@@ -114,7 +105,7 @@ def cut_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, n: i
 def write_documents(path: Path, n: int) -> list[int]:
     """Write `n` documents, or as many as there are; returns the number of (input, target) pairs of each."""
     tokenizer = load_tokenizer(ROOT / "model")
-    in_turn = itertools.chain.from_iterable(zip(*sources(), strict=False))
+    in_turn = itertools.chain.from_iterable(zip(*map(texts_of, corpus_files()), strict=False))
     documents = cut_documents(in_turn, tokenizer, n)
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents)
@@ -220,17 +211,18 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
                 if answer is None:
                     raise UserError(f"{side.name} on {size} has ended within the run (its error stands above)")
                 # A turn has too few rows to tell the padding by them.
-                if side.name == "plain" and size != "electra":
+                if side.name == "plain":
                     answer["text"] = answer["positions"] * plain_share(pairs, args.max_seq_len)
                 side.slices.append(answer)
             round_seconds = time.monotonic() - begin
         ends = {side.name: side.ask("end") for side in sides}
     record: Record = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates)}
-    for name in ("device", "rows", "max_seq_len", "slice", "cold"):
+    for name in ("device", "rows", "max_seq_len", "slice"):
         record[name] = getattr(args, name)
     record["sides"] = {}
     for side in sides:
-        figures = summary(side.slices, flops_of(side, size, args.max_seq_len, pairs), max(rates))
+        flops = flops_of(side.name, size, args.max_seq_len, pairs)
+        figures = summary(side.slices, flops, max(rates))
         record["sides"][side.name] = {
             **figures,
             **(side.first or {}),
@@ -251,12 +243,8 @@ def start_sides(
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         number = torch.device(args.device).index or 0
         environment["CUDA_VISIBLE_DEVICES"] = visible[number] if visible[0] else str(number)
-    if args.cold:
-        environment["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory())
     sides = []
     for name in args.sides:
-        if not has_side(size, name):
-            continue
         side = Side(name, size, threads, args, documents, environment)
         stack.callback(side.end)
         if side.first is None:
@@ -266,33 +254,13 @@ def start_sides(
     return sides
 
 
-def has_side(size: str, name: str) -> bool:
-    """Whether there is such a side of a size."""
-    if size == "electra":
-        return not name.startswith("hf")
-    return name != "plain-bf16"
-
-
-def flops_of(side: Side, size: str, max_seq_len: int, pairs: Sequence[int]) -> float:
+def flops_of(side: str, size: str, max_seq_len: int, pairs: Sequence[int]) -> float:
     """FLOPs of a text token in a training step of this side."""
-    if size == "electra":
-        text = sum(part["text"] for part in side.slices)
-        return electra_flops(text / sum(part["positions"] for part in side.slices))
     # What a token sees, see flops_per_token: the Trainer's documents stand end to end, ours see themselves alone. No document is
     # seen beyond the length of a row.
     seen = [min(n, max_seq_len) for n in pairs]
-    context = sum(n * n for n in seen) / sum(seen)
-    if side.name.startswith("hf"):
-        context = max_seq_len
+    context = max_seq_len if side.startswith("hf") else sum(n * n for n in seen) / sum(seen)
     return flops_per_token(MiniMindConfig(**SIZES[size]), context)
-
-
-def electra_flops(fill: float) -> float:
-    """FLOPs of a token that is no padding; the networks compute the padding too."""
-    # Imported here, since the other rows do without it.
-    from benchmarks.electra_sides import flops
-
-    return flops() / fill
 
 
 def rate(part: Slice, count: str = "text") -> float:
@@ -327,7 +295,6 @@ def ratios(slices: Mapping[str, Sequence[Slice]]) -> dict[str, tuple[float, floa
     for what, other, count in (
         ("ours / plain, text tokens", "plain", "text"),
         ("ours / plain, padded positions", "plain", "positions"),
-        ("ours / plain-bf16, text tokens", "plain-bf16", "text"),
         (f"ours / {fastest}, text tokens", fastest, "text"),
     ):
         if "ours" in slices and other in slices:

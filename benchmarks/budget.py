@@ -6,7 +6,7 @@
 The trainer plans the budget, which takes half a minute. Around the plan there are a narrower and a wider model, twice and
 half the layers, a narrower model with half as many layers again, twice the heads, half and twice the batch, half and one and a
 half times the rates.
-Their updates take turns, which tells how many of them fit the time in which the plan makes its own: so far nothing else should
+A short run of each shape tells how many of its updates fit the time in which the plan makes its own: so far nothing else should
 run on the machine. Then each is trained to its number of updates; how fast the machine is by then changes nothing. The table
 shows the bits per byte of the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the rates
 and finished runs are kept in `--work`: the same command goes on where it was stopped.
@@ -25,22 +25,16 @@ if __name__ == "__main__":
     budget_parser().parse_args()
 
 import argparse
-import contextlib
-import json
 import shlex
 import subprocess
 from collections.abc import Mapping
-from statistics import median
 
 from benchmarks.arguments import budget_parser
-from benchmarks.trained import TRAINER, Outcome, flag_words, keep_flags, text_words, trained
-from benchmarks.update_sides import Shape, Side, measure
+from benchmarks.trained import TRAINER, Outcome, flag_words, folder_of, text_words, trained
 from common.errors import UserError
 from common.settings import parse
 from trainer.budget import laws
 from trainer.machine.command_line import run_cli
-from trainer.machine.processes import available_threads, divide
-from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import DESCRIPTION, PROG, PretrainSettings
 
 PLAN = "plan"
@@ -90,24 +84,18 @@ def rates(plan: PretrainSettings, factor: float) -> dict[str, object]:
     return {name: factor * getattr(plan, name) for name in ("learning_rate", "muon_lr", "embed_lr")}
 
 
-def folder_of(args: argparse.Namespace, name: str) -> Path:
-    """Where the plan and the run of a configuration are kept."""
-    return Path(args.work) / f"{args.budget}_seed{args.seed}_{name}".replace(" ", "_")
-
-
 def planned(args: argparse.Namespace) -> list[str]:
-    """The flags of the plan. Where an earlier start has asked for it, that one holds. Errors: UserError where it asked with
-    other flags, and where it does not plan."""
-    folder = folder_of(args, PLAN)
-    kept = folder / "plan.txt"
+    """The flags of the plan. Where an earlier start has asked for it, that one holds. Errors: UserError where it does not plan."""
     # Updates are timed on the CPU.
     asked = ["--budget", args.budget, "--seed", str(args.seed), "--device", "cpu", *text_words(args)]
-    keep_flags(folder / "plan_flags.json", asked, kept.exists())
+    folder = folder_of(Path(args.work), PLAN, asked)
+    kept = folder / "plan.txt"
     if not kept.exists():
         command = [sys.executable, str(TRAINER), "--dry_run", "1", *asked, "--out_dir", str(folder)]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, encoding="utf-8")
         if done.returncode:
             raise UserError(f"{PROG} could not plan (its error stands above)")
+        folder.mkdir(parents=True, exist_ok=True)
         kept.write_text(done.stdout, encoding="utf-8")
     return flags_of(kept.read_text(encoding="utf-8"))
 
@@ -121,42 +109,10 @@ def flags_of(told: str) -> list[str]:
     return flags
 
 
-def shape_of(settings: PretrainSettings) -> Shape:
-    """What a configuration trains in each update, in the processes that the trainer takes for it."""
-    fields = {
-        "hidden_size": settings.hidden_size,
-        "num_hidden_layers": settings.num_hidden_layers,
-        "num_attention_heads": settings.num_attention_heads,
-        "num_key_value_heads": settings.num_key_value_heads,
-    }
-    rows = settings.batch_size * settings.accumulation_steps
-    processes = divide(settings, lambda: micro_batch_of(settings), True).processes
-    threads = available_threads()
-    return Shape(
-        fields, rows, settings.batch_size, settings.optimizer, processes, threads, settings.max_seq_len, settings.dtype
-    )
-
-
-def update_seconds(args: argparse.Namespace, shapes: Mapping[str, Shape]) -> dict[str, float]:
-    """{name: seconds of an update} of configurations, unless an earlier start has measured them."""
-    kept = folder_of(args, PLAN) / "update_seconds.json"
-    if not kept.exists():
-        # Rates and the like change nothing of the time.
-        distinct = []
-        for shape in shapes.values():
-            if shape not in distinct:
-                distinct.append(shape)
-        with contextlib.ExitStack() as at_end:
-            sides = []
-            for shape in distinct:
-                side = Side(shape)
-                at_end.callback(side.end)
-                sides.append(side)
-            middle = [median(turns) for turns in measure(sides, args.seconds)]
-        seconds = {name: middle[distinct.index(shape)] for name, shape in shapes.items()}
-        kept.write_text(json.dumps(seconds, indent=1), encoding="utf-8")
-    measured: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
-    return measured
+def update_seconds(args: argparse.Namespace, flags: list[str]) -> float:
+    """Seconds of an update of a configuration, by the last log line of a short run."""
+    timing = {"max_updates": args.timed_updates, "log_interval": args.timed_updates // 2, "eval_interval": 0}
+    return trained(Path(args.work), "timing", [*flags, *flag_words(timing)]).update_seconds
 
 
 def main() -> None:
@@ -168,15 +124,14 @@ def main() -> None:
     unknown = sorted(set(args.only or ()) - set(changes_of))
     if unknown:
         raise UserError(f"--only: {unknown[0]!r} is none of {', '.join(changes_of)}")
-    shapes = {name: shape_of(settings_of([*plan_flags, *flag_words(one)])) for name, one in changes_of.items()}
-    seconds = update_seconds(args, shapes)
+    tried = [name for name in changes_of if not args.only or name in (PLAN, *args.only)]
+    # One after the other before anything long runs: the machine is the same for all of them.
+    seconds = {name: update_seconds(args, [*plan_flags, *flag_words(changes_of[name])]) for name in tried}
     ends: dict[str, Outcome] = {}
-    for name, changes in changes_of.items():
-        if args.only and name not in (PLAN, *args.only):
-            continue
+    for name in tried:
         updates = round(plan.max_updates * seconds[PLAN] / seconds[name])
-        changes_of[name] = {**changes, "max_updates": updates}
-        ends[name] = trained(folder_of(args, name), [*plan_flags, *flag_words(changes_of[name])])
+        changes_of[name] = {**changes_of[name], "max_updates": updates}
+        ends[name] = trained(Path(args.work), name.replace(" ", "_"), [*plan_flags, *flag_words(changes_of[name])])
         print(f"{name}: {ends[name].bits_per_byte:.4f} bits per byte", flush=True)
     print("\n| run | flags | updates | tokens | loss | bits per byte | of the plan's |\n|---|---|---|---|---|---|---|")
     for name, end in sorted(ends.items(), key=lambda item: item[1].bits_per_byte):

@@ -1,8 +1,8 @@
 """Whether training is right and fast on the GPU of this machine, in nine minutes.
 
-    make gpu                                                    # sections 0 to 9
+    make gpu                                                    # sections 0 to 7
     make gpu-quick                                              # sections 0 to 2
-    make gpu-electra                                            # sections 0, 10 and 11, in four minutes
+    make gpu-electra                                            # sections 0 and 8, in two minutes
     python benchmarks/gpu.py --sections 3 6                     # some of them
     python benchmarks/gpu.py --device cpu --seconds small       # whether this command itself works, on a CPU
 
@@ -17,16 +17,13 @@ enough, in whatever versions an image has. Sections:
     5 bad numbers              NaN, infinity, the scale of float16
     6 throughput               tokens/s and the share of the product rate, for each size
     7 against the plain loop   benchmarks/bench.py
-    8 profile                  kernels of a step
-    9 parts                    attention, a save beside training, the exchange of gradients
-   10 a step of ELECTRA        benchmarks/bench.py: ours against the public trainers' step
-   11 ELECTRA and GLUE         pretrained, killed, resumed, fine-tuned: the same bits, and what was learned?
+    8 ELECTRA and GLUE         pretrained, killed, resumed, fine-tuned: the same bits, and what was learned?
 
-The last two run where they are asked for: all twelve do not fit nine minutes.
+The last one runs where it is asked for: all nine do not fit nine minutes.
 Each section is a process with a time limit of its own, so that one that fails or hangs leaves the others alone. After
 LAST_START_S no section starts any more, and after END_S none goes on. A CPU, which tells nothing but whether this command
 works, may take longer. Compiled code is kept from section to section, and for no later command. What is found goes to --out
-at once, a table of it comes last. `pytest -m gpu` runs the checks of 2 to 5 and 11 as tests. Exit code 1: a check failed, or a
+at once, a table of it comes last. `pytest -m gpu` runs the checks of 2 to 5 and 8 as tests. Exit code 1: a check failed, or a
 section did not end or was left out.
 """
 
@@ -64,7 +61,7 @@ from benchmarks import gpu_checks, gpu_electra, gpu_figures
 from benchmarks.arguments import GPU_SECTIONS, USUAL_SECTIONS
 from benchmarks.gpu_checks import Check, NotPromised
 from benchmarks.gpu_figures import FULL, SMALL, Measurement
-from benchmarks.out_file import opened
+from benchmarks.out_file import check_out
 from common.errors import UserError
 from trainer.machine.command_line import run_cli
 
@@ -72,7 +69,7 @@ LAST_START_S = 500
 END_S = 535
 # Of a section, in seconds, where it is not this
 LIMIT_S = 90
-LIMITS_S = {1: 120, 2: 120, 3: 150, 6: 120, 10: 180, 11: 240}
+LIMITS_S = {1: 120, 2: 120, 3: 150, 6: 120, 8: 240}
 # On a CPU: nobody waits for its figures, and other programs may use it too.
 CPU_LIMIT_S = 1200
 MEASUREMENTS: dict[int, Measurement] = {
@@ -80,27 +77,20 @@ MEASUREMENTS: dict[int, Measurement] = {
     1: gpu_figures.compiling,
     6: gpu_figures.throughput,
     7: gpu_figures.against_plain_loop,
-    8: gpu_figures.profile,
-    9: gpu_figures.parts,
-    10: gpu_figures.step_of_electra,
 }
 CHECKS: dict[int, Mapping[str, Check]] = {
     2: gpu_checks.NUMBERS,
     3: gpu_checks.TRAINER,
     4: gpu_checks.WAITING,
     5: gpu_checks.BAD_NUMBERS,
-    11: gpu_electra.ELECTRA,
+    8: gpu_electra.ELECTRA,
 }
 # Checks that only start trainers and look at what they leave: their time is no figure, so they run side by side.
-SIDE_BY_SIDE = (3, 11)
+SIDE_BY_SIDE = (3, 8)
 # A result as a line of --out: of a Figure, or {"what", "value", "ok"} of a check. ok: None is neither right nor wrong, see
 # NotPromised.
 Result = dict[str, Any]
 VERDICTS = {True: "ok", False: "FAILED", None: "not promised"}
-
-
-# ------------------------------------------------------------------------------- the process of a section
-# What stands here runs in the process that `section_command` starts, and nothing of it in the command.
 
 
 def results_of(number: int, device: torch.device, small: bool) -> Iterator[Result]:
@@ -142,11 +132,6 @@ def run_section(args: argparse.Namespace) -> None:
         print(json.dumps(result), file=answers, flush=True)
 
 
-# ---------------------------------------------------------------------------------------- the command
-# From here on everything runs in the process that a person starts. It asks the sections for their results, and computes
-# nothing.
-
-
 class Record:
     """What has been found. Each result is written and printed as it comes, and kept for the table."""
 
@@ -158,7 +143,7 @@ class Record:
         result = {"section": section, **result}
         self.results.append(result)
         print(json.dumps(result), file=self.out, flush=True)
-        print(f"  {line_of(result)}", flush=True)
+        print(f"  {result['what']}: {found_text(result)}", flush=True)
 
     def names(self, ok: bool | None) -> list[str]:
         """Of the checks with this outcome."""
@@ -169,27 +154,9 @@ class Record:
         ]
 
 
-@contextlib.contextmanager
-def ended_in_order() -> Iterator[None]:
-    """Within the block SIGTERM, and the SIGHUP of a terminal that closes, end this process as Ctrl-C does: by an exception.
-
-    Without it they would end it at once, and its section would go on by itself. Errors: SystemExit.
-    """
-
-    def leave(signum: int, frame: FrameType | None) -> NoReturn:
-        sys.exit(128 + signum)
-
-    before = {}
-    for name in ("SIGTERM", "SIGHUP"):
-        # Windows has no SIGHUP.
-        if hasattr(signal, name):
-            number = getattr(signal, name)
-            before[number] = signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def leave(signum: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM, and the SIGHUP of a terminal that closes, end this process as Ctrl-C does: by an exception, and its section with it."""
+    sys.exit(128 + signum)
 
 
 def limit_of(number: int, seconds_so_far: float, device: str) -> float:
@@ -256,19 +223,13 @@ def found_text(result: Result) -> str:
     return f"{text} {result.get('unit', '')}".rstrip()
 
 
-def line_of(result: Result) -> str:
-    """As `26m, 32 rows: tokens: 1,200,000 1/s (an H200, predicted: ...)`."""
-    predicted = f" (an H200, predicted: {result['predicted']})" if result.get("predicted") else ""
-    return f"{result['what']}: {found_text(result)}{predicted}"
-
-
 def table_of(results: Sequence[Result]) -> list[str]:
     """The summary, as a table of Markdown."""
-    lines = ["| section | what | found | an H200, predicted |", "|---|---|---|---|"]
+    lines = ["| section | what | found |", "|---|---|---|"]
     for result in results:
         name = str(result["what"]).replace("|", "/")
         found = found_text(result).replace("|", "/").replace("\n", " ")[:200]
-        lines.append(f"| {result['section']} | {name} | {found} | {result.get('predicted', '')} |")
+        lines.append(f"| {result['section']} | {name} | {found} |")
     return lines
 
 
@@ -280,10 +241,15 @@ def main(args: argparse.Namespace) -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine shows no CUDA device; --device cpu --seconds small tries the command itself")
     path = Path(args.out)
-    out = opened(path)
+    check_out(path)
+    out = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by the block below
     record = Record(out)
     start = time.monotonic()
-    with out, ended_in_order(), tempfile.TemporaryDirectory() as compiled_code:
+    for name in ("SIGTERM", "SIGHUP"):
+        # Windows has no SIGHUP.
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), leave)
+    with out, tempfile.TemporaryDirectory() as compiled_code:
         for number in args.sections or USUAL_SECTIONS:
             print(f"section {number}: {GPU_SECTIONS[number]}", flush=True)
             limit = limit_of(number, time.monotonic() - start, args.device)
@@ -295,7 +261,7 @@ def main(args: argparse.Namespace) -> int:
     print("\n".join(["", *table_of(record.results)]))
     print(f"\nall results: {path}")
     if not args.sections:
-        print("ELECTRA and GLUE were not asked for: make gpu-electra, four minutes")
+        print("ELECTRA and GLUE were not asked for: make gpu-electra, two minutes")
     not_promised = record.names(None)
     if not_promised:
         print(f"neither right nor wrong, since nobody promises it here: {', '.join(not_promised)}")

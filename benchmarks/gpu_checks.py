@@ -55,9 +55,6 @@ T = 511
 LOSS_ERROR = {"float32": 1e-3, "bfloat16": 1e-2}
 GRADIENT_ERROR = {"float32": 1e-2, "bfloat16": 5e-2}
 GRADIENT_ERROR_OF_MOE = {"float32": 5e-2, "bfloat16": 3e-1}
-UPDATES = 50
-# Relative distance of two losses after so many updates that differ in their rounding only
-LOSS_AFTER_UPDATES = 0.02
 # What a run says whose backward pass may add up in any order
 ANY_ORDER = "attention: PyTorch's own"
 # Of the runs that are killed, by the kind of the device. On a GPU they last for some seconds after the first save. An epoch
@@ -66,9 +63,6 @@ UPDATES_OF_RUN = {"cuda": 600, "cpu": 8}
 DOCUMENTS_OF_RUN = {"cuda": 600, "cpu": 150}
 # With it some gradient is beyond 65,504, the largest float16.
 TOO_LARGE_SCALE = 2.0**26
-
-
-# --------------------------------------------------------------------------------- against a reference
 
 
 def gradient_of(training: Training) -> tuple[float, torch.Tensor]:
@@ -121,27 +115,7 @@ def agreements() -> dict[str, Check]:
     for kind in KINDS:
         for dtype, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
             name = f"{kind}, {dtype}, {'compiled' if compiled else 'eager'}, against float64 on the CPU"
-
-            def check(device: torch.device, kind: str = kind, dtype: str = dtype, compiled: bool = compiled) -> str:
-                return agrees_with_float64(kind, dtype, compiled, device)
-
-            found[name] = check
-    return found
-
-
-def losses_stay_together(device: torch.device) -> str:
-    """Compiled and eager code learn the same from one batch."""
-    losses = []
-    for compiled in (True, False):
-        training = Training(SMALL, device, ROWS, T, compiled=compiled)
-        for _ in range(UPDATES):
-            training.step()
-        loss, _ = gradient_of(training)
-        losses.append(loss)
-    distance = abs(losses[0] - losses[1]) / losses[1]
-    found = f"after {UPDATES} updates {losses[0]:.4f} compiled, {losses[1]:.4f} eager"
-    assert distance < LOSS_AFTER_UPDATES, found
-    assert losses[1] < math.log(SMALL["vocab_size"]) - 1, f"nothing was learned: {found}"
+            found[name] = functools.partial(agrees_with_float64, kind, dtype, compiled)
     return found
 
 
@@ -169,30 +143,12 @@ def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
     return f"tokens of the experts: {[round(n) for n in slots]}"
 
 
-# ---------------------------------------------------------------------------------------- the trainer
-
-
 def documents_for(folder: Path, count: int) -> Path:
     """A corpus of so many short documents."""
     path = folder / "text.jsonl"
-    words = [
-        "the",
-        "model",
-        "reads",
-        "one",
-        "document",
-        "after",
-        "another",
-        "and",
-        "learns",
-        "which",
-        "word",
-        "may",
-        "follow",
-    ]
     with open(path, "w", encoding="utf-8") as file:
         for number in range(count):
-            text = " ".join(words[(number * 7 + i * i) % len(words)] for i in range(20 + number % 60))
+            text = " ".join(f"word{(number * 7 + i * i) % 13}" for i in range(20 + number % 60))
             file.write(json.dumps({"text": f"{number}: {text}"}) + "\n")
     return path
 
@@ -289,9 +245,6 @@ def resumes_bitwise(device: torch.device, *flags: str) -> str:
     return f"{run.how}: the same weights to the last bit"
 
 
-# ------------------------------------------------------------------------------------------- no waiting
-
-
 class NoHostWait(TorchDispatchMode):
     """Raises where an operator reads a number of a tensor, or has a result whose size depends on one."""
 
@@ -340,9 +293,6 @@ def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, 
         for _ in range(5):
             update()
     return f"five updates, {backend_name(training)}, {training.engine.dtype}"
-
-
-# -------------------------------------------------------------------------------------- bad numbers
 
 
 def weights_of(training: Training) -> torch.Tensor:
@@ -395,7 +345,6 @@ def float16_finds_its_scale(device: torch.device) -> str:
 
 NUMBERS: dict[str, Check] = {
     **agreements(),
-    "compiled and eager losses": losses_stay_together,
     "an expert without tokens": an_expert_without_tokens_gets_a_zero_gradient,
 }
 TRAINER: dict[str, Check] = {

@@ -30,7 +30,6 @@ from trainer.engine import Engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory, synchronize
-from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import n_sums, pretrain_loss
@@ -186,10 +185,7 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
 
 
 def train_side(args: argparse.Namespace, fields: dict[str, Any]) -> None:
-    """Train as side `args.side` until the other end of the pipe has seen enough. fields: of the MiniMindConfig.
-
-    Errors: OutOfMemory.
-    """
+    """Train as side `args.side` until the other end of the pipe has seen enough. fields: of the MiniMindConfig."""
     answers = os.fdopen(os.dup(1), "w")
     # What libraries print must not get into the answers.
     os.dup2(2, 1)
@@ -197,21 +193,6 @@ def train_side(args: argparse.Namespace, fields: dict[str, Any]) -> None:
     turns = Turns(sys.stdin, answers, device, args.started)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    with told_in_a_line(device, lambda: f"fewer --rows would do for {args.side}"):
-        train_with(args, fields, device, turns)
-
-
-def train_with(args: argparse.Namespace, fields: dict[str, Any], device: torch.device, turns: Turns) -> None:
-    """Train as side `args.side` does."""
-    if args.sizes == "electra":
-        from benchmarks import electra_sides
-
-        if args.side == "ours":
-            electra_sides.train_ours(args, device, turns)
-        else:
-            dtype = torch.bfloat16 if args.side == "plain-bf16" else torch.float32
-            electra_sides.train_plain(args, device, turns, dtype)
-        return
     config = MiniMindConfig(**fields)
     if args.side == "plain":
         train_plain(args, config, device, turns)

@@ -14,10 +14,8 @@ schedule ends with its minutes. On a CPU `--dtype bfloat16` makes the plain loop
 a run of `--budget`, from fresh weights. Nothing else should run beside the first part and the last one. What is finished is kept
 in `--work`: the same command goes on where it was stopped.
 
-Some details of the other trainer are not copied. The plain loop's weight decay also takes the norms, ours the matrices alone.
-The Hugging Face Trainer lets a token see the documents before its own in a row, and 511 of the 512 positions of a row have a
-target; here a token sees its own document alone, and all positions have one. Its Llama begins with transformers' own random
-weights.
+Not copied: the plain loop's weight decay takes the norms too; in the Hugging Face Trainer a token sees the documents before its
+own in a row, and its Llama begins with transformers' own random weights.
 """
 
 import sys
@@ -111,40 +109,18 @@ def measured(args: argparse.Namespace, rival: Rival) -> Speed:
     return fastest(record)
 
 
-def precision(rival: Rival, device: str) -> str:
-    """In which the other trainer computes its matrix products on a device."""
-    return rival.cpu_dtype if device == "cpu" else "bfloat16"
-
-
 def rival_flags(rival: Rival, dtype: str, rate: float, updates: int) -> dict[str, object]:
     """The flags of this trainer for the updates that the other one makes, with matrix products in `dtype`."""
-    return {
-        **rival.flags,
-        "optimizer": "adamw",
-        "max_seq_len": T,
-        "batch_size": ROWS,
-        "accumulation_steps": 1,
-        "dtype": dtype,
-        "learning_rate": rate,
-        "max_updates": updates,
-    }
+    shape = {"max_seq_len": T, "batch_size": ROWS, "accumulation_steps": 1, "dtype": dtype}
+    return {**rival.flags, **shape, "optimizer": "adamw", "learning_rate": rate, "max_updates": updates}
 
 
 def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcome:
     """Train, unless an earlier start has done it."""
     own = {"eval_interval": 0, "seed": args.seed, "report": 0}
-    folder = Path(args.work) / f"{name}_seed{args.seed}"
-    end = trained(folder, [*text_words(args), *flag_words({**own, **flags})])
+    end = trained(Path(args.work), name, [*text_words(args), *flag_words({**own, **flags})])
     print(f"{name}: {end.bits_per_byte:.4f} bits per byte", flush=True)
     return end
-
-
-def row(name: str, minutes: float, end: Outcome) -> str:
-    """A line of the table."""
-    return (
-        f"| {name} | {minutes:g} | {end.parameters / 1e6:.2f} M | {end.updates:,} | {end.tokens / 1e6:.2f} M | {end.val_loss:.3f} "
-        f"| {end.bits_per_byte:.4f} |"
-    )
 
 
 def main() -> None:
@@ -156,7 +132,7 @@ def main() -> None:
     print(
         f"{args.rival}: {speed.updates_per_second:.2f} updates/s, {updates:,} in {args.minutes:g} minutes", flush=True
     )
-    dtype = args.dtype or precision(rival, speed.device)
+    dtype = args.dtype or (rival.cpu_dtype if speed.device == "cpu" else "bfloat16")
     ends = {}
     for rate in args.rates or rival.rates:
         name = f"{args.rival}_{updates}_updates_{dtype}_rate_{rate:g}"
@@ -167,9 +143,12 @@ def main() -> None:
     print(
         "\n| trainer | minutes | parameters | updates | tokens | loss | bits per byte |\n|---|---|---|---|---|---|---|"
     )
-    for rate, end in ends.items():
-        print(row(f"{args.rival}, rate {rate:g}", args.minutes, end))
-    print(row(f"--budget {args.budget}", minutes, ours))
+    rows = [(f"{args.rival}, rate {rate:g}", args.minutes, end) for rate, end in ends.items()]
+    for name, trained_minutes, end in [*rows, (f"--budget {args.budget}", minutes, ours)]:
+        print(
+            f"| {name} | {trained_minutes:g} | {end.parameters / 1e6:.2f} M | {end.updates:,} | {end.tokens / 1e6:.2f} M "
+            f"| {end.val_loss:.3f} | {end.bits_per_byte:.4f} |"
+        )
     goal = f"the loss that {args.rival} has after {args.minutes:g} minutes"
     if ours.bits_per_byte <= ends[best].bits_per_byte:
         print(f"\n--budget {args.budget} reaches {goal}: {args.minutes / minutes:.1f} times as fast, or faster.")

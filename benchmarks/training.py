@@ -1,5 +1,7 @@
 """A model that trains on random tokens, as the benchmarks that need no data time it."""
 
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -7,11 +9,11 @@ import torch
 
 from dataset.loader import Batch
 from dataset.packing import Totals
-from model.checkpointing import recompute_layers
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
+from trainer.machine.measure import seconds, synchronize
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import n_sums, pretrain_loss
@@ -39,17 +41,13 @@ class Training:
         compiled: bool = True,
         dtype: str = "bfloat16",
         optimizer: str = "adamw",
-        gradient_checkpointing: bool = False,
-        mean_length: int = MEAN_LENGTH,
     ) -> None:
         torch.manual_seed(0)
         self.device = device
         config = MiniMindConfig(**fields)
         self.model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
-        if gradient_checkpointing:
-            recompute_layers(self.model)
         generator = torch.Generator().manual_seed(1)
-        batch, self.length = packed_batch(rows, T, mean_length, config.vocab_size, generator)
+        batch, self.length = packed_batch(rows, T, MEAN_LENGTH, config.vocab_size, generator)
         # As a loader gives it, and where it is computed.
         self.host_batch = batch
         self.batch = batch.to(device)
@@ -94,3 +92,19 @@ def packed_batch(
     ids = torch.randint(3, vocab_size, (rows, T + 1), generator=generator)
     batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids, position_ids, rows * T, len(lengths))
     return batch, sum(n * n for n in lengths) / sum(lengths)
+
+
+def per_step(step: Callable[[], object], device: torch.device, turn_s: float) -> tuple[float, float]:
+    """(seconds of a step on the device, seconds that the host takes to begin one), over a turn of so many seconds.
+
+    To wait for a GPU in each step would time the host's work too: in training the host prepares the next step meanwhile.
+    """
+    one = seconds(step, device)
+    steps = max(3, int(turn_s / max(one, 1e-6)))
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    begun = time.perf_counter() - start
+    synchronize(device)
+    return (time.perf_counter() - start) / steps, begun / steps

@@ -12,7 +12,7 @@ from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
 from dataset.grouped_plan import Groups, refuse_without_room
-from dataset.held_out import HeldOut, hold_out
+from dataset.held_out import HeldOut, hold_out, with_last_part
 from dataset.loader import Assembler, Batch, gather
 from dataset.mixed_plan import Move
 from dataset.packing import EpochPlan, RowPlan
@@ -32,6 +32,8 @@ from dataset.tokenizing.encoder import DocumentEncoder
 
 # Of all trained tokens: what an epoch of whole documents may be off by.
 SHARE_IS_MISSED = 0.02
+# Kinds of files in a line on what a folder has.
+KINDS_TOLD = 6
 # Rows whose documents are counted at once.
 COUNTED_ROWS = 1 << 14
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
@@ -84,7 +86,8 @@ def repeated_files(files: Sequence[DataFile]) -> list[str]:
 def _by_suffix(files: Sequence[DataFile]) -> str:
     """As `3 .csv files, 1 .sh file`."""
     counts = Counter(kind_of(file).suffix for file in files)
-    return ", ".join(counted(count, f"{suffix} file") for suffix, count in counts.most_common())
+    told = [counted(count, f"{suffix} file".lstrip()) for suffix, count in counts.most_common(KINDS_TOLD)]
+    return ", ".join(told) + (" and others" if len(counts) > KINDS_TOLD else "")
 
 
 def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
@@ -135,6 +138,7 @@ class Corpus:
     ) -> None:
         groups = sources_of(data_path)
         stores = open_sources([source.paths for source in groups], encoder, deduplicate, **store_options)
+        stores = with_last_part(stores, encoder, 0.0 if val_path else val_fraction)
         self.stores = stores
         self.sources = [name_of(source.paths) for source in groups]
         self.paths_of_sources = [source.paths for source in groups]

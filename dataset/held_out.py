@@ -1,5 +1,6 @@
 """Documents that are evaluated and not trained: a share of the data by hash, or documents of their own."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Unpack
@@ -16,6 +17,9 @@ from dataset.store.interface import Documents, Ints
 from dataset.store.sharded import ShardedStore, Store
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
+
+# What decides on the side of a split, in place of a hash of the text: the least one is held out, the largest is trained.
+HELD_OUT_HASH, TRAINED_HASH = 0, (1 << 64) - 1
 
 # (store, documents) -> whether anything of these documents is predicted
 HasTargets = Callable[[Documents, Ints], bool]
@@ -38,6 +42,28 @@ class HeldOut:
     max_token_id: int = -1
     # Lines that a user should see.
     notices: list[str] = field(default_factory=list)
+
+
+def with_last_part(stores: list[Store], encoder: DocumentEncoder, val_fraction: float) -> list[Store]:
+    """The stores; a single text, such as one long .txt file, as two documents, of which `split_by_hash` holds out the second.
+
+    That is about the last `val_fraction` of its tokens, and begins behind the end of a line where there is one.
+    """
+    if not val_fraction or not encoder.can_be_cut or len(stores) > 1 or len(stores[0]) > 1:
+        return stores
+    store = copy.copy(stores[0])
+    n_tokens = len(store.tokens)
+    cut = n_tokens - round(val_fraction * n_tokens)
+    last_part = np.asarray(store.tokens[cut:])
+    line_ends = [token_id for token_id in np.unique(last_part).tolist() if encoder.ends_line(token_id)]
+    places = np.flatnonzero(np.isin(last_part[:-2], line_ends))
+    cut += int(places[0]) + 1 if len(places) else 0
+    n_bytes = int(store.text_bytes[0])
+    held_out_bytes = min(len(encoder.decode(store.tokens[cut:].tolist()).encode()), n_bytes)
+    store.offsets = np.array([0, cut, n_tokens], np.int64)
+    store.text_bytes = np.array([n_bytes - held_out_bytes, held_out_bytes], np.uint32)
+    store.doc_hash = np.array([TRAINED_HASH, HELD_OUT_HASH], np.uint64)
+    return [store]
 
 
 def hold_out(
@@ -65,12 +91,6 @@ def hold_out(
     if not val_fraction:
         return None
     documents, val_documents = split_by_hash(store, val_fraction)
-    if len(store) == 1:
-        # As of a .txt file
-        raise DataError(
-            f"--val_fraction {val_fraction}: documents are held out, and this text is one: cut it into two files and name "
-            "the second with --val_path"
-        )
     if not len(val_documents):
         raise DataError(f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it")
     found = HeldOut(store, val_documents, documents, val_documents)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Tokenise what the flags name (default: the command line's). Returns the exit code."""
     settings = parse_args(argv)
     with user_errors():
-        encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), settings.parse_special_tokens)
+        encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), bool(settings.parse_special_tokens))
     options: StoreOptions = {
         "cache_dir": settings.cache_dir,
         "cache_gb": settings.cache_gb,

@@ -17,7 +17,7 @@ from common.files import MOST_CONFIG_BYTES, read_object
 from common.flags import LARGEST
 from model.config import MiniMindConfig
 from model.hf_format import StateDict, fields_from_hf, must_be_zero, own_tensors
-from model.pth_format import check_shapes, check_sizes
+from model.pth_format import EMBEDDINGS, HEAD, check_shapes, check_sizes
 from model.weight_files import TABLES, head_of, kind_of
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ MOST_INDEX_BYTES = 1 << 24
 # The list of tensors at the beginning of a .safetensors
 MOST_HEADER_BYTES = 1 << 24
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-HEAD = "lm_head.weight"
-EMBEDDINGS = "model.embed_tokens.weight"
 # What other libraries and older versions of transformers leave in a folder
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 

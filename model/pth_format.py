@@ -10,12 +10,15 @@ import torch
 from common.files import MOST_CONFIG_BYTES, read_object
 from model.config import DECLARATIONS, SHAPE, MiniMindConfig, fields_that_decide, public_spellings
 from model.infer_config import infer_config, numbers_in, warn_of_guesses
-from model.weight_files import DIGEST_FIELD, VOCABULARY_FIELD, read_state_dict
+from model.weight_files import read_state_dict
+from model.weight_record import DIGEST_FIELD
 
 if TYPE_CHECKING:
     from model.model_minimind import MiniMindForCausalLM
 
 State = Mapping[str, torch.Tensor]
+HEAD = "lm_head.weight"
+EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def load_pth(
@@ -48,13 +51,19 @@ def load_pth(
         config = MiniMindConfig(**{**fields, **overrides})
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{beside if has_config else path}: {error}") from None
+    if config.tie_word_embeddings and EMBEDDINGS in state:
+        # Some write a tied matrix once.
+        state.setdefault(HEAD, state[EMBEDDINGS])
     check_sizes(state, config, path)
     # On the meta device tensors have shapes and no memory.
     with torch.device("meta"):
         expected = model_class(config).state_dict()
     check_shapes(state, expected, path)
-    if config.tie_word_embeddings and not torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"]):
-        raise ValueError(f"{path}: lm_head and embed_tokens differ; pass tie_word_embeddings=False")
+    if config.tie_word_embeddings and not torch.equal(state[HEAD], state[EMBEDDINGS]):
+        raise ValueError(
+            f"{path}: {HEAD} is not {EMBEDDINGS}: pass tie_word_embeddings=False, or write it into {beside.name} as "
+            '"tie_word_embeddings": false'
+        )
     model = model_class(config)
     model.load_state_dict(state, strict=True)
     if not has_config:
@@ -69,18 +78,6 @@ def read_json(path: Path) -> dict[str, Any]:
         return public_spellings(fields)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def vocabulary_of(path: Path) -> str | None:
-    """What the .json beside a weight says of the vocabulary that it was trained with; None: nothing.
-
-    Errors: ValueError for a .json that is none.
-    """
-    beside = path.with_suffix(".json")
-    if path.suffix != ".pth" or not beside.is_file():
-        return None
-    found = read_json(beside).get(VOCABULARY_FIELD)
-    return found if isinstance(found, str) else None
 
 
 def _checked_digests(beside: Path, digests: object) -> list[str] | None:
@@ -103,9 +100,9 @@ def _check_asked(path: Path, fields: Mapping[str, Any], overrides: Mapping[str, 
 
 def check_sizes(state: State, config: MiniMindConfig, path: Path) -> None:
     """ValueError where the config speaks of more than the file has, before a model of such a size is built."""
-    embeddings = state.get("model.embed_tokens.weight")
+    embeddings = state.get(EMBEDDINGS)
     if embeddings is None:
-        raise ValueError(f"{path}: not a MiniMind state dict, model.embed_tokens.weight is missing")
+        raise ValueError(f"{path}: not a MiniMind state dict, {EMBEDDINGS} is missing")
     wanted = [config.vocab_size, config.hidden_size]
     if list(embeddings.shape) != wanted:
         raise ValueError(
@@ -132,7 +129,8 @@ def check_shapes(state: State, expected: State, path: Path) -> None:
         if keys:
             some = ", ".join(sorted(keys)[:3])
             more = " ..." if len(keys) > 3 else ""
-            raise ValueError(f"{path}: {what} keys ({len(keys)}): {some}{more}")
+            hint = "; set tie_word_embeddings to true if the head is the embeddings" if keys == {HEAD} else ""
+            raise ValueError(f"{path}: {what} keys ({len(keys)}): {some}{more}{hint}")
     for key, tensor in expected.items():
         theirs = list(state[key].shape)
         ours = list(tensor.shape)

@@ -9,21 +9,22 @@ from typing import IO
 import torch
 
 from common.files import file_digest, refuse_irregular
+from model.weight_record import DIGEST_FIELD
 
 # RoPE tables that some older files carry: no weights, so they are left out
 TABLES = re.compile(r"(^|\.)(freqs_cis|pos_cis|freqs_cos|freqs_sin|rotary_emb\.inv_freq)$")
+# What DistributedDataParallel puts before all keys, and torch.compile before those of what it has compiled
+WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
+# Where other trainers' checkpoints have the weights
+NESTED = ("model", "state_dict", "model_state_dict")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# The field of the `.json` that names the SHA-256 of the `.pth` beside it: of the newest, and of the one before, which is
-# still there if a crash came between the two files.
-DIGEST_FIELD = "weights_sha256"
-# The field that names the vocabulary of the tokenizer that the weights were trained with
-VOCABULARY_FIELD = "vocabulary_sha256"
 ZIP_MAGIC = b"PK\x03\x04"
 PICKLE_MAGIC = b"\x80"
 
 
 def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, torch.Tensor]:
-    """path -> {key: finite tensor} without the RoPE tables that some older files carry.
+    """path -> {key: finite tensor} without the RoPE tables that some older files carry, and without what torch.compile
+    and DistributedDataParallel put before the keys.
 
     digests: the SHA-256 that the file may have; None: it is not known.
     Errors: ValueError, one line, for a file that is no flat state dict of floating-point numbers, or not the one that
@@ -49,12 +50,19 @@ def read_state_dict(path: Path, digests: list[str] | None = None) -> dict[str, t
         raise ValueError(
             f"{path}: a checkpoint to resume from; the weights are the .pth beside its folder, and --from_resume 1 goes on"
         )
+    for name in NESTED:
+        if isinstance(state.get(name), dict):
+            raise ValueError(
+                f"{path}: a checkpoint, with the weights in its entry {name!r}: save them by themselves, "
+                f"torch.save(torch.load(path)[{name!r}], ...)"
+            )
     weights = {}
     for key, tensor in state.items():
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
             raise ValueError(
                 f"{path}: not a flat state dict (parameter name -> tensor): {str(key)[:60]!r} is no tensor"
             )
+        key = WRAPPERS.sub("", key)
         if TABLES.search(key):
             continue
         _check_tensor(path, key, tensor)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from common.wording import printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.encoder import DocumentEncoder
+from model.weight_record import parses_special_tokens
 from scripts.common import load_model
 from trainer.reporting.records import RunRecords, trains_answers
 from trainer.sampling import SAMPLE_TOKENS, TEMPERATURE, TOP_K, TOP_P, fitting_prompt, fitting_tokens
@@ -66,7 +67,7 @@ def snippet(folder: Path, tokenizer: PreTrainedTokenizerBase, name: str, records
     if not samples:
         return code(name, Sample(PROMPT, SEED, is_turn=is_turn))
     model = load_model(folder)
-    encoder = ChatEncoder(tokenizer) if is_turn else DocumentEncoder(tokenizer)
+    encoder = ChatEncoder(tokenizer) if is_turn else DocumentEncoder(tokenizer, bool(parses_special_tokens(folder)))
     positions = model.config.max_position_embeddings
     comparable = [sample for sample in samples if has_same_ids(sample, tokenizer, encoder, positions)]
     if not comparable:

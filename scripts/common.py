@@ -31,7 +31,7 @@ from dataset.tokenizing.shipped import DEFAULT, shipped_tokenizer, unnamed_vocab
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
 from model.config_bounds import read_checked, refuse_oversize
 from model.model_minimind import MiniMindForCausalLM
-from model.pth_format import vocabulary_of
+from model.weight_record import parses_special_tokens, vocabulary_of
 from scripts.arguments import DTYPE_NAMES
 from scripts.foreign_config import check_rotation, check_sizes, ids_that_fit, token_ids_of_folder, vocabulary_size
 from trainer.machine.devices import pick_device, pick_dtype
@@ -74,7 +74,7 @@ def load(choice: ModelChoice) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
         folder = tokenizer_folder(choice.weight, choice.tokenizer_path)
         tokenizer = load_tokenizer(folder)
         check_vocabulary(choice.weight, tokenizer, choice.tokenizer_path)
-        encoder = DocumentEncoder(tokenizer)
+        encoder = DocumentEncoder(tokenizer, bool(parses_special_tokens(Path(choice.weight))))
         check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(folder))
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
@@ -129,8 +129,6 @@ def load_model(weight: str | Path) -> PreTrainedModel:
 def load_foreign_folder(path: Path) -> PreTrainedModel:
     """The model of a folder, by the class of transformers that its config names. Errors: UserError, one line."""
     utf8_folder("--weight", path)
-    if not (path / "config.json").exists():
-        raise UserError(f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted")
     disable_progress_bar()
     # What is there is believed only as far as it was compared with the weights.
     content = read_checked(path)
@@ -173,6 +171,12 @@ def check_is_there(weight: Path) -> None:
     """Errors: UserError that names the weights that are there instead."""
     if not weight.exists():
         raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out')}")
+    if weight.is_dir() and not (weight / "config.json").exists():
+        # Of a run it may be its --out_dir, or the folder of its checkpoints, which lies beside the weights.
+        raise UserError(
+            f"{weight}: no config.json; a folder of save_pretrained or export_hf.py is wanted, or a .pth: "
+            f"{weights_instead(weight, weight.parent)}"
+        )
 
 
 def check_is_causal(path: Path, config: PretrainedConfig) -> None:

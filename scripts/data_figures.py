@@ -341,6 +341,9 @@ class DataLook:
 
     def place_in_corpus(self, document: int) -> str:
         """file:line of a document, by its number in the corpus."""
+        # A single text, of which the last part is held out.
+        if len(self.doc_hash) == 1:
+            return self.place(0)
         if self.settings.deduplicate == OFF:
             return self.place(document)
         # Of equal texts the first one is left.

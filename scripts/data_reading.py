@@ -62,7 +62,7 @@ def reading_of(settings: InspectSettings, paths: Sequence[str], tokenizer: PreTr
         )
     return Reading(
         is_chat=False,
-        encoder=DocumentEncoder(tokenizer, settings.parse_special_tokens),
+        encoder=DocumentEncoder(tokenizer, bool(settings.parse_special_tokens)),
         corpus_kind=Corpus,
         text_field=settings.text_field,
         text_suffixes=settings.text_suffixes,

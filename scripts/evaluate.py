@@ -36,7 +36,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -50,9 +50,13 @@ from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
 from scripts.common import ModelChoice, dtype_of_flag, load
 from scripts.foreign_config import most_positions
 from scripts.scoring import Score, batches, score_groups
-from scripts.tasks import TASKS, Item, Limits, Metric
+from scripts.tasks import TASKS, Item, Limits, Metric, n_scored
 from trainer.machine.command_line import run_cli
 
+# Between two lines of progress in a log
+LOG_SECONDS = 30
+# Characters of a line of progress
+WIDEST_LINE = 70
 # Of a group: the number of its item, and its own number in there.
 Key = tuple[int, int]
 
@@ -159,10 +163,17 @@ def default_out(settings: EvaluateSettings) -> Path:
     return weight.with_name(f"{stem}.{settings.task}.{names}-{digest}")
 
 
+class Speed(NamedTuple):
+    """How quick the scoring was. tokens_per_second: of the tokens that were scored, without those that are only read."""
+
+    items_per_second: float
+    tokens_per_second: float
+
+
 def score_items(
     model: PreTrainedModel, items: Sequence[Item], settings: EvaluateSettings, journal: "Journal"
-) -> tuple[list[list[list[Score]]], float | None]:
-    """([[Scores of each group] of each item], items/s of what was computed now); what `journal` has is not repeated.
+) -> tuple[list[list[list[Score]]], Speed | None]:
+    """([[Scores of each group] of each item], the speed of what was computed now); what `journal` has is not repeated.
 
     The speed is None where nothing was left to compute.
     """
@@ -172,27 +183,51 @@ def score_items(
             if (i, j) not in journal.done:
                 todo.append((i, j))
     groups = [items[i].groups[j] for i, j in todo]
-    start = time.perf_counter()
-    shown = start
-    n_done = 0
+    total = sum(map(n_scored, groups))
+    progress = Progress(total)
     with journal, precision(model, settings.dtype):
         for batch in batches(groups, settings.batch_tokens):
             scores = score_groups(model, [groups[b] for b in batch])
             journal.add([todo[b] for b in batch], scores)
-            n_done += len(batch)
-            # Once a second at most, and only where somebody looks.
-            if sys.stderr.isatty() and time.perf_counter() - shown > 1:
-                shown = time.perf_counter()
-                rest = (shown - start) / n_done * (len(todo) - n_done)
-                print(f"\r{n_done:,}/{len(todo):,}, {rest:.0f} s left ", end="", file=sys.stderr, flush=True)
-    seconds = time.perf_counter() - start
+            progress.add(sum(n_scored(groups[b]) for b in batch))
+    seconds = progress.end()
     speed = None
     if todo:
-        speed = len({i for i, _ in todo}) / seconds
+        speed = Speed(len({i for i, _ in todo}) / seconds, total / seconds)
     of_items = []
     for i, item in enumerate(items):
         of_items.append([journal.done[i, j] for j in range(len(item.groups))])
     return of_items, speed
+
+
+class Progress:
+    """Tells on stderr how far the scoring is: on one line each second in a terminal, in a log a line each half minute."""
+
+    def __init__(self, total: int) -> None:
+        """total: tokens to score."""
+        self.total = total
+        self.done = 0
+        self.in_terminal = sys.stderr.isatty()
+        self.start = self.shown = time.perf_counter()
+
+    def add(self, tokens: int) -> None:
+        self.done += tokens
+        now = time.perf_counter()
+        if now - self.shown < (1 if self.in_terminal else LOG_SECONDS) or self.done == self.total:
+            return
+        self.shown = now
+        speed = self.done / (now - self.start)
+        line = f"{self.done / self.total:.0%} of {self.total:,} tokens, {speed:,.0f} tokens/s, "
+        line += f"{(self.total - self.done) / speed:,.0f} s left"
+        # The next line, which may be shorter, goes over this one.
+        end = " \r" if self.in_terminal else "\n"
+        print(f"{line:{WIDEST_LINE if self.in_terminal else 0}}", end=end, file=sys.stderr, flush=True)
+
+    def end(self) -> float:
+        """Take the line away; returns the seconds."""
+        if self.in_terminal and self.shown > self.start:
+            print(" " * WIDEST_LINE, end="\r", file=sys.stderr, flush=True)
+        return time.perf_counter() - self.start
 
 
 def precision(model: PreTrainedModel, name: str) -> contextlib.AbstractContextManager[object]:
@@ -294,7 +329,7 @@ def fingerprint(settings: EvaluateSettings, items: Sequence[Item]) -> str:
 
 
 def report(
-    settings: EvaluateSettings, figures: dict[str, Metric], counts: dict[str, int], speed: float | None, out: Path
+    settings: EvaluateSettings, figures: dict[str, Metric], counts: dict[str, int], speed: Speed | None, out: Path
 ) -> None:
     """{out}.json first, so that a reader who leaves does not cost the figures; then the table on stdout."""
     of_scores = ("dtype", "max_length", "stride", "delimiter", "group_by")
@@ -305,7 +340,8 @@ def report(
         "settings": {name: getattr(settings, name) for name in of_scores},
         "counts": counts,
         "metrics": {name: json_fields(metric) for name, metric in figures.items()},
-        "items_per_second": speed,
+        "items_per_second": speed and speed.items_per_second,
+        "tokens_per_second": speed and speed.tokens_per_second,
         "torch": torch.__version__,
     }
     with atomic_file(f"{out}.json") as file:
@@ -318,7 +354,9 @@ def report(
         if not math.isnan(metric.low):
             interval = f"   [{metric.low:.6g}, {metric.high:.6g}] 95 %, {metric.interval}"
         print(f"  {one_line(name):{width}} {metric.value:12.6g}{interval}")
-    said = f", {speed:,.1f} items/s" if speed else ", every score was there already"
+    said = ", every score was there already"
+    if speed is not None:
+        said = f", {speed.items_per_second:,.1f} items/s, {speed.tokens_per_second:,.0f} tokens/s"
     print(printable(f"{out}.json") + said)
 
 

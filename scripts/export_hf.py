@@ -47,7 +47,7 @@ from dataset.tokenizing.vocabulary import has_tokenizer, vocabulary_digest
 from model.hf_folder import load_folder, read_config
 from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
-from model.pth_format import vocabulary_of
+from model.weight_record import SPECIAL_TOKENS_FIELD, parses_special_tokens, vocabulary_of
 from scripts.arguments import export_parser
 from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder
 from scripts.foreign_config import vocabulary_size
@@ -102,6 +102,9 @@ def export(
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else DTYPES[dtype]
     config.dtype = out_dtype
+    if parses_special_tokens(Path(weight)):
+        # No field of transformers: evaluate.py, generate.py and the way back read it.
+        setattr(config, SPECIAL_TOKENS_FIELD, True)
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +204,9 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
     said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_weights(model.state_dict(), model.config.to_dict(), path.with_suffix(""), vocabulary)
+    save_weights(
+        model.state_dict(), model.config.to_dict(), path.with_suffix(""), vocabulary, parses_special_tokens(folder)
+    )
     # As they are in the file: those that half precision does not hold stay in fp32.
     written = torch.load(path, weights_only=True)
     rounding = 0.0

@@ -16,7 +16,7 @@ from common.errors import UserError
 from dataset.reading.documents import BadLines, find_files, read_documents
 from dataset.reading.faults import Fault, pass_over
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.safe_cuts import TooLongToEncode
+from dataset.tokenizing.long_texts import TooLongToEncode
 from scripts.common import Fields, read_records
 from scripts.scoring import Group, Score
 
@@ -153,7 +153,9 @@ class Pairs:
             good = start_ids(encoder, record["sentence_good"])
             bad = start_ids(encoder, record["sentence_bad"])
             if good == bad:
-                raise UserError(f"{place}: both sentences are the same tokens")
+                # A tie, whatever the model says.
+                items.append(Item([], name=subset(record, limits, place)))
+                continue
             # What both begin with counts for neither. One token of each is scored at least.
             common = min(first_difference(good, bad), len(good) - 1, len(bad) - 1)
             both = group([good, bad], [common, common], limits, place)
@@ -163,9 +165,12 @@ class Pairs:
     def metrics(self, items: Sequence[Item], scores: Sequence[ItemScores]) -> Results:
         right = []
         for of_item in scores:
-            good, bad = only(of_item)
             # A tie is no success: a model that gives everything the same would have 100 % otherwise.
-            right.append(good.logprob > bad.logprob)
+            is_right = False
+            if of_item:
+                good, bad = only(of_item)
+                is_right = good.logprob > bad.logprob
+            right.append(is_right)
         return {"accuracy": share(right), **by_subset(items, right)}, {"pairs": len(items)}
 
 
@@ -229,10 +234,15 @@ class Choice:
         for item, of_item in zip(items, scores, strict=True):
             sums = [score.logprob for score in only(of_item)]
             means = [total / n for total, n in zip(sums, item.choice_bytes, strict=True)]
-            right.append(sums.index(max(sums)) == item.answer)
-            right_per_byte.append(means.index(max(means)) == item.answer)
+            right.append(is_likeliest(sums, item.answer))
+            right_per_byte.append(is_likeliest(means, item.answer))
         figures = {"accuracy": share(right), "accuracy_per_byte": share(right_per_byte), **by_subset(items, right)}
         return figures, {"questions": len(items)}
+
+
+def is_likeliest(logprobs: Sequence[float], answer: int) -> bool:
+    """Whether the answer is likelier than each other choice. A tie is no success."""
+    return all(logprobs[answer] > logprob for i, logprob in enumerate(logprobs) if i != answer)
 
 
 TASKS: dict[str, Task] = {

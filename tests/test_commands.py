@@ -45,22 +45,9 @@ PARSERS = {
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
     "benchmarks/budget.py": benchmark_arguments.budget_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
-    "benchmarks/host_work.py": benchmark_arguments.host_work_parser,
-    "benchmarks/evaluate.py": benchmark_arguments.evaluate_parser,
-    "benchmarks/generate.py": benchmark_arguments.generate_parser,
     "benchmarks/gpu.py": benchmark_arguments.gpu_parser,
-    "benchmarks/guards.py": benchmark_arguments.guards_parser,
-    "benchmarks/isoflop.py": benchmark_arguments.isoflop_parser,
     "benchmarks/optimizers.py": benchmark_arguments.optimizers_parser,
-    "benchmarks/plain_loop.py": benchmark_arguments.plain_loop_parser,
-    "benchmarks/processes.py": benchmark_arguments.processes_parser,
-    "benchmarks/parallel.py": benchmark_arguments.parallel_parser,
-    "benchmarks/scaling.py": benchmark_arguments.scaling_parser,
-    "benchmarks/readers.py": benchmark_arguments.readers_parser,
-    "benchmarks/step.py": benchmark_arguments.step_parser,
-    "benchmarks/sweep.py": benchmark_arguments.sweep_parser,
     "benchmarks/time_to_loss.py": benchmark_arguments.time_to_loss_parser,
-    "benchmarks/worth.py": benchmark_arguments.worth_parser,
 }
 
 

@@ -43,6 +43,8 @@ class ChatEncoder(DocumentEncoder):
     answers: finds what the assistant wrote in the ids. Errors: ValueError for a tokenizer without our chat template.
     """
 
+    can_be_cut = False
+
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
         if tokenizer.chat_template != CHAT_TEMPLATE:

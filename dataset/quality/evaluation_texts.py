@@ -17,7 +17,7 @@ from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_lines import ANY_TEXT
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.safe_cuts import TooLongToEncode
+from dataset.tokenizing.long_texts import TooLongToEncode
 
 # Items that are encoded together, and the characters that they may have in all. A longer item is encoded alone.
 BATCH = 256

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from common.errors import DataError
 from dataset.reading import limits
-from dataset.reading.faults import BadLine, Item, nul_in_text
+from dataset.reading.faults import BadLine, Item, not_utf8, nul_in_text
 from dataset.reading.json_lines import BOM
 from dataset.reading.line_reader import LineReader, Stream
 
@@ -76,7 +76,8 @@ def field_of_row(row: list[str], columns: int, column: int) -> str:
     except UnicodeEncodeError as error:
         # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
         byte = ord(text[error.start]) & 0xFF
-        raise BadLine("bad UTF-8", f"the text is not UTF-8: byte 0x{byte:02x}") from None
+        raw = text.encode("utf-8", "surrogateescape")
+        raise not_utf8(raw, f"the text is not UTF-8: byte 0x{byte:02x}") from None
     return text
 
 

@@ -19,6 +19,8 @@ from dataset.reading.line_reader import BUFFER_BYTES, Stream
 from dataset.reading.remote import DataFile
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+# How a compressed file begins, whatever its name.
+FIRST_BYTES = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 # A few kilobytes can stand for gigabytes, and the file may be anybody's. So memory must be bounded by what is asked for,
 # never by what the input stands for:
@@ -26,14 +28,17 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 # 1. A reader asks for some bytes, and the decoder is given that number as `max_length`. It stops there, keeps what it
 #    has not yet decompressed, and says by `needs_input` that it wants none of the file yet.
 # 2. The decoder's own memory is a window, whose size the file claims. That of gzip and bzip2 is small and fixed, that of
-#    xz is refused above a limit of ours and that of zstd above one of its own.
+#    xz and zstd is refused above WINDOW_BYTES.
 # 3. zstd's decoder has no `max_length`. It is fed in pieces so small that all that one may stand for can be held.
 #
 # Whoever reads the stream must do so with bounds of its own (LineReader, limits.py): a line of a gigabyte is still one.
 READ_BYTES = 1 << 17
+# A frame of zstd without text, which may stand first: a byte from 0x50 to 0x5f, then these.
+SKIPPABLE_FRAME = b"\x2a\x4d\x18"
 
-# `xz -9` asks for 65 MB; a file may claim gigabytes.
-XZ_MEMORY_BYTES = 256 << 20
+# Memory for the window of a compressed file: `zstd --long=31`, as public dumps have it, wants 2 GB, `xz -9` 65 MB. It is
+# filled only as far as there is text.
+WINDOW_BYTES = 2 << 30
 # One compressed byte of zstd may stand for 32 kB, and its decoder gives all that its input stands for: 16 MB at most.
 ZSTD_INPUT_BYTES = 512
 
@@ -62,6 +67,11 @@ def open_stream(path: DataFile, compression: str) -> Iterator[tuple[Stream, Bina
         try:
             yield io.BufferedReader(_decompressed(file, compression), BUFFER_BYTES), file
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            if "emory" in str(error):
+                raise DataError(
+                    f"{path}: to decompress it takes more than {WINDOW_BYTES >> 30} GB of memory ({error}); compress it anew "
+                    "with a smaller window"
+                ) from None
             raise DataError(f"{path}: the compressed file is damaged or cut off ({error}); fetch it again") from None
 
 
@@ -71,6 +81,24 @@ def _decompressed(file: BinaryIO, compression: str) -> "gzip.GzipFile | _Members
     if compression == ".gz":
         return gzip.GzipFile(fileobj=file)
     return _Members(file, compression)
+
+
+def compression_of(path: DataFile, named: str) -> str:
+    """What a file is compressed with, by its first bytes; "" for a plain one. named: what its name says.
+
+    Errors: DataError where the name says a compression and the content is none.
+    """
+    with path.open("rb") as file:
+        beginning = file.read(8)
+    for mark, compression in FIRST_BYTES.items():
+        if beginning.startswith(mark):
+            return compression
+    if named and beginning and not (named == ".zst" and beginning[1:4] == SKIPPABLE_FRAME):
+        raise DataError(
+            f"{path}: the content is not compressed, or it is damaged: it begins as no {named} file does; fetch it again, or "
+            f"take {named} off the name of a plain file"
+        )
+    return named
 
 
 class _Members(io.RawIOBase):
@@ -126,7 +154,7 @@ class _Members(io.RawIOBase):
         if self.compression == ".bz2":
             return bz2.BZ2Decompressor()
         if self.compression == ".xz":
-            return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
+            return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=WINDOW_BYTES)
         return _ZstdDecoder(self.zstd)
 
 
@@ -137,7 +165,7 @@ class _ZstdDecoder:
 
     def __init__(self, zstd: Any) -> None:
         self.error = zstd.ZstdError
-        self.frame = zstd.ZstdDecompressor().decompressobj()
+        self.frame = zstd.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()
         self.compressed = b""
         self.fed = 0
         self.ready = memoryview(b"")

@@ -17,9 +17,18 @@ from common.errors import DataError
 from dataset.reading import limits
 from dataset.reading.arrow_files import TableReader
 from dataset.reading.csv_files import read_csv
-from dataset.reading.decompress import open_stream
-from dataset.reading.faults import BadLine, BadLines, Fault, Item, line_at, nul_in_text, pass_over
-from dataset.reading.file_kinds import find_files, kind_of
+from dataset.reading.decompress import compression_of, open_stream
+from dataset.reading.faults import (
+    BadLines,
+    Fault,
+    Item,
+    line_at,
+    not_utf8,
+    nul_in_text,
+    pass_over,
+    refuse_utf16,
+)
+from dataset.reading.file_kinds import UNCOMPRESSED, FileKind, find_files, kind_of
 from dataset.reading.json_files import read_json
 from dataset.reading.json_lines import BOM, item_of, parse_line, text_of_line
 from dataset.reading.line_reader import BUFFER_BYTES, LineReader, Stream
@@ -151,8 +160,20 @@ def _text_of_file(raw: bytes, text_field: str) -> str:
     try:
         return raw.removeprefix(BOM).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        line = line_at(raw, error.start)
-        raise BadLine("bad UTF-8", f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
+        raise not_utf8(
+            raw, f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line_at(raw, error.start)}"
+        ) from None
+
+
+def kind_of_content(path: DataFile) -> FileKind:
+    """The format that the name says, and the compression that the first bytes say. Errors: DataError for text in UTF-16."""
+    kind = kind_of(path)
+    if kind.suffix in UNCOMPRESSED:
+        return kind
+    compression = compression_of(path, kind.compression)
+    with open_stream(path, compression) as (stream, _):
+        refuse_utf16(stream.peek(64)[:64], path)
+    return FileKind(kind.suffix, compression)
 
 
 def sizes_of_sections(path: DataFile, text_field: str, block_bytes: int, split_text: bool = False) -> list[int] | None:
@@ -160,7 +181,7 @@ def sizes_of_sections(path: DataFile, text_field: str, block_bytes: int, split_t
 
     A section is a block of a plain .jsonl, a row group of a .parquet, or a plain text file.
     """
-    kind = kind_of(path)
+    kind = kind_of_content(path)
     size = path.stat().st_size
     if kind.suffix == ".parquet":
         return [group_bytes for _, group_bytes in TableReader(path, text_field).row_groups()]
@@ -176,7 +197,7 @@ def split_into_blocks(
 ) -> Iterator[Block]:
     """The blocks of a file in order, cut by the file and block_bytes alone. None: a plain file in one. split_text: in a
     text file a blank line ends a document. section: only this one of `sizes_of_sections`."""
-    kind = kind_of(path)
+    kind = kind_of_content(path)
     size = path.stat().st_size
     if kind.suffix in (".parquet", ".arrow"):
         table = TableReader(path, text_field, section)
@@ -267,6 +288,20 @@ class LineCounter:
         return self.newlines + 1
 
 
+def _named(path: DataFile, items: Iterator[Item]) -> Iterator[Item]:
+    """A reader's items. Errors: DataError with the file's name where it meets a byte that is not UTF-8."""
+    number = 0
+    try:
+        for item in items:
+            number = item[0]
+            yield item
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise DataError(
+            f"{path}: not UTF-8: byte 0x{byte:02x} behind record {number}; convert the file to UTF-8"
+        ) from None
+
+
 def _item_blocks(
     path: DataFile, items: Iterator[Item], position: Callable[[], int], block_bytes: int | None
 ) -> Iterator[Block]:
@@ -274,7 +309,7 @@ def _item_blocks(
     block: list[Item] = []
     characters = 0
     done = 0
-    for item in items:
+    for item in _named(path, items):
         block.append(item)
         # The length of a text. A fault is a pair and counts as 2.
         characters += len(item[1])

@@ -1,5 +1,7 @@
 """What can be wrong with data, and how it is told."""
 
+import contextlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +25,28 @@ def nul_in_text() -> BadLine:
     return BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
 
 
+# A line that converts a file; {} is its name.
+CONVERT = "python -c \"import sys; open('converted', 'w', encoding='utf-8').write(open(sys.argv[1], encoding='{}').read())\" {}"
+# The fault of what is text in the usual encoding of Chinese Windows.
+GBK = "GBK"
+
+
+def not_utf8(raw: bytes, reason: str) -> BadLine:
+    """The fault of a line or text that UTF-8 does not spell."""
+    # Two bytes beyond ASCII side by side: Latin-1 has them rarely, and GB 18030 reads nearly all pairs.
+    if re.search(rb"[\x81-\xfe]{2}", raw):
+        with contextlib.suppress(UnicodeDecodeError):
+            raw.decode("gb18030")
+            return BadLine(GBK, f"{reason}; it may be GBK (GB 18030)")
+    return BadLine("bad UTF-8", reason)
+
+
+def refuse_utf16(beginning: bytes, path: DataFile) -> None:
+    """Errors: DataError for a file that begins as text in UTF-16 does. beginning: its first bytes, decompressed."""
+    if re.match(rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}", beginning):
+        raise DataError(f"{path}: the text is in UTF-16; convert it to UTF-8: {CONVERT.format('utf-16', path)}")
+
+
 def line_at(raw: bytes, place: int) -> int:
     """The number, from 1, of the line of a file that the byte at `place` stands in."""
     return raw.count(b"\n", 0, place) + 1
@@ -40,7 +64,10 @@ class Fault:
 
     def error(self) -> DataError:
         """What ends a run that does not skip bad lines."""
-        return DataError(f"{self.path}:{self.line}: {self.reason}; mend the line, or pass --skip_bad_lines", self.kind)
+        advice = "mend the line, or pass --skip_bad_lines"
+        if self.kind == GBK:
+            advice = f"convert the file: {CONVERT.format('gb18030', self.path)}"
+        return DataError(f"{self.path}:{self.line}: {self.reason}; {advice}", self.kind)
 
 
 def pass_over(fault: Fault, bad_lines: "BadLines | None") -> None:

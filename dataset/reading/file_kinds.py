@@ -140,7 +140,7 @@ def find_files(
 
 
 class Choice(NamedTuple):
-    """Of the files of a path that are of a kind that is read, those that are read, and those that are left out."""
+    """Of the files of a path, those that are read, and those that are left out."""
 
     read: list[DataFile]
     left_out: list[DataFile]
@@ -179,7 +179,7 @@ def _choice(name: str, found: list[DataFile], is_file: bool, text_suffixes: Sequ
     if not files:
         raise DataError(f"{name}: nothing to read there; {READABLE}")
     wanted = set(files)
-    others = [file for file in readable if file not in wanted and not _is_about_others(file)]
+    others = [file for file in found if file not in wanted and not _is_about_others(file)]
     return Choice(sorted(files, key=_posix), sorted(others, key=_posix))
 
 
@@ -190,7 +190,7 @@ def _files_of_several(path: Path) -> list[Path]:
     """
     matches = [path]
     if not _is(Path.is_dir, path):
-        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+        matches = _matches_of(path)
         if matches == [path]:
             _refuse_what_is_no_file(path)
         if not matches:
@@ -206,6 +206,19 @@ def _files_of_several(path: Path) -> list[Path]:
         else:
             found[match] = None
     return list(found)
+
+
+def _matches_of(pattern: Path) -> list[Path]:
+    """What a glob matches; a file that `**` comes to on several ways, by links to folders above it, once."""
+    # A folder whose very name has brackets is meant by that name.
+    fixed = Path(pattern.anchor)
+    parts = list(pattern.relative_to(fixed).parts)
+    while parts and _is(Path.exists, fixed / parts[0]):
+        fixed /= parts.pop(0)
+    matches = glob.glob(str(Path(glob.escape(str(fixed)), *parts)), recursive=True)
+    if "**" not in parts:
+        return [Path(match) for match in matches]
+    return [Path(match) for match in {os.path.realpath(match): match for match in reversed(matches)}.values()]
 
 
 def expanded(path: str | Path) -> Path:

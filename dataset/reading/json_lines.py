@@ -12,7 +12,7 @@ from typing import Any
 from common.errors import DataError
 from dataset.reading import limits
 from dataset.reading.conversations import CONVERSATION, text_of_conversation
-from dataset.reading.faults import BadLine, Item
+from dataset.reading.faults import BadLine, Item, not_utf8
 from dataset.reading.line_reader import WHITE_SPACE
 
 BOM = b"\xef\xbb\xbf"
@@ -84,10 +84,7 @@ def record_of_line(raw: bytes, keys_once: bool = False) -> object:
         # The bytes at the end begin a character that is not there: the writer was stopped, the encoding is right.
         if error.reason == "unexpected end of data":
             raise BadLine("cut line", "the line ends in the middle of a character") from None
-        hint = " (the file looks like UTF-16)" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise BadLine(
-            "bad UTF-8", f"not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}{hint}"
-        ) from None
+        raise not_utf8(raw, f"not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}") from None
     except json.JSONDecodeError as error:
         raise _explain(error, raw) from None
     except (ValueError, RecursionError) as error:

@@ -34,8 +34,9 @@ class TextSettings(Settings):
 class DocumentSettings(TextSettings):
     """data"""
 
-    parse_special_tokens: bool = switch(
-        False, help="<|im_start|> and the like inside a text become special tokens, not text"
+    # None: not given. Then it is False, or as the weights that a run begins with were trained.
+    parse_special_tokens: bool | None = switch(
+        None, help="<|im_start|> and the like inside a text become special tokens, not text (default: False)"
     )
     deduplicate: str = setting(
         OFF,

@@ -152,6 +152,16 @@ def tokenizer_config() -> dict[str, Any]:
     }
 
 
+def bytes_of_characters() -> dict[str, int]:
+    """The byte behind each character of ByteLevel's alphabet: itself where it is visible, else from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    byte_of = {chr(byte): byte for byte in visible}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    for number, byte in enumerate(hidden):
+        byte_of[chr(0x100 + number)] = byte
+    return byte_of
+
+
 def save(tokenizer: Tokenizer, out_dir: Path) -> None:
     """Write the two files of a tokenizer to a folder."""
     out_dir.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,6 @@
 """benchmarks/bench.py: its documents, the turns of its sides, and its arithmetic. References: figures worked out by hand."""
 
-import contextlib
 import io
-import itertools
 import json
 import subprocess
 import sys
@@ -11,22 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import bench, electra_sides, sides
-from benchmarks.arguments import SIDES
+from benchmarks import bench, sides
 from benchmarks.bench import cut_documents, plain_share, ratios, summary
 from benchmarks.sides import WARM_UP, Turns
 from common.errors import UserError
-from dataset import loader
-from dataset.electra.electra_dataset import Batch, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from model.electra import model_electra
-from model.electra.model_electra import ElectraPretrainer, configs
-from model.electra.sizes import SIZES
 from model.model_minimind import MiniMindConfig
 from tests.helpers import ROOT, write_corpus
-from tests.trainer.machine.simulated_cuda import simulated_cuda
-from trainer.electra.loss import electra_loss
-from trainer.machine.out_of_memory import OutOfMemory
 
 
 def part(text, positions, seconds):
@@ -56,8 +45,6 @@ def test_ratios_are_per_round_and_against_the_faster_hugging_face_side():
         "ours / plain, padded positions": (8.0, 4.0, 8.0),
         "ours / hf-compiled, text tokens": (2.0, 2.0, 4.0),
     }
-    found = ratios({"plain-bf16": [part(100, 200, 1.0)] * 3, "ours": [part(400, 400, 1.0)] * 3})
-    assert found == {"ours / plain-bf16, text tokens": (4.0, 4.0, 4.0)}
     assert ratios({"plain": [part(1, 1, 1.0)]}) == {}
 
 
@@ -153,7 +140,6 @@ def bf16_on_the_cpu(monkeypatch):
 
     monkeypatch.setattr(torch, "autocast", cpu_autocast)
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
-    monkeypatch.setattr(Batch, "to", lambda batch, device: batch)
     return entered
 
 
@@ -169,100 +155,12 @@ def test_the_plain_side_leaves_autocast_after_each_step(bf16_on_the_cpu, tmp_pat
     assert bf16_on_the_cpu == [torch.bfloat16] * 3
 
 
-@pytest.fixture
-def electra(monkeypatch):
-    """(Batch, Totals) of rows that are padded and masked, and tiny networks for the sides."""
-    sizes = {"layers": 1, "width": 16, "heads": 4, "ffn": 16, "embedding": 8}
-    pair = configs(SIZES["small"], 60, **sizes)
-    R, T, K = 2, electra_sides.T, 3
-    ids = torch.randint(5, 60, (R, T))
-    positions = torch.arange(1, K + 1).expand(R, K)
-    batch = Batch(ids, ids, positions, ids[:, 1 : K + 1], torch.zeros_like(ids), torch.tensor([T, 40]))
-    totals = Totals(T + 40, R * K)
-    monkeypatch.setattr(electra_sides, "new_model", lambda: ElectraPretrainer.from_configs(*pair).train())
-    monkeypatch.setattr(electra_sides, "batches", lambda *_: itertools.repeat((batch, totals)))
-    return batch, totals
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_plain_electra_side_leaves_autocast_after_each_step(bf16_on_the_cpu, electra, dtype):
-    steps = Steps()
-    with pytest.raises(Done):
-        electra_sides.train_plain(SimpleNamespace(), Gpu(), steps, dtype)
-    assert steps.inside == [False] * 3
-    assert bf16_on_the_cpu == ([torch.bfloat16] * 3 if dtype is torch.bfloat16 else [])
-
-
-def test_the_electra_sides_compute_one_loss(electra, monkeypatch):
-    """With a greedy generator and without dropout. Ours computes its head on masked positions alone."""
-    batch, totals = electra
-    for module in (electra_sides, model_electra):
-        monkeypatch.setattr(module, "sample", lambda logits, *_: logits.argmax(-1))
-    model = electra_sides.new_model().eval()
-    plain = electra_sides.plain_loss(model, batch)
-    ours, _ = electra_loss(model, batch, totals)
-    assert plain.item() == pytest.approx(ours.item(), rel=1e-5)
-
-
-def test_our_electra_side_trains_on_a_gpu(electra):
-    """A simulated one."""
-    args = SimpleNamespace(use_compile="0", rows=2, max_seq_len=128)
-    with simulated_cuda() as cuda, pytest.raises(Done):
-        electra_sides.train_ours(args, torch.device("cuda", 0), Steps())
-    assert cuda.mode.asked > 0
-
-
-def test_the_electra_sides_keep_their_loader_from_epoch_to_epoch(tmp_path, monkeypatch):
-    """To start its processes anew would take longer than an epoch of so little text on a GPU."""
-    documents = write_corpus(tmp_path / "documents.jsonl", 30)
-    pools = []
-    epochs = []
-
-    class Pool(loader.WorkerPool):
-        def __init__(self, *arguments):
-            pools.append(self)
-            super().__init__(*arguments)
-
-    class Plan(electra_sides.ElectraPlan):
-        def __init__(self, *arguments):
-            epochs.append(self)
-            super().__init__(*arguments)
-
-    monkeypatch.setattr(loader, "WorkerPool", Pool)
-    monkeypatch.setattr(electra_sides, "ElectraPlan", Plan)
-    args = SimpleNamespace(
-        documents_file=documents, rows=1, max_seq_len=electra_sides.T, threads=1, num_workers=1, device="cpu"
-    )
-    with contextlib.closing(electra_sides.batches(args, str(tmp_path / "tokens"))) as batches:
-        while len(epochs) < 3:
-            next(batches)
-    assert len(pools) == 1 and not pools[0]._processes
-
-
-def test_a_side_without_memory_ends_in_a_line(monkeypatch):
-    def no_memory(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(sides, "Turns", lambda *_: None)
-    monkeypatch.setattr(sides.os, "fdopen", lambda *_: None)
-    monkeypatch.setattr(sides.os, "dup2", lambda *_: None)
-    monkeypatch.setattr(sides, "train_with", no_memory)
-    args = SimpleNamespace(device="cpu", started=0.0, threads=torch.get_num_threads(), side="plain")
-    with pytest.raises(OutOfMemory, match="no memory is left on cpu: fewer --rows would do for plain"):
-        sides.train_side(args, {})
-
-
 def test_a_measurement_of_nothing_is_refused(monkeypatch):
     """Otherwise it would measure matrix products alone until its time is over."""
     monkeypatch.setattr(bench, "start_sides", lambda *_: [])
     args = SimpleNamespace(seconds=240.0, sides=["hf", "hf-compiled"], device="cpu")
     with pytest.raises(UserError, match="26m: none of the sides hf, hf-compiled could start"):
         bench.measure("26m", torch.get_num_threads(), args, None, [])
-
-
-def test_sides_belong_to_sizes():
-    found = {size: [name for name in SIDES if bench.has_side(size, name)] for size in ("26m", "electra")}
-    assert found == {"26m": ["plain", "hf", "hf-compiled", "ours"], "electra": ["plain", "plain-bf16", "ours"]}
 
 
 def test_the_plain_side_trains_no_more_than_its_rows_hold():

@@ -15,7 +15,7 @@ from benchmarks import time_to_loss
 from benchmarks.arguments import bench_parser
 from benchmarks.plain_loop import plain_steps, step_context
 from benchmarks.sides import train_hf
-from benchmarks.time_to_loss import RIVALS, ROWS, Speed, T, fastest, precision, rival_flags, updates_in
+from benchmarks.time_to_loss import RIVALS, ROWS, Speed, T, fastest, rival_flags, updates_in
 from benchmarks.trained import Outcome, flag_words
 from benchmarks.training import LEARNING_RATE
 from common.errors import UserError
@@ -54,7 +54,9 @@ def test_the_fastest_form_counts():
 def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
     """Reference: the rates and the optimiser of three of its updates, and the context that bench.py measures them in."""
     rival = RIVALS["plain"]
-    settings = parse_args(flag_words(rival_flags(rival, precision(rival, device), LEARNING_RATE, 3)))
+    settings = parse_args(
+        flag_words(rival_flags(rival, "float32" if device == "cpu" else "bfloat16", LEARNING_RATE, 3))
+    )
     made = []
 
     class Kept(torch.optim.AdamW):
@@ -82,7 +84,7 @@ def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
 def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
     """Reference: the TrainingArguments of bench.py's side."""
     rival = RIVALS["hf"]
-    settings = parse_args(flag_words(rival_flags(rival, precision(rival, "cpu"), LEARNING_RATE, 20)))
+    settings = parse_args(flag_words(rival_flags(rival, rival.cpu_dtype, LEARNING_RATE, 20)))
     seen = []
 
     def train(trainer):
@@ -110,7 +112,7 @@ def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
     assert theirs.bf16 == (settings.dtype == "bfloat16")
 
 
-RUNS = ["hf_60_updates_bfloat16_rate_0.0005_seed7", "hf_60_updates_bfloat16_rate_0.001_seed7", "budget_90s_seed7"]
+RUNS = ["hf_60_updates_bfloat16_rate_0.0005", "hf_60_updates_bfloat16_rate_0.001", "budget_90s"]
 
 
 @pytest.fixture
@@ -123,8 +125,8 @@ def start(monkeypatch, tmp_path):
     def call(*bits, more=()):
         seen = {}
 
-        def instead(folder, flags):
-            seen[folder.name] = parse_args(list(flags))
+        def instead(work, name, flags):
+            seen[name] = parse_args(list(flags))
             return Outcome(1_000_000, bits[len(seen) - 1], 3.0, 60, 240_000)
 
         monkeypatch.setattr(time_to_loss, "trained", instead)

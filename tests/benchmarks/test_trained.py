@@ -8,68 +8,40 @@ import pytest
 from benchmarks import trained
 from common.errors import UserError
 
-FLAGS = ["--data_path", "a", "b", "--seed", "42", "--report", "0", "--cache_dir", "work/cache"]
+FLAGS = ["--data_path", "a", "b", "--seed", "42", "--report", "0"]
 
 
 @pytest.fixture
 def commands(monkeypatch):
-    """What is started. Each run begins and ends well."""
+    """What is started. Each run ends well."""
     seen = []
 
     def run(command, **_):
         seen.append(command)
-        folder = Path(command[command.index("--out_dir") + 1])
-        (folder / "pretrain_64.metrics.jsonl").touch()
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(trained.subprocess, "run", run)
-    monkeypatch.setattr(trained, "outcome", lambda folder: folder.name)
+    monkeypatch.setattr(trained, "outcome", lambda folder: folder)
     return seen
 
 
 def test_a_run_that_fails_is_told_with_its_log(tmp_path):
-    with pytest.raises(UserError, match=r"exit code 2; its log: .*log\.txt"):
-        trained.trained(tmp_path / "run", ["--no_such_flag", "1"])
-    assert "no_such_flag" in (tmp_path / "run" / "log.txt").read_text()
-    assert not (tmp_path / "run" / "done").exists()
+    with pytest.raises(UserError, match=r"exit code 2; its log: .*log\.txt") as refused:
+        trained.trained(tmp_path, "run", ["--no_such_flag", "1"])
+    log = Path(str(refused.value).rpartition(": ")[2])
+    assert "no_such_flag" in log.read_text() and not (log.parent / "done").exists()
 
 
-def test_flags_that_the_trainer_refused_may_be_mended(tmp_path, commands):
-    """A run that has not begun leaves nothing that a later one must agree with."""
-    trained.keep_flags(tmp_path / "flags.json", ["--no_such_flag", "1"], is_begun=False)
-    assert trained.trained(tmp_path, FLAGS) == tmp_path.name
-    assert commands[0][2:-4] == FLAGS
+def test_a_finished_run_is_not_trained_again_and_other_flags_are_another_run(tmp_path, commands):
+    first = trained.trained(tmp_path, "run", FLAGS)
+    assert trained.trained(tmp_path, "run", FLAGS) == first
+    assert len(commands) == 1 and commands[0][2:-4] == FLAGS
+    other = trained.trained(tmp_path, "run", [*FLAGS, "--muon_lr", "0.02"])
+    assert other != first and len(commands) == 2
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path, commands):
-    """Wherever its work folder is by now, and whatever flag stands twice."""
-    trained.trained(tmp_path / "run", FLAGS)
-    moved = ["--seed", "41", *FLAGS[:-1], "elsewhere/cache"]
-    assert trained.trained(tmp_path / "run", moved) == "run"
-    assert len(commands) == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "names"),
-    [
-        (["--data_path", "a", "--seed", "42", "--report", "0"], "--data_path"),
-        (["--data_path", "a", "b", "--seed", "43"], "--report, --seed"),
-        ([*FLAGS, "--muon_lr", "0.02"], "--muon_lr"),
-    ],
-)
-@pytest.mark.parametrize("is_done", [True, False])
-def test_a_folder_of_other_flags_is_refused(tmp_path, commands, flags, names, is_done):
-    """Also where the run was stopped: it would go on with others, and be called theirs."""
-    trained.trained(tmp_path / "run", FLAGS)
-    if not is_done:
-        (tmp_path / "run" / "done").unlink()
-    with pytest.raises(UserError, match=f"run was made with another {names}: name another --work, or remove that"):
-        trained.trained(tmp_path / "run", flags)
-    assert len(commands) == 1
-
-
-def test_a_folder_of_an_earlier_version_is_taken(tmp_path, commands):
-    """It does not say with which flags it was made."""
-    (tmp_path / "done").touch()
-    assert trained.trained(tmp_path, FLAGS) == tmp_path.name
-    assert commands == []
+def test_a_run_that_was_stopped_goes_on(tmp_path, commands):
+    folder = trained.trained(tmp_path, "run", FLAGS)
+    (folder / "done").unlink()
+    assert trained.trained(tmp_path, "run", FLAGS) == folder
+    assert [command[-4:] for command in commands] == [["--out_dir", str(folder), "--from_resume", "1"]] * 2

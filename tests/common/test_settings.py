@@ -32,7 +32,7 @@ DEFAULTS = {
         "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": None, "use_moe": False,
         "init_scheme": "default", "from_weight": "none", "tokenizer_path": str(ROOT / "model"), "data_path": None,
         "text_field": "text", "skip_bad_lines": False, "text_suffixes": None, "cache_dir": None, "cache_gb": 32.0, "max_seq_len": 512,
-        "pack": True, "long_documents": "split", "parse_special_tokens": False, "epochs": 1, "batch_size": 32,
+        "pack": True, "long_documents": "split", "parse_special_tokens": None, "epochs": 1, "batch_size": 32,
         "accumulation_steps": 8, "rows_per_update": 0, "learning_rate": 0.0005, "weight_decay": 0.01, "grad_clip": 1.0,
         "max_bad_updates": 10, "seed": 42, "from_resume": False, "lr_schedule": "minimind", "warmup_iters": 0,
         "optimizer": "adamw", "muon_lr": 0.02, "embed_lr": 0.0, "val_path": None, "val_fraction": 0.0, "allow_val_overlap": False,

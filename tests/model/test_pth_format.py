@@ -146,3 +146,29 @@ def test_pickled_code_is_not_run(tmp_path):
     path.write_bytes(pickle.dumps({"a": Bomb()}))
     raises("not a readable weight file", path)
     assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_weights_of_wrapped_models_are_read(prefix, tmp_path):
+    """As DistributedDataParallel and torch.compile name them, the whole model or each block compiled."""
+    path = tmp_path / "weights.pth"
+    model = write(path)
+    state = {f"{prefix}{key}".replace("layers.0.", "layers.0._orig_mod."): t for key, t in model.state_dict().items()}
+    torch.save(state, path)
+    loaded = MiniMindForCausalLM.from_pth(path).state_dict()
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_a_tied_head_may_be_missing(tmp_path):
+    path = tmp_path / "weights.pth"
+    state = write(path).state_dict()
+    del state["lm_head.weight"]
+    torch.save(state, path)
+    assert torch.equal(MiniMindForCausalLM.from_pth(path).lm_head.weight, state["model.embed_tokens.weight"])
+    raises("missing keys .1.: lm_head.weight; set tie_word_embeddings", path, tie_word_embeddings=False)
+
+
+def test_weights_inside_a_checkpoint_are_named(tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save({"model": write(path).state_dict(), "optimizer": {}, "epoch": 1}, path)
+    raises("weights in its entry 'model'", path)

@@ -140,7 +140,7 @@ CHANGES = {
     "huge claim": "more than the file holds",
     "meta": "holds no numbers|not a readable",
     "no dimensions": r"is \[\]",
-    "nested": "'model' is no tensor",
+    "nested": "weights in its entry .model.",
     "key is a number": "'7' is no tensor",
     "layer without end": "num_hidden_layers is 3 in the file",
 }

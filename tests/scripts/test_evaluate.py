@@ -95,6 +95,31 @@ def test_pairs_equal_brute_force(weight, encoder, tmp_path):
     assert result["counts"] == {"pairs": 40} and result["metrics"]["accuracy"]["interval"] == "Wilson"
 
 
+def test_a_tie_is_not_right(weight, tmp_path):
+    """Of BLiMP's 67,000 pairs seven are two equal sentences."""
+    pairs = [{"sentence_good": "the cat sat", "sentence_bad": "the cat sat", "UID": f"kind{i}"} for i in range(2)]
+    result, values = run("pairs", weight, jsonl(tmp_path / "p.jsonl", pairs), tmp_path / "p", "--group_by", "UID")
+    assert values == {"accuracy": 0, "accuracy/kind0": 0, "accuracy/kind1": 0}
+    assert result["counts"] == {"pairs": 2}
+    questions = [{"context": "the cat", "choices": ["sat", "sat"], "answer": i} for i in (0, 1)]
+    _, values = run("choice", weight, jsonl(tmp_path / "q.jsonl", questions), tmp_path / "q")
+    assert values == {"accuracy": 0, "accuracy_per_byte": 0}
+
+
+def test_progress_is_told(weight, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate, "LOG_SECONDS", 0)
+    texts = [{"text": "the cat sat on the mat"} for _ in range(8)]
+    run("perplexity", weight, jsonl(tmp_path / "t.jsonl", texts), tmp_path / "r", "--batch_tokens", "16")
+    out, err = capsys.readouterr()
+    assert "50% of" in err and " tokens/s" in err and " tokens/s" in out
+
+
+def test_a_folder_of_a_run_names_its_weight(weight, tmp_path):
+    folder = os.path.dirname(weight)
+    with pytest.raises(UserError, match="no config.json; .* there is .*pretrain_32.pth"):
+        run("pairs", folder, jsonl(tmp_path / "p.jsonl", []), tmp_path / "r")
+
+
 def test_choices_equal_brute_force(weight, encoder, tmp_path):
     generator = random.Random(1)
     questions = [
@@ -308,7 +333,6 @@ def test_intervals():
     ("task", "content", "message"),
     [
         ("pairs", '{"sentence_good": "a b"}', r"d.jsonl:1: an object with the fields sentence_good, sentence_bad"),
-        ("pairs", '\n{"sentence_good": "a", "sentence_bad": "a"}', r"d.jsonl:2: both sentences are the same"),
         ("pairs", "{", r"d.jsonl:1: not JSON"),
         ("last_word", '{"text": "word"}', r"d.jsonl:1: no word follows a space"),
         ("choice", '{"context": "a", "choices": ["b"], "answer": 0}', r"d.jsonl:1: choices wants two or more"),

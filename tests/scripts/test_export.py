@@ -23,7 +23,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import DEFAULT
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from model.pth_format import vocabulary_of
+from model.weight_record import vocabulary_of
 from scripts import export_hf
 from scripts.common import check_vocabulary, load_model, tokenizer_folder
 from tests.helpers import ROOT, SHARED, needs_shared, tiny_model

@@ -21,6 +21,8 @@ HELD_OUT_PART = 0.02
 HELD_OUT_TOKENS = 100_000
 FEWEST_HELD_OUT = 10
 FEWEST_DOCUMENTS = 200
+# Of a text that is one document no smaller part is held out.
+FEWEST_HELD_OUT_TOKENS = 1000
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,12 @@ def look_at_data(
     n_documents = len(corpus.store)
     # Of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
     n_tokens = len(corpus.store.tokens)
-    if not {"val_path", "val_fraction"} & set(given) and n_documents >= FEWEST_DOCUMENTS:
+    is_free = not {"val_path", "val_fraction"} & set(given)
+    if is_free and n_documents == 1 and encoder.can_be_cut and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS:
+        # One long text: its last part.
+        val_fraction = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
+        trained_part = 1 - val_fraction
+    elif is_free and n_documents >= FEWEST_DOCUMENTS:
         fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
         # One digit is enough, and reads well in a command.
         val_fraction = float(f"{fraction:.1g}")

@@ -15,7 +15,7 @@ from common.wording import counted
 from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.held_out import HeldOut, hold_out
+from dataset.held_out import HeldOut, hold_out, with_last_part
 from dataset.reading.file_kinds import expanded
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import check_library, notice_of, open_sources
@@ -27,7 +27,7 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.masking import original_cap
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM, SIZES
-from trainer.electra.clock import most_updates, pace_of, seconds_to_show
+from trainer.electra.clock import clock_of, most_updates, seconds_to_show
 from trainer.electra.closing import closing_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
@@ -149,9 +149,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         )
         # One rank of each machine reads all tokens: they have the same files.
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
-        if settings.budget is not None and self.ranks.is_main:
+        if settings.budget is not None:
             shows = self.objective.tells_replaced
-            self.pace = pace_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
+            self.clock = clock_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
         self.n_sums = self.objective.n_sums
         self.shown = (*self.objective.shown, "grad_norm", "updates_per_second")
         self.charts = self.objective.charts
@@ -197,6 +197,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "skip_bad_lines": settings.skip_bad_lines,
         }
         (store,) = open_sources([self.data_path], self.encoder, settings.deduplicate, **store_options)
+        (store,) = with_last_part([store], self.encoder, settings.val_fraction)
         what = f"--data_path {self.data_path[0]}"
         if settings.vocab_path:
             what += f", --vocab_path {settings.vocab_path}"
@@ -283,11 +284,12 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return self.objective.loss(batch, totals)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        if progress.course is None:
+        course = self.clock.moved if self.clock is not None else None
+        if course is None:
             return rate(self.settings, progress.update)
         # The clock of --budget has moved the end.
         warmup = min(1.0, progress.update / max(warmup_of(self.settings), 1))
-        return self.settings.learning_rate * warmup * progress.course.factor(progress.update)
+        return self.settings.learning_rate * warmup * course.factor(progress.update)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return self.objective.metrics(sums)
@@ -300,14 +302,17 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     def alarm_of_evaluation(self, values: Mapping[str, float], progress: Progress) -> str | None:
         # The clock of --budget sets the end; its settings have a guess, which is far too high.
-        end = self.settings.max_steps if progress.course is None else progress.course.end
+        end = self.settings.max_steps if self.clock is None else self.clock.end
         return self.objective.alarm(values, progress.update, end)
 
     def kept(self) -> dict[str, float | None]:
-        return self.objective.kept()
+        own = self.clock.state_dict() if self.clock is not None else {}
+        return {**self.objective.kept(), **own}
 
     def take_kept(self, kept: Mapping[str, float | None]) -> None:
         self.objective.take_kept(kept)
+        if self.clock is not None:
+            self.clock.load_state_dict(kept)
 
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
@@ -376,7 +381,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         if not self.objective.tells_replaced:
             return None
         discriminator = self.outputs["discriminator"]
-        seconds = seconds_to_show(self.pace, self.settings.report)
+        seconds = seconds_to_show(self.clock, self.settings.report)
         return closing_of(self.settings, self.data_path, self.held_out, self.encoder, discriminator, seconds)
 
     def next_commands(self) -> list[NextCommand]:

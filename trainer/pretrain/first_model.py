@@ -84,7 +84,7 @@ def why_not_found(from_weight: str, path: Path, config: MiniMindConfig, out_dir:
         return f"name the folder that holds it and its config.json, {Path(from_weight).parent}"
     asked = {name: getattr(config, name) for name in MODEL_FLAGS}
     flags_of = partial(flags_of_trainer, asked=asked)
-    instead = weights_instead(path.parent, out_dir, first=Path(from_weight).name, flags_of=flags_of)
+    instead = weights_instead(Path(from_weight), path.parent, out_dir, first=Path(from_weight).name, flags_of=flags_of)
     if os.path.isdir(from_weight):
         return (
             f"the folder holds no model, none of {', '.join(FILES_OF_MODELS)} as save_pretrained and downloads leave them, and "

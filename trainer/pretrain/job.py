@@ -24,13 +24,20 @@ from dataset.quality.evaluation_texts import Evaluation, evaluation_of
 from dataset.reading.remote import cache_in
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
-from dataset.tokenizing.vocabulary import check_ids_fit, check_known, check_size, vocabulary_digest
+from dataset.tokenizing.vocabulary import (
+    check_ids_fit,
+    check_known,
+    check_size,
+    note_on_spelt_tokens,
+    vocabulary_digest,
+)
 from model.checkpointing import recompute_layers
 from model.config import TOKEN_IDS, YARN_FIELDS, MiniMindConfig, architecture, parameter_count
 from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
-from model.pth_format import vocabulary_of
+from model.weight_record import vocabulary_of
 from trainer.budget import laws
+from trainer.budget.clock import Clock, Course
 from trainer.budget.forecast import Alarm, Forecast
 from trainer.budget.kept_plan import keep_plan, plan_path
 from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
@@ -50,7 +57,6 @@ from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
-from trainer.pace import Course, Pace
 from trainer.pretrain import trial
 from trainer.pretrain.auto_batch import note_on_small, settle
 from trainer.pretrain.compressors import compressed
@@ -125,6 +131,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     mended_by = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
         "tokenizer": "--tokenizer_path",
+        "reading of special tokens": "--parse_special_tokens",
     }
 
     charts: Sequence[Chart] = (
@@ -167,6 +174,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         seed_everything(settings.seed, self.ranks.rank)
 
         self.identity = {
+            # Before the tokenizer, whose fingerprint has it too.
+            "reading of special tokens": self.encoder.parse_special_tokens,
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
             "architecture": architecture(self.config),
@@ -187,16 +196,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Made when the run is described, since it takes a second.
         self.forecast: Forecast | None = None
         self.loss_alarm = Alarm(settings.names_of_rates())
-        self.planned_end = PlannedEnd(settings, self.ranks, self.corpus) if self.plans_to_end else None
+        self.clock = self._clock(settings.budget) if settings.budget else None
+        self.planned_end = PlannedEnd(settings, self.ranks, self.corpus, self.clock) if self.plans_to_end else None
         self.evaluates = bool(self.validation)
         self.eval_interval = settings.eval_interval
         self.has_samples = bool(self.prompts)
-        self.pace = self._pace() if settings.budget and self.ranks.is_main else None
 
     @classmethod
     def make_encoder(cls, tokenizer: PreTrainedTokenizerBase, settings: PretrainSettings) -> DocumentEncoder:
         """What makes ids of a document."""
-        return DocumentEncoder(tokenizer, settings.parse_special_tokens)
+        return DocumentEncoder(tokenizer, bool(settings.parse_special_tokens))
 
     @classmethod
     def open_corpus(cls, settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
@@ -383,9 +392,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             done = (update.epoch + update.first_row / update.n_rows) / self.epochs
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup = rows_at_its_end / max(rows_of_warmup(settings, settings.warmup_iters, self.ranks), 1)
-        if progress.course is not None:
-            # The clock has moved the end of the run, see trainer/pace.py.
-            return settings.learning_rate * progress.course.factor(progress.update) * min(1.0, warmup)
+        if self.clock is not None and self.clock.moved is not None:
+            return settings.learning_rate * self.clock.moved.factor(progress.update) * min(1.0, warmup)
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
 
     # The rows of a mixture whose shares change over the run depend on its end, see trainer/pretrain/planned_end.py.
@@ -399,19 +407,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def trained(self, progress: Progress) -> list[tuple[str, int, float]]:
         return self.corpus.trained(progress.epoch, progress.row)
 
-    def _pace(self) -> Pace:
+    def _clock(self, budget: str) -> Clock:
         """The clock of --budget."""
         settings = self.settings
-        assert settings.budget is not None
         updates = settings.max_updates
         planned = Course(fall_from=updates - round(settings.decay_share * updates), end=updates)
         rows = rows_of_update(settings, self.ranks)
         evaluated = len(self.validation) * EVAL_ROWS if self.validation else 0
         steps = settings.accumulation_steps
-        return Pace(
-            seconds_of(settings.budget),
+        return Clock(
+            seconds_of(budget),
             seconds_since_start(),
             planned,
+            self.ranks,
             seconds_at_end=seconds_at_end(settings.report),
             samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
             evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows,
@@ -433,6 +441,13 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         different = laws.different_tokens(parts_of(self.corpus) or targets)
         most_rows = most_passes * first.n_rows * different / targets
         return int(most_rows / rows_of_update(self.settings, self.ranks))
+
+    def kept(self) -> dict[str, float | None]:
+        return {} if self.clock is None else self.clock.state_dict()
+
+    def take_kept(self, kept: Mapping[str, float | None]) -> None:
+        if self.clock is not None and kept:
+            self.clock.load_state_dict(kept)
 
     def settings_to_keep(self) -> PretrainSettings:
         """Without the budget: the plan is in the other settings."""
@@ -461,7 +476,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return samples(engine, self.tokenizer, self.encoder, self.prompts, signals, self.settings.seed, is_last)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
-        save_weights(dict(weights), self.config.to_dict(), self.stem, self.vocabulary)
+        special_tokens = bool(self.settings.parse_special_tokens)
+        save_weights(dict(weights), self.config.to_dict(), self.stem, self.vocabulary, special_tokens)
 
     # ---------------------------------------------------------------------------------------- what is said of it
 
@@ -524,7 +540,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             ranks=self.ranks,
             device_type=self.device.type,
         )
-        own_notices = list(self.tokenizer_notices)
+        own_notices = [*self.tokenizer_notices, *self._note_on_special_tokens()]
         if self.encoder.eos_id is None:
             own_notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
         if self.precision_notice:
@@ -538,6 +554,12 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             if line:
                 own_notices.append(line)
         return [*own_notices, *notices(self.asked, self.ranks, self.corpus, micro_batches, run)]
+
+    def _note_on_special_tokens(self) -> list[str]:
+        """A line where the texts spell special tokens, and nobody has said how to read these."""
+        if self.settings.parse_special_tokens is not None or not self.ranks.is_main:
+            return []
+        return note_on_spelt_tokens(self.corpus.stores, self.tokenizer)
 
     def _forecast(self, first: RowPlan, flops: float) -> Forecast | None:
         """What the run may expect; None where no law is known for it, and for a run of seconds."""

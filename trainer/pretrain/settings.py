@@ -12,6 +12,7 @@ from common.flags import at_least, fraction, not_negative, positive, share
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, default_of, parse, setting, switch
 from dataset.reading.settings import DocumentSettings
+from model.weight_record import parses_special_tokens
 from trainer.budget.settings import BudgetSettings
 from trainer.machine.settings import NONE, DividedMachineSettings
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
@@ -313,29 +314,43 @@ class PretrainSettings(
             raise ValueError("--rows_per_update: a budget chooses the rows of an update: drop one of the two")
 
     def fill_in(self) -> None:
-        """The shape of the model as far as it is not given; a folder of weights tells it later."""
-        if self.weight_folder() is not None:
+        """What is not given and the weights of --from_weight tell. The shape of those in a folder is read later.
+
+        Errors: ValueError for a .json beside them that cannot be read, and where special tokens were read otherwise for them.
+        """
+        folder = self.weight_folder()
+        weight = self._weight() if folder is None else folder
+        if weight is not None:
+            self._follow_special_tokens(weight)
+        if folder is not None:
             return
-        for name, value in {**DEFAULT_MODEL, **self._shape_of_weight()}.items():
+        beside = None if weight is None else weight.with_suffix(".json")
+        shape = shape_in(beside) if beside is not None and beside.is_file() else {}
+        for name, value in {**DEFAULT_MODEL, **shape}.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
 
-    def _shape_of_weight(self) -> dict[str, object]:
-        """{flag: value} of the .json beside the .pth that --from_weight names; empty where there is no such file.
-
-        Errors: ValueError for one that cannot be read.
-        """
+    def _weight(self) -> Path | None:
+        """The .pth that --from_weight names, if it is there."""
         if self.from_weight == "none":
-            return {}
+            return None
         width = self.hidden_size or DEFAULT_WIDTH
         paths = [Path(self.from_weight)]
         if paths[0].suffix != ".pth":
             paths = weight_candidates(self.from_weight, self.out_dir, width, use_moe=bool(self.use_moe))
-        for path in paths:
-            beside = path.with_suffix(".json")
-            if path.is_file() and beside.is_file():
-                return shape_in(beside)
-        return {}
+        return next((path for path in paths if path.is_file()), None)
+
+    def _follow_special_tokens(self, weight: Path) -> None:
+        """Errors: ValueError where the weights were trained with another --parse_special_tokens."""
+        recorded = parses_special_tokens(weight)
+        if recorded is None:
+            return
+        if self.parse_special_tokens not in (None, recorded):
+            raise ValueError(
+                f"--parse_special_tokens {int(not recorded)}: {weight} was trained with --parse_special_tokens "
+                f"{int(recorded)}: leave the flag out"
+            )
+        self.parse_special_tokens = recorded
 
 
 def parser() -> SettingsParser:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from common.wording import counted, one_line
 from trainer.machine.collectives import on_main
-from trainer.reporting.log_lines import position
+from trainer.reporting.log_lines import position, risen_validation
 from trainer.saving.checkpoint import snapshot
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ def tell_end(trainer: "Trainer", exit_code: int) -> None:
         tell_closing(trainer)
     tell_skipped(trainer)
     if is_complete:
+        progress = trainer.progress
+        risen = risen_validation(progress.best_val_loss, progress.best_val_update, progress.val_loss)
+        if risen:
+            trainer.reporter.say(risen)
         for line in (*trainer.job.lines_at_the_end(trainer.progress), written(trainer)):
             trainer.reporter.say(line)
     trainer.reporter.close()

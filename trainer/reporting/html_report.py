@@ -251,11 +251,18 @@ def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         runs=sections,
         names=names,
+        differ=read_different_data(runs),
         figures=table(figures_of(runs)),
         charts=draw_charts(runs, names),
         settings=table(gathered([run.settings for run in runs])),
         machine=table(gathered([machine(run) for run in runs])),
     )
+
+
+def read_different_data(runs: Sequence[RunRecords]) -> bool:
+    """Whether the runs say that they trained different texts, or the same ones by different tokenizers."""
+    fingerprints = {run.starts[-1]["data"].get("fingerprint") for run in runs if run.starts}
+    return len(fingerprints - {None}) > 1
 
 
 def page_environment(*folders: Path) -> Environment:

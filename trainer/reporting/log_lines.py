@@ -54,6 +54,8 @@ def log_record(
     return record
 
 
+# By how much a validation loss rises where it is no chance any more
+OVERFITTED = 1.01
 # What fields are called in a log line, where that is not their name in the metrics.
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 
@@ -77,6 +79,18 @@ def expectation(record: Mapping[str, Any]) -> str:
     if record.get("expected_loss") is None:
         return ""
     return f" ({record['expected_loss']:.2f} expected)"
+
+
+def risen_validation(lowest: float, update: int, last: float) -> str | None:
+    """A sentence for a run whose validation loss was lower, after `update`, than it is at the end; None: it was not."""
+    if not lowest < last:
+        return None
+    line = (
+        f"the validation loss was lowest after update {update:,}: {lowest:.3f}; that of the saved weights is {last:.3f}"
+    )
+    if last > OVERFITTED * lowest:
+        line += ", so the model has begun to learn its training data by heart (fewer epochs or more data help)"
+    return line
 
 
 def bar_line(record: Mapping[str, Any]) -> str:
@@ -119,7 +133,13 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
             "counts_updates": trainer.job.counts_updates,
             "settings": {name: value for name, value in vars(settings).items() if value is not None},
             "model": outlook.model_fields,
-            "data": {"documents": outlook.n_documents, "rows": plan.n_rows, "fill": plan.fill, **outlook.data_fields},
+            "data": {
+                "documents": outlook.n_documents,
+                "rows": plan.n_rows,
+                "fill": plan.fill,
+                "fingerprint": trainer.job.identity.get("data"),
+                **outlook.data_fields,
+            },
             "machine": {**describe_machine(trainer.device, trainer.ranks.world_size), "dtype": str(dtype)},
             "versions": versions(),
             "charts": [chart.as_record() for chart in trainer.job.charts],

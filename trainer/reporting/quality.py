@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
+from trainer.reporting.log_lines import risen_validation
 from trainer.reporting.records import RunRecords, is_number, trains_answers
 
 # Text has 8 bits a byte before anything is compressed. What a file says beyond some times that is no such figure.
@@ -30,7 +33,25 @@ def quality(run: RunRecords) -> list[Bar]:
 
 
 def remarks(run: RunRecords) -> list[str]:
-    """What can be said, in sentences, of a language model without bits per byte; of other runs nothing."""
+    """Sentences on how good a run's model is, beside its figures."""
+    return [*on_overfitting(run), *without_bits(run)]
+
+
+def on_overfitting(run: RunRecords) -> list[str]:
+    """Whether the validation loss has risen again."""
+    if "val_loss" not in run.curves:
+        return []
+    tokens, values = run.curves["val_loss"]
+    lowest = int(values.argmin())
+    # Every line has its update, and lines with the same number of tokens have the same one.
+    line_tokens, updates = run.curves["update"]
+    update = int(updates[np.searchsorted(line_tokens, tokens[lowest])])
+    risen = risen_validation(float(values[lowest]), update, float(values[-1]))
+    return [f"{risen[0].upper()}{risen[1:]}."] if risen else []
+
+
+def without_bits(run: RunRecords) -> list[str]:
+    """What can be said of a language model without bits per byte; of other runs nothing."""
     loss = run.last("loss")
     # An encoder's loss is that of no language model, and trainers of other kinds hold nothing out.
     if any(run.last(name) is not None for name in OF_ENCODERS):

@@ -52,7 +52,7 @@ class Reporter:
         with atomic_file(path) as file:
             file.writelines(kept)
         # Without a buffer each line is in the file at once, also if the process is killed.
-        self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - close() does it
+        self.file = open(path, "a+b", buffering=0)  # noqa: SIM115 - close() does it
 
     def say(self, text: str) -> None:
         if not self.is_main:
@@ -127,6 +127,8 @@ class Reporter:
         """Append to the metrics file what an earlier write has left, and the line."""
         assert self.file is not None
         is_first_failure = not self._unwritten
+        if not os.path.exists(self.file.name):
+            self._bring_back()
         self._unwritten += line
         try:
             written = self.file.write(self._unwritten)
@@ -135,6 +137,23 @@ class Reporter:
         except OSError as error:
             if is_first_failure:
                 self.say(f"warning: {self.file.name}: {error.strerror}; the line is kept and tried again")
+
+    def _bring_back(self) -> None:
+        """Write the metrics file anew that somebody has deleted, perhaps with its folder: as long as it is open it can be read."""
+        assert self.file is not None
+        self.file.seek(0)
+        lines = self.file.read()
+        path = Path(self.file.name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(path, "a+b", buffering=0)  # noqa: SIM115 - close() does it
+        except OSError:
+            # A later line tries it again.
+            return
+        self.file.close()
+        self.file = file
+        self._unwritten = lines + self._unwritten
+        self.say(f"warning: {path} was deleted while the run goes on; it is written again")
 
     def close(self) -> None:
         with self._terminal():

@@ -17,7 +17,6 @@ import torch
 from common.errors import BadContentError
 from dataset.mixed_plan import Move
 from trainer.optim.build import KEPT
-from trainer.pace import Course
 
 if TYPE_CHECKING:
     from trainer.loop import Trainer
@@ -159,9 +158,6 @@ def check_progress(progress: dict[str, Any], own: Any, update: int) -> None:
     require(norm is None or isinstance(norm, float), f"progress: grad_norm is {_short(norm)}")
     best = progress.get("best_val_loss", math.inf)
     require(isinstance(best, float) and not math.isnan(best), f"progress: best_val_loss is {_short(best)}")
-    spent = progress.get("seconds_spent", 0.0)
-    require(_is_number(spent) and spent >= 0, f"progress: seconds_spent is {_short(spent)}")
-    check_course(progress.get("course"), update)
     check_moves(progress.get("moves", []))
     due = progress.get("evaluation_due", False)
     require(isinstance(due, bool), f"progress: evaluation_due is {_short(due)}")
@@ -183,20 +179,6 @@ def check_moves(moves: Any) -> None:
         require(before <= move["row"] <= move["fall_row"] <= move["end"], "progress: the rows of a move do not rise")
         before = move["row"]
     require(not moves or moves[0]["row"] == 0, "progress: the first move is not that of the start")
-
-
-def check_course(course: Any, update: int) -> None:
-    """Errors: BadContentError unless `course` is None or what a Course is made of, for a run with `update` updates."""
-    if course is None:
-        return
-    require(isinstance(course, dict), f"progress: course is {_short(course)}")
-    require(set(course) == {field.name for field in fields(Course)}, "progress: course has other fields")
-    for name in ("fall_from", "end"):
-        require(_is_count(course[name]), f"progress: {name} of course is {_short(course[name])}")
-    rate = course["fall_rate"]
-    require(_is_number(rate) and 0 <= rate <= 1, f"progress: fall_rate of course is {_short(rate)}")
-    require(course["fall_from"] < course["end"], "progress: the course ends before its rate falls")
-    require(update <= course["end"], f"progress: update is {update}, and the course ends at {_short(course['end'])}")
 
 
 def check_weights(weights: dict[str, Any], own: dict[str, torch.Tensor], of_parts: bool = False) -> None:

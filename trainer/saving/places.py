@@ -33,14 +33,16 @@ def check_writable(stem: Path) -> None:
 
 
 def check_kinds(stem: Path, files: Iterable[Path] = (), folders: Iterable[Path] = ()) -> None:
-    """Errors: UserError where a folder is in the place of a file of the run, or a file in that of a folder.
+    """Errors: UserError where a folder or a pipe is in the place of a file of the run, or a file in that of a folder.
 
     files, folders: what it leaves beside metrics, report and checkpoints.
     """
     own_files = [stem.with_name(f"{stem.name}.{kind}") for kind in RECORDS]
     for path in (*own_files, *files):
-        if path.is_dir():
-            raise UserError(f"{path} is a folder, and a file of this run is to go there: move it away")
+        # A pipe would be waited for without end.
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "no regular file"
+            raise UserError(f"{path} is {kind}, and a file of this run is to go there: move it away")
     for path in (stem.with_name(f"{stem.name}_resume"), *folders):
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file, and a folder of this run is to go there: move it away")

@@ -17,7 +17,6 @@ from dataset.shares import spelt
 from trainer.machine.collectives import on_main
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.pace import Course
 from trainer.saving.checkpoint import is_folder_of_parts, update_of, verified
 from trainer.saving.checkpoint_content import check_fit, check_form, require
 from trainer.updates import rows_of_update
@@ -45,7 +44,7 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
         # The parameters themselves, of which a tied one is seen to be one.
         "model": trainer.engine.model.state_dict(keep_vars=True),
         "engine": trainer.engine.state_dict(),
-        "progress": progress_dict(trainer),
+        "progress": asdict(trainer.progress),
         "ranks": ranks,
         # How many of them shared a micro-batch.
         "sharing": trainer.ranks.sharing,
@@ -58,21 +57,9 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
     }
 
 
-def progress_dict(trainer: "Trainer") -> dict[str, Any]:
-    """The run's Progress as plain containers."""
-    progress = asdict(trainer.progress)
-    if trainer.pace is not None:
-        progress["seconds_spent"] = trainer.pace.spent()
-    return progress
-
-
 def progress_of(trainer: "Trainer", state: dict[str, Any]) -> "Progress":
-    """What `progress_dict` wrote, checked; fields that an earlier version did not know keep their defaults."""
-    course = state.get("course")
-    moves = [Move(**move) for move in state.get("moves", [])]
-    return replace(
-        trainer.progress, **{**state, "course": None if course is None else Course(**course), "moves": moves}
-    )
+    """What `state_dict` wrote of it."""
+    return replace(trainer.progress, **{**state, "moves": [Move(**move) for move in state["moves"]]})
 
 
 def save(trainer: "Trainer") -> None:
@@ -180,8 +167,6 @@ def resume(trainer: "Trainer") -> bool:
     trainer.engine.load_weights(state["model"])
     trainer.engine.load_state_dict(state["engine"])
     trainer.progress = progress_of(trainer, state["progress"])
-    if trainer.pace is not None:
-        trainer.pace.started -= trainer.progress.seconds_spent
     trainer.tracker_ids = state["tracker_ids"]
     # A checkpoint of an earlier version has less, or nothing.
     trainer.job.take_kept({**trainer.job.kept(), **state.get("job", {})})

@@ -10,19 +10,24 @@ import torch
 
 from common.files import HashingWriter, atomic_file, file_digest
 from common.notices import announce
-from model.weight_files import DIGEST_FIELD, VOCABULARY_FIELD
+from model.weight_record import DIGEST_FIELD, SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
 def save_weights(
-    state_dict: dict[str, torch.Tensor], config: dict[str, Any], stem: str | Path, vocabulary: str | None = None
+    state_dict: dict[str, torch.Tensor],
+    config: dict[str, Any],
+    stem: str | Path,
+    vocabulary: str | None = None,
+    parse_special_tokens: bool | None = None,
 ) -> None:
     """Write `{stem}.pth`, a flat state dict on the CPU with the public key names, and `{stem}.json`, the config.
 
     The weights are in fp16, or in fp32 where fp16 does not hold one of them.
     The .json has the SHA-256 of the .pth. It is renamed first; so that a crash between the two leaves a good pair, it
     has that of the .pth before as well. vocabulary: the `vocabulary_digest` of the tokenizer that belongs to the weights.
+    parse_special_tokens: how special tokens inside a text were read; None for either: not known.
     """
     weights = weights_to_save(state_dict)
     path = Path(f"{stem}.pth")
@@ -30,9 +35,9 @@ def save_weights(
     with atomic_file(path) as file:
         writer = HashingWriter(file)
         write_tensors(weights, writer)
-        content = {**config, DIGEST_FIELD: [writer.digest.hexdigest(), *before]}
-        if vocabulary is not None:
-            content[VOCABULARY_FIELD] = vocabulary
+        record = {VOCABULARY_FIELD: vocabulary, SPECIAL_TOKENS_FIELD: parse_special_tokens}
+        known = {name: value for name, value in record.items() if value is not None}
+        content = {**config, DIGEST_FIELD: [writer.digest.hexdigest(), *before], **known}
         with atomic_file(f"{stem}.json") as beside:
             beside.write(json.dumps(content, indent=2, sort_keys=True).encode())
 

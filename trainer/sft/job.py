@@ -54,6 +54,10 @@ class SftJob(PretrainJob):
             engine, self.tokenizer, self.encoder, self.prompts, signals, settings.seed, is_last, with_prompt=False
         )
 
+    def _note_on_special_tokens(self) -> list[str]:
+        """The chat template writes them, and a message that spells one stays text."""
+        return []
+
     def _forecast(self, first: RowPlan, flops: float) -> Forecast | None:
         """Nothing is known of the loss of answers."""
         return None

@@ -95,7 +95,7 @@ class SftSettings(SftTraining, ConversationSettings, SftModel, SftOutput, Pretra
     # What pretraining asks of a text is decided for conversations, and is no flag.
     text_field: ClassVar[str] = CONVERSATION  # type: ignore[misc]  # a setting there, the same for all objects here
     long_documents: ClassVar[str] = "truncate"  # type: ignore[misc]
-    parse_special_tokens: ClassVar[bool] = False  # type: ignore[misc]
+    parse_special_tokens: ClassVar[bool | None] = None  # type: ignore[misc]
     text_suffixes: ClassVar[list[str] | None] = None  # type: ignore[misc]
 
     @classmethod

@@ -171,7 +171,7 @@ def test_compressed(tmp_path, suffix, compress):
     )
     for damaged in (packed[:-20], packed[: len(packed) // 2], b"no archive"):
         file.write_bytes(damaged)
-        with pytest.raises(DataError, match="damaged or cut off"):
+        with pytest.raises(DataError, match="damaged"):
             list(read_documents(file))
 
 
@@ -195,7 +195,7 @@ def test_missing_package_is_named(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    (tmp_path / "a.jsonl.zst").write_bytes(b"x")
+    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     with pytest.raises(DataError, match="pip install zstandard"):
         list(read_documents(tmp_path / "a.jsonl.zst"))
 

@@ -49,9 +49,31 @@ def test_a_start_says_which_kinds_of_files_of_a_folder_are_not_read(tmp_path):
     names(tmp_path / "named", ["b.csv", "c.sh"])
     paths = [str(tmp_path / "tables"), str(tmp_path / "corpus"), str(tmp_path / "named" / "b.csv")]
     (line,) = notices_of_paths(paths)
-    assert "1 .sh file" in line
-    assert line.endswith("2 .csv files left out; name files by their own paths to read others")
+    assert "2 .csv files" in line
+    assert line.endswith("left out; name files by their own paths to read others")
     assert notices_of_paths([str(tmp_path / "*")]) != []
+
+
+def test_a_folder_of_notes_says_what_it_leaves_out(tmp_path):
+    names(tmp_path, ["notes.md", "a.docx", "b.docx", "c.pdf", "d.jpg", "Makefile", ".hidden"])
+    (line,) = notices_of_paths([str(tmp_path)])
+    assert "1 .md file read, 2 .docx files, 1 file, 1 .pdf file, 1 .jpg file left out" in line
+
+
+def test_a_pattern_below_a_folder_with_brackets_reads_that_folder(tmp_path):
+    names(tmp_path, ["[D]/a.jsonl", "D/b.jsonl"])
+    (file,) = find_files(str(tmp_path / "[D]" / "*"))
+    assert file == tmp_path / "[D]" / "a.jsonl"
+    (file,) = find_files(str(tmp_path / "[C-E]" / "*"))
+    assert file == tmp_path / "D" / "b.jsonl"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links want rights on Windows")
+def test_a_file_behind_a_circle_of_links_is_read_once(tmp_path):
+    names(tmp_path, ["data/a.jsonl"])
+    (tmp_path / "data" / "again").symlink_to(tmp_path)
+    (file,) = find_files(str(tmp_path / "**" / "*.jsonl"))
+    assert file.name == "a.jsonl"
 
 
 def test_folder_that_hugging_face_datasets_saved_gives_its_arrow_files(tmp_path):

@@ -20,13 +20,13 @@ from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import new_port, run_ranks
 from tests.trainer.test_train_electra import equal, flags, train, weights
 from trainer import train_electra
+from trainer.budget.clock import Clock, Course
 from trainer.electra.auc_alarm import AucAlarm
 from trainer.electra.loss import best_threshold, metrics, sums_of
 from trainer.electra.validation import SEED
 from trainer.job import Progress
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
-from trainer.pace import Course
 from trainer.saving.checkpoint_content import check_kept
 
 # The folder of --model_path says these.
@@ -350,10 +350,10 @@ def test_a_run_of_a_budget_is_told_by_the_end_that_its_clock_has_set(run, monkey
     monkeypatch.setattr(job, "settings", settings)
     monkeypatch.setattr(job.objective, "auc_alarm", AucAlarm(settings))
     values = {"val_disc_auc": 0.5, "val_mlm_loss": 6.0}
-    course = Course(fall_from=0, end=1_100)
     assert job.alarm_of_evaluation(values, Progress(update=600)) is None
-    assert job.alarm_of_evaluation(values, Progress(update=599, course=course)) is None
-    assert "after 600 updates" in job.alarm_of_evaluation(values, Progress(update=600, course=course))
+    monkeypatch.setattr(job, "clock", Clock(60.0, 0.0, Course(fall_from=0, end=1_100), job.ranks))
+    assert job.alarm_of_evaluation(values, Progress(update=599)) is None
+    assert "after 600 updates" in job.alarm_of_evaluation(values, Progress(update=600))
 
 
 def test_a_discriminator_that_is_not_trained_is_not_watched(data, other, tmp_path, capsys):

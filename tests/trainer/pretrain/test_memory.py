@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.arguments import STEP_SIZES
+from benchmarks.arguments import SIZES
 from model import moe
 from model.config import MiniMindConfig, parameter_count
 from model.model_minimind import MiniMindForCausalLM
@@ -87,7 +87,7 @@ def test_the_estimate_is_within_a_fifth_of_the_measured_peak(name, compiled, tmp
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_plain_code_takes_no_less_than_compiled_code(optimizer, recomputed):
     """To a hundredth: so a trial of plain code tells that the compiled run fits too."""
-    for fields in STEP_SIZES.values():
+    for fields in SIZES.values():
         for rows in (1, 2, 8, 32, 128, 256):
             plain, compiled = (
                 training_memory(

@@ -23,7 +23,7 @@ from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.config import DECLARATIONS
 from model.hf_folder import list_tensors
 from model.model_minimind import MiniMindConfig
-from model.pth_format import vocabulary_of
+from model.weight_record import vocabulary_of
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
 from tests.helpers import ROOT, command_line, flags, losses, records, train, write_corpus

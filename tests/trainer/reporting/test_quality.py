@@ -78,7 +78,8 @@ def test_the_model_stands_beside_what_was_expected_and_the_compressors(tmp_path)
     assert [bar.percent for bar in bars] == [pytest.approx(100 * bar.value / 3) for bar in bars]
     write_report([path], tmp_path / "a.html")
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
-    order = ["<svg", "How good is this?", ">2.500<", "<h2>Samples", "<h2>Figures", "<h2>More curves", "<h2>Settings"]
+    order = ["<svg", "How good is this?", ">2.500<", "<h2>Samples", "<h2>Go on", "<h2>Figures", "<h2>More curves"]
+    order += ["<h2>Settings", "<details"]
     places = [page.index(part) for part in order]
     assert places == sorted(places)
 
@@ -160,3 +161,36 @@ def test_what_was_trained_of_each_source_is_shown_as_text(tmp_path):
     assert "What was trained" in page and "&lt;b&gt;web&lt;/b&gt;/" in page and "<b>web" not in page
     for shown in ("12,345", "25.0%", "1.50"):
         assert f"<td>{shown}</td>" in page
+
+
+def test_overfitting_is_said_at_the_end_and_on_the_page(tmp_path, capsys):
+    """One document, read until it is known by heart. Reference: the lowest of the evaluations in the metrics file."""
+    path = write_corpus(tmp_path / "a.jsonl", 6)
+    options = {"val_fraction": 0.4, "eval_interval": 10, "learning_rate": 0.05, "report": 1}
+    run = train(data_path=path, out_dir=tmp_path, epochs=40, lr_schedule="constant", **options)
+    evaluations = records(run, "val_loss")
+    lowest = min(evaluations, key=lambda record: record["val_loss"])
+    last = evaluations[-1]["val_loss"]
+    assert last > 1.01 * lowest["val_loss"], "this run does not overfit"
+    said = (
+        f"lowest after update {lowest['update']}: {lowest['val_loss']:.3f}; that of the saved weights is {last:.3f}, so"
+    )
+    assert said in capsys.readouterr().out
+    assert said in (tmp_path / "pretrain_16.report.html").read_text()
+
+
+def test_a_run_that_is_best_at_its_end_has_not_overfitted(data, tmp_path, capsys):
+    run = train(data_path=data, out_dir=tmp_path, val_fraction=0.2, eval_interval=10)
+    values = [record["val_loss"] for record in records(run, "val_loss")]
+    assert len(values) > 1 and min(values) == values[-1]
+    assert "lowest" not in capsys.readouterr().out
+
+
+def test_runs_of_different_texts_say_so(tmp_path):
+    pages = []
+    for number, fingerprint in enumerate(("one", "another")):
+        first = with_start(tmp_path / "a.metrics.jsonl", fingerprint="one")
+        second = with_start(tmp_path / "b.metrics.jsonl", fingerprint=fingerprint)
+        write_report([first, second], tmp_path / f"{number}.html")
+        pages.append((tmp_path / f"{number}.html").read_text())
+    assert ["different texts" in page for page in pages] == [False, True]

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -163,6 +164,23 @@ def test_lines_that_no_run_wrote_are_not_kept_by_a_resume(tmp_path):
     reporter.open(path, lambda record: record["step"] < 2)
     reporter.close()
     assert path.read_text() == past
+
+
+def test_metrics_survive_the_deletion_of_their_folder(data, tmp_path, capsys):
+    """Reference: the metrics of the same run undisturbed."""
+    undisturbed = train(data_path=data, out_dir=tmp_path / "whole")
+    update, out_dir = Engine.update, tmp_path / "deleted"
+
+    def deleting(self, *args, **options):
+        if engine_updates.pop(0) == 3:
+            shutil.rmtree(out_dir)
+        return update(self, *args, **options)
+
+    engine_updates = list(range(100))
+    with mock.patch.object(Engine, "update", deleting):
+        run = train(data_path=data, out_dir=out_dir)
+    assert losses(run) == losses(undisturbed) and len(records(run, "settings")) == 1
+    assert capsys.readouterr().out.count("was deleted") == 1
 
 
 def test_expert_load_is_of_all_tokens_since_the_last_line(data, tmp_path):

@@ -43,6 +43,13 @@ def test_a_folder_in_the_place_of_a_file(tmp_path, data, monkeypatch, name):
     assert str(tmp_path / name) in line and "is a folder" in line
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, data, monkeypatch):
+    os.mkfifo(tmp_path / "pretrain_16.metrics.jsonl")
+    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
+    assert "pretrain_16.metrics.jsonl is no regular file" in line
+
+
 def test_a_file_in_the_place_of_the_checkpoints(tmp_path, data, monkeypatch):
     (tmp_path / "pretrain_16_resume").write_text("mine")
     line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)

@@ -1,0 +1,34 @@
+"""What the `.json` beside a weight says of its training, and the config.json of an export too."""
+
+from pathlib import Path
+from typing import Any
+
+from common.files import MOST_CONFIG_BYTES, read_object
+
+# SHA-256 of the `.pth` beside it: of the newest, and of the one before, which is still there if a crash came between the
+# two files.
+DIGEST_FIELD = "weights_sha256"
+# The vocabulary of the tokenizer
+VOCABULARY_FIELD = "vocabulary_sha256"
+# Whether the spelling of a special token inside a text was that token, as --parse_special_tokens says
+SPECIAL_TOKENS_FIELD = "parse_special_tokens"
+
+
+def vocabulary_of(weight: Path) -> str | None:
+    """The `vocabulary_digest` of the tokenizer that a weight was trained with; None: it is not recorded. Errors: ValueError."""
+    found = _record_of(weight).get(VOCABULARY_FIELD)
+    return found if isinstance(found, str) else None
+
+
+def parses_special_tokens(weight: Path) -> bool | None:
+    """How special tokens inside a text were read for a weight; None: it is not recorded. Errors: ValueError."""
+    found = _record_of(weight).get(SPECIAL_TOKENS_FIELD)
+    return found if isinstance(found, bool) else None
+
+
+def _record_of(weight: Path) -> dict[str, Any]:
+    """Empty where there is no such file. Errors: ValueError for one that is no JSON."""
+    path = weight / "config.json"
+    if weight.suffix == ".pth" and not weight.is_dir():
+        path = weight.with_suffix(".json")
+    return read_object(path, MOST_CONFIG_BYTES) if path.is_file() else {}
