@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from common.flags import at_least, fraction, not_negative, positive
 from common.paths import ROOT
-from common.settings import Settings, parse, setting, switch, with_default
+from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.glue.glue_tasks import METRICS, TASKS, task_list
 from trainer.machine.settings import ShardedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
@@ -273,6 +273,13 @@ class GlueSettings(
             self.dtype = "float16"
 
 
+def parser() -> SettingsParser:
+    """The command line of train_glue.py."""
+    return SettingsParser(GlueSettings, "train_glue.py", "Fine-tune an encoder on GLUE.")
+
+
 def parse_args(argv: Sequence[str] | None = None) -> GlueSettings:
     """The settings of a command line; None: of this process."""
-    return parse(GlueSettings, "train_glue.py", "Fine-tune an encoder on GLUE.", argv)
+    settings = parser().get_settings(argv)
+    assert isinstance(settings, GlueSettings)
+    return settings
