@@ -239,8 +239,6 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
 
     # What a resumed checkpoint, and all ranks, must agree with: {what it is: value}.
     identity: Mapping[str, Value]
-    # {entry of `identity`: what a checkpoint of an earlier version did not note of it}. That is not compared.
-    added_to_identity: Mapping[str, Sequence[str]] = {}
     # {entry of `identity`: the flags to look at where it differs}; not every entry has some.
     mended_by: Mapping[str, str] = {}
     # Flags that a resume may change, and then says so.

@@ -49,7 +49,6 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.next_commands import NextCommand
-from trainer.saving.places import check_kinds
 from trainer.sharding import group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_update
 from trainer.without_effect import common_warnings, is_changed, warnings_of
@@ -167,7 +166,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.stem = self.folder / self.folder.name
         self.outputs = {name: self.folder / name for name in PRETRAINERS[objective].NETWORKS}
         claim(self.ranks, self.stem)
-        on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
         # Networks that an earlier run has saved on its way.
         self.replaced = ["percent_*", "checkpoint-*[0-9]"]
         # A vocabulary of its own is written before the first update.

@@ -39,7 +39,7 @@ from trainer.machine.agreement import compare_precision, compare_with_main
 from trainer.machine.collectives import first_rank_first, on_main
 from trainer.machine.devices import pick_dtype
 from trainer.reporting.reporter import Reporter, Say, finite
-from trainer.saving.places import check_kinds, check_writable
+from trainer.saving.places import check_writable
 from trainer.sharding import group_size_of
 from trainer.without_effect import common_warnings, is_changed, warnings_of
 
@@ -258,7 +258,6 @@ def make_room(settings: GlueSettings, out: Path, names: Mapping[str, Path]) -> N
                 remove(path)
         make_folder(out / name)
         check_writable(out / name / name)
-        check_kinds(out / name / name, folders=[out / name / f"seed_{seed}" for seed in seeds(settings)])
 
 
 # ------------------------------------------------------------------------------------------------- the results

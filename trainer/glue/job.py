@@ -32,12 +32,11 @@ from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.devices import notes_on_precision
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals
+from trainer.machine.signals import StopSignals, name_of
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
 from trainer.saving.checkpoint import Checkpoints
-from trainer.saving.places import check_kinds
 from trainer.sharding import group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, schedule_of
 
@@ -90,7 +89,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
         with user_errors():
             self.model, self.new_weights = init_model(settings, data.task, command.model_folder, command.vocab_size)
             make_folder(folder)
-            on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
         if settings.gradient_checkpointing:
             recompute_layers(self.model)
         # FSDP2 gives its class another name.
@@ -281,7 +279,7 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
     if job.shards is not None:
         job.shards.leave_groups()
     if stop_signal:
-        say(f"stopped by signal {stop_signal}; the same command with --from_resume 1 evaluates what is trained")
+        say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, {}
 
     def finish() -> None:

@@ -32,7 +32,7 @@ from dataset.tokenizing.vocabulary import (
     vocabulary_digest,
 )
 from model.checkpointing import recompute_layers
-from model.config import TOKEN_IDS, YARN_FIELDS, MiniMindConfig, architecture, parameter_count
+from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_count
 from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
@@ -83,7 +83,6 @@ from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.sample_prompts import read_prompts
 from trainer.sampling import samples
-from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 from trainer.sharding import build_on_main, group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, rows_of_warmup
@@ -127,7 +126,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     # They decide the first weights. A resume takes those of its checkpoint.
     only_at_start = ("from_weight", "init_scheme")
 
-    added_to_identity = {"architecture": YARN_FIELDS}
     mended_by = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
         "tokenizer": "--tokenizer_path",
@@ -273,9 +271,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.stem = Path(self.settings.out_dir) / self._weight_name()
         self.outputs = {"weights": Path(f"{self.stem}.pth"), "config": Path(f"{self.stem}.json")}
         claim(self.ranks, self.stem)
-        # A folder in the place of a file would be found out at the first save, hours later.
         self.begun = [plan_path(self.stem)]
-        on_main(self.ranks, lambda: check_kinds(self.stem, files=[*self.outputs.values(), *self.begun]))
 
     def _weight_name(self) -> str:
         return weight_name(self.settings.save_weight, self.config.hidden_size, self.config.use_moe)
@@ -433,8 +429,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _most_updates(self) -> float:
         """A machine that is faster than planned reads the text no more often than a plan does."""
         most_passes = laws.most_passes(self.settings.from_weight)
-        if math.isinf(most_passes):
-            return math.inf
         first = self.plan(0)
         targets = first.row_targets(0, first.n_rows)
         # A pass over a mixture ends where one source is used up. Later passes bring other text of the others.

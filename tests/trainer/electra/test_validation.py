@@ -13,7 +13,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, roc_auc_score
 
-from common.errors import BadContentError, DataError, UserError
+from common.errors import DataError, UserError
 from model.electra.masking import IGNORE
 from model.electra.model_electra import AUC_BINS, Losses
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
@@ -27,7 +27,6 @@ from trainer.electra.validation import SEED
 from trainer.job import Progress
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
-from trainer.saving.checkpoint_content import check_kept
 
 # The folder of --model_path says these.
 NETWORK_OF_FOLDER = dict.fromkeys(
@@ -330,17 +329,6 @@ def test_a_resumed_run_knows_the_best_auc_and_what_was_said(data, other, tmp_pat
     lines = (tmp_path / "electra_small" / "electra_small.metrics.jsonl").read_text().splitlines()
     aucs = [line["val_disc_auc"] for line in map(json.loads, lines) if "val_disc_auc" in line]
     assert len(aucs) == 4 and resumed.job.objective.auc_alarm.best == max(aucs)
-
-
-def test_a_checkpoint_of_an_earlier_version_kept_less(run):
-    """And one that keeps other things, or no numbers, is refused."""
-    own = run.trainer.job.kept()
-    check_kept({}, own)
-    check_kept({**own, "best": 0.7, "loss_at_best": None}, own)
-    check_kept({"best": 0.5}, own)
-    for wrong in ([], {**own, "best": "0.5"}, {**own, "best": math.nan}, {**own, "more": 1}):
-        with pytest.raises(BadContentError, match="job"):
-            check_kept(wrong, own)
 
 
 def test_a_run_of_a_budget_is_told_by_the_end_that_its_clock_has_set(run, monkeypatch):
