@@ -181,7 +181,7 @@ def load_foreign_folder(path: Path) -> PreTrainedModel:
 def check_is_there(weight: Path) -> None:
     """Errors: UserError that names the weights that are there instead."""
     if not weight.exists():
-        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out')}")
+        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', first=weight.stem)}")
     if weight.is_dir() and not (weight / "config.json").exists():
         # Of a run it may be its --out_dir, or the folder of its checkpoints, which lies beside the weights.
         raise UserError(

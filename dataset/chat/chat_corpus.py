@@ -36,11 +36,12 @@ class ChatCorpus(Corpus):
     nothing_to_evaluate = nothing_to_train
 
     def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
+        val_path = options.get("val_path") or []
+        paths = [val_path] if isinstance(val_path, str) else list(val_path)
         for source in sources_of(data_path):
-            for path in source.paths:
-                refuse_other_kinds(path)
-        if options.get("val_path"):
-            refuse_other_kinds(options["val_path"])
+            paths += source.paths
+        for path in paths:
+            refuse_other_kinds(path)
         self.answers: Answers = encoder.answers
         self.thoughts_begin = encoder.special.get("<think>")
         super().__init__(data_path, encoder, **options)
