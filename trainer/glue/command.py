@@ -168,27 +168,26 @@ def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
 def own_task(settings: GlueSettings) -> Task:
     """The Task that flags describe. Errors: DataError."""
     assert settings.kind is not None
-    files = {name: str(expanded(getattr(settings, name) or "")) for name in ("train_file", "dev_file", "test_file")}
-    for name, file in files.items():
-        if getattr(settings, name) and Path(file).suffix not in (".tsv", ".jsonl"):
-            raise DataError(f"--{name} {file}: a .tsv or .jsonl file is wanted")
+    given = (settings.train_file, settings.dev_file, settings.test_file)
+    train, dev, test = (str(expanded(file or "")) for file in given)
+    for file in filter(None, given):
+        if Path(file).suffix not in (".tsv", ".jsonl"):
+            raise DataError(f"{file}: a .tsv or .jsonl file is wanted")
     task = Task(
         folder=settings.task,
         text=tuple(settings.text),
         label=settings.label,
         labels=tuple(settings.labels),
         metrics=tuple(settings.metrics) or METRICS[settings.kind][:1],
-        dev=(("", files["dev_file"]),),
-        test=((settings.task, files["test_file"]),),
-        train=files["train_file"],
+        dev=(("", dev),),
+        test=((settings.task, test),),
+        train=train,
         bounds=UNBOUNDED,
     )
     if settings.kind == "classification" and not task.labels:
-        task = task._replace(labels=words_of_labels(Path(files["train_file"]), task))
+        task = task._replace(labels=words_of_labels(Path(train), task))
         if len(task.labels) < 2:
-            raise DataError(
-                f"--train_file {files['train_file']}: all labels are {task.labels[0]!r}; two or more are wanted"
-            )
+            raise DataError(f"--train_file {train}: all labels are {task.labels[0]!r}; two or more are wanted")
     return task
 
 
