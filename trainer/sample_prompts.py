@@ -9,33 +9,23 @@ from common.errors import UserError
 def read_prompts(arguments: list[str]) -> list[str]:
     """The prompts of --sample_prompts: the strings themselves, or the lines of a file that is named alone.
 
-    Errors: UserError where one is not UTF-8 (a shell hands over any bytes), now and not at the first evaluation.
+    Errors: UserError for a file without prompts, and for what is not UTF-8 (a shell hands over any bytes): now and not at the
+    first evaluation.
     """
-    prompts = _prompts(arguments)
-    for prompt in prompts:
-        try:
-            prompt.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"--sample_prompts: {ascii(prompt)[:80]} is not UTF-8 text") from None
-    return prompts
-
-
-def _prompts(arguments: list[str]) -> list[str]:
-    """The prompts of --sample_prompts, not checked. Errors: UserError for a file that has none."""
-    if len(arguments) != 1:
-        return arguments
-    path = Path(arguments[0])
+    prompts = arguments
+    path = Path(arguments[0]) if len(arguments) == 1 else None
     is_file = False
     # A text may be too long for the name of a file.
     with contextlib.suppress(OSError):
-        is_file = path.is_file()
-    if not is_file and path.suffix != ".txt":
-        return arguments
+        is_file = path is not None and (path.suffix == ".txt" or path.is_file())
     try:
-        prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        if path is not None and is_file:
+            prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        for prompt in prompts:
+            prompt.encode()
+    except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"--sample_prompts {path}: no UTF-8 text can be read from there ({reason})") from error
-    if not prompts:
+        raise UserError(f"--sample_prompts {ascii(arguments[0])[1:-1][:80]}: no UTF-8 text ({reason})") from None
+    if path is not None and not prompts:
         raise UserError(f"--sample_prompts {path}: no prompt in there; one a line is wanted")
     return prompts

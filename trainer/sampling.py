@@ -1,4 +1,4 @@
-"""Texts that the model in training writes (`--sample_prompts`), by all ranks together."""
+"""Texts that the model in training writes (`--sample_prompts`)."""
 
 import contextlib
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
 from dataset.loader import Batch
@@ -15,9 +14,8 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.evaluation import undisturbed
-from trainer.machine.collectives import on_main, until_all_are_ready
+from trainer.machine.collectives import on_main
 from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.saving.weights import beyond_float16, in_dtype
 
@@ -39,100 +37,31 @@ def samples(
     is_last: bool,
     with_prompt: bool = True,
 ) -> tuple[list[tuple[str, str]], int]:
-    """([(prompt, text)], number of a stop signal that came meanwhile, or 0), the same on all ranks, which share the work.
+    """([(prompt, text)], the number of a stop signal that rank 0 got meanwhile, or 0). All ranks must call it.
 
-    They meet after each round, so that none waits longer than for one text, and a stop ends it for all. A text may take longer
-    than they wait for a message. Where they have sharded the model they compute together, and a rank without a prompt continues
-    the last one, of which nothing comes.
+    Rank 0 makes the texts, and the others hear that it still works. Where they have sharded the model each of them computes
+    the same text with the others.
     is_last: the weights are those that the run leaves. Then the samples are made by the model of the weight file, see
     `model_as_saved`, so that whoever has the file or an export of it can draw them again.
     with_prompt: a text begins with its prompt, as the model was given it.
     """
-    found: list[tuple[str, str]] = []
     ranks = engine.ranks
-    together = engine.shards is not None
-    if is_last and together:
-        return last_samples_of_main(engine, tokenizer, encoder, prompts, signals, seed, with_prompt)
-    as_saved = None
+    # Of a sharded model the whole weights are on rank 0 alone.
+    weights = engine.weights() if is_last else {}
+    model: list[MiniMindForCausalLM] = []
     if is_last:
-        with until_all_are_ready(ranks):
-            # Another rank has no text to make, and needs no second model.
-            if ranks.rank < len(prompts):
-                as_saved = model_as_saved(engine, engine.weights())
-    max_new_tokens = SAMPLE_TOKENS
-    if together:
-        max_new_tokens = tokens_that_fit_all(engine, encoder, prompts)
-    # A round: one prompt for each rank. The last round may have fewer prompts than ranks.
-    for first in range(0, len(prompts), ranks.world_size):
-        mine = first + ranks.rank
-        has_prompt = mine < len(prompts)
-        stops = engine.largest(signals.signum) > 0
-        own: list[tuple[str, str]] = []
-        # Ranks that compute together meet in each layer, and need no other place to meet.
-        with contextlib.nullcontext() if together else until_all_are_ready(ranks):
-            if (has_prompt or together) and not stops:
-                prompt = prompts[mine if has_prompt else -1]
-                text = sample(engine, tokenizer, encoder, prompt, seed, max_new_tokens, as_saved, with_prompt)
-                if has_prompt:
-                    own.append((prompt, text))
-        of_round, stop_signal = texts_of_all(ranks, own, signals.signum)
+        on_main(ranks, lambda: model.append(model_as_saved(engine, weights)))
+    found: list[tuple[str, str]] = []
+    for prompt in prompts:
+        as_saved = model[0] if model else None
+        draw = partial(sample, engine, tokenizer, encoder, prompt, seed, as_saved=as_saved, with_prompt=with_prompt)
+        computes_together = engine.shards is not None and not is_last
+        found.append((prompt, draw() if computes_together else on_main(ranks, draw)))
+        stop_signal = on_main(ranks, lambda: signals.signum)
         if stop_signal:
             # A resume makes all of them again.
             return [], stop_signal
-        found += of_round
     return found, 0
-
-
-def tokens_that_fit_all(engine: Engine[Batch, Totals], encoder: DocumentEncoder, prompts: Sequence[str]) -> int:
-    """How many tokens to draw behind each prompt, where ranks compute together: a rank that has ended goes on until all have,
-    and must have positions for that."""
-    positions = cast(MiniMindForCausalLM, engine.model).config.max_position_embeddings
-    # An empty prompt has one token to begin with, see `sample`.
-    lengths = [max(1, len(encoder.prompt_ids(prompt))) for prompt in prompts]
-    return min((fitting_tokens(length, positions) for length in lengths), default=SAMPLE_TOKENS)
-
-
-def texts_of_all(ranks: Ranks, own: list[tuple[str, str]], signum: int) -> tuple[list[tuple[str, str]], int]:
-    """(what the ranks have of [(prompt, text)], in their order; the number of a stop signal that one of them got, or 0).
-
-    A collective. own, signum: of this rank.
-    """
-    answers = [(own, signum)]
-    if ranks.world_size > 1:
-        answers *= ranks.world_size
-        dist.all_gather_object(answers, (own, signum))
-    texts = [text for of_rank, _ in answers for text in of_rank]
-    stop_signal = max(of_rank for _, of_rank in answers)
-    return texts, stop_signal
-
-
-def last_samples_of_main(
-    engine: Engine[Batch, Totals],
-    tokenizer: PreTrainedTokenizerBase,
-    encoder: DocumentEncoder,
-    prompts: Sequence[str],
-    signals: StopSignals,
-    seed: int,
-    with_prompt: bool,
-) -> tuple[list[tuple[str, str]], int]:
-    """The last `samples` of a sharded model, all by rank 0, which alone gets the weights of the file.
-
-    On the CPU that may take long: it tells the other ranks that it still works.
-    """
-    weights = engine.weights()
-    made: list[MiniMindForCausalLM] = []
-
-    def draw(prompt: str) -> str:
-        return sample(engine, tokenizer, encoder, prompt, seed, as_saved=made[0], with_prompt=with_prompt)
-
-    on_main(engine.ranks, lambda: made.append(model_as_saved(engine, weights)))
-    found: list[tuple[str, str]] = []
-    stop_signal = engine.largest(signals.signum)
-    while len(found) < len(prompts) and not stop_signal:
-        prompt = prompts[len(found)]
-        found.append((prompt, on_main(engine.ranks, partial(draw, prompt))))
-        stop_signal = engine.largest(signals.signum)
-    return ([] if stop_signal else found), stop_signal
 
 
 def model_as_saved(engine: Engine[Batch, Totals], state: dict[str, torch.Tensor]) -> MiniMindForCausalLM:

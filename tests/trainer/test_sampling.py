@@ -1,6 +1,5 @@
 """Texts that the model in training writes. References: torch's random state, runs in float32 and without ranks."""
 
-import contextlib
 import random
 from unittest import mock
 
@@ -13,7 +12,6 @@ from tests.helpers import ROOT, tiny_model
 from tests.trainer.test_evaluation import make_engine
 from trainer.engine import Engine
 from trainer.machine.collectives import on_main
-from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.sampling import sample, samples
 
@@ -48,48 +46,6 @@ def test_the_last_samples_do_not_depend_on_the_precision_of_the_training(tokeniz
     assert texts[0] == texts[1] and len(texts[0][0]) == 2
 
 
-def test_a_rank_without_a_prompt_makes_no_second_model(tokenizer):
-    engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
-    engine.ranks = Ranks(rank=1, world_size=2)
-    others = [([("The cat", "text")], 0), ([], 0)]
-
-    def gather(answers, own):
-        answers[:] = others
-
-    refused = mock.patch("trainer.sampling.model_as_saved", side_effect=AssertionError)
-    waits = mock.patch("trainer.sampling.until_all_are_ready", lambda ranks: contextlib.nullcontext())
-    with refused, waits, mock.patch("torch.distributed.all_gather_object", gather):
-        found = samples(engine, tokenizer, DocumentEncoder(tokenizer), ["The cat"], StopSignals(), 7, is_last=True)
-    assert found == ([("The cat", "text")], 0)
-
-
-@pytest.mark.parametrize("is_last", [False, True])
-def test_ranks_hear_of_each_other_while_a_text_is_made(tokenizer, is_last):
-    """Each rank makes its own, and one without a prompt has none to make: all are in the block in which they meet."""
-    engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
-    meeting, made = [], []
-
-    @contextlib.contextmanager
-    def until_all_are_ready(ranks):
-        meeting.append("begins")
-        yield
-        meeting.append("ends")
-
-    def sample(*args, **options):
-        assert meeting[-1] == "begins"
-        made.append(args[3])
-        return "text"
-
-    with (
-        mock.patch("trainer.sampling.until_all_are_ready", until_all_are_ready),
-        mock.patch("trainer.sampling.sample", sample),
-    ):
-        samples(engine, tokenizer, DocumentEncoder(tokenizer), ["a", "b"], StopSignals(), 7, is_last)
-    assert made == ["a", "b"]
-    # One block for each round, and one for the model of the last samples.
-    assert meeting == ["begins", "ends"] * (2 + is_last)
-
-
 class ShardedEngine(Engine):
     """Says that the model is sharded, though this process has the whole."""
 
@@ -113,8 +69,8 @@ def test_rank_0_says_that_it_works_while_it_makes_the_last_samples(tokenizer):
     with mock.patch("trainer.sampling.on_main", wraps=on_main) as announced:
         found = samples(sharded_engine(tokenizer), tokenizer, encoder, prompts, StopSignals(), 7, is_last=True)
     assert found == expected and len(found[0]) == 2
-    # The model, and each of the texts
-    assert announced.call_count == 3
+    # The model, each of the texts, and whether to stop behind it
+    assert announced.call_count == 5
 
 
 @pytest.mark.parametrize("at", ["a", "b"])
@@ -143,32 +99,6 @@ def test_a_prompt_begins_as_a_document_does(tokenizer):
             sample(make_engine(model), tokenizer, encoder, prompt, 7, max_new_tokens=2)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     assert seen[0] == seen[1] and [ids.count(bos) for ids in seen] == [1] * 4 and all(eos not in ids for ids in seen)
-
-
-@pytest.mark.parametrize("positions", [2, 16, 64, 200, 500])
-def test_ranks_that_compute_together_draw_as_many_tokens(tokenizer, positions):
-    """One that has ended goes on with the others, beyond its own positions if it had drawn fewer. Reference: those of the model."""
-    engine = sharded_engine(tokenizer)
-    engine.model.config.max_position_embeddings = positions
-    asked = []
-
-    def draw(ids, max_new_tokens, **_):
-        asked.append((ids.shape[1], max_new_tokens))
-        return ids
-
-    with mock.patch.object(engine.model, "generate", draw):
-        samples(
-            engine,
-            tokenizer,
-            DocumentEncoder(tokenizer),
-            ["", "a", "the cat " * 20, "the cat " * 99],
-            StopSignals(),
-            7,
-            False,
-        )
-    drawn = {tokens for _, tokens in asked}
-    assert len(asked) == 4 and len(drawn) == 1 and min(drawn) > 0
-    assert all(given + tokens <= positions for given, tokens in asked)
 
 
 @pytest.mark.parametrize("positions", [2, 3, 16, 120, 121, 200])

@@ -13,7 +13,7 @@ from trainer.optim.sharded_muon import ShardedOrthogonalise
 from trainer.optim.shared_muon import make_orthogonalise
 from trainer.sharding import Shards
 
-# Of torch.optim: {"params": [...], "weight_decay": ...}.
+# As torch.optim takes them: {"params": [...], "weight_decay": ...}.
 Groups = list[dict[str, Any]]
 
 
@@ -23,29 +23,13 @@ class Options(NamedTuple):
     learning_rate: float
     weight_decay: float
     muon_lr: float
-    # 0: learning_rate.
+    # 0: learning_rate
     embed_lr: float
-    # Those that train the same model.
+    # The ranks that train the same model, and how they have sharded it; None: each has the whole.
     ranks: Ranks
-    # How they have sharded it; None: each has the whole.
     shards: Shards | None
-    # Further options of build_adamw.
+    # Further options of build_adamw
     adam: dict[str, Any]
-
-
-class Kept(NamedTuple):
-    """What an optimiser keeps for a parameter. A resume looks for it in a checkpoint before anything is taken over."""
-
-    # Tensors of the parameter's shape.
-    moments: tuple[str, ...]
-    # Numbers.
-    counts: tuple[str, ...] = ()
-
-
-KEPT: dict[type[torch.optim.Optimizer], Kept] = {
-    torch.optim.AdamW: Kept(("exp_avg", "exp_avg_sq"), ("step",)),
-    Muon: Kept(("momentum_buffer",)),
-}
 
 
 def build_optimizer(

@@ -33,8 +33,11 @@ NEWTON_SCHULZ_STEPS = 5
 DTYPE = torch.bfloat16
 
 
-def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
-    """[n, rows, columns] -> the same in DTYPE with singular values near 1, by Newton-Schulz iterations on all n at once."""
+def orthogonalise(matrices: torch.Tensor, shape: torch.Size | None = None) -> torch.Tensor:
+    """[n, rows, columns] -> the same in DTYPE with singular values near 1, by Newton-Schulz iterations on all n at once.
+
+    shape: of a whole matrix, which others of this kind want to know.
+    """
     a, b, c = COEFFICIENTS
     # X X^T is smallest where X is wider than it is high; a high matrix is turned over.
     wide = matrices.shape[1] <= matrices.shape[2]
@@ -46,11 +49,6 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
     return x if wide else x.mT
-
-
-def alone(matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """`orthogonalise` of matrices that are whole, without help."""
-    return orthogonalise(matrices)
 
 
 class Muon(torch.optim.Optimizer):
@@ -66,9 +64,9 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
-        orthogonalise: Orthogonalise = alone,
+        orthogonalise: Orthogonalise = orthogonalise,
     ) -> None:
-        """orthogonalise: `alone`, or what shares the work with other ranks (shared_muon.py, sharded_muon.py)."""
+        """orthogonalise: the function of this name, or what shares the work with other ranks (shared_muon.py, sharded_muon.py)."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None
         self.orthogonalise = orthogonalise

@@ -12,7 +12,7 @@ from trainer.machine.meeting import Meeting, make_meeting
 from trainer.machine.ranks import Ranks
 from trainer.machine.shared_memory import shared_bytes
 from trainer.optim import muon
-from trainer.optim.muon import Orthogonalise, alone
+from trainer.optim.muon import Orthogonalise
 
 
 class SharedOrthogonalise:
@@ -59,4 +59,4 @@ def make_orthogonalise(matrices: Sequence[torch.nn.Parameter], ranks: Ranks) -> 
         memory = shared_bytes(muon.DTYPE.itemsize * numbers, ranks)
         if memory is not None:
             return SharedOrthogonalise(memory, ranks, make_meeting(ranks))
-    return alone
+    return muon.orthogonalise

@@ -13,7 +13,6 @@ from typing import Any
 from common.errors import UserError
 from trainer.machine.collectives import end_all, first_said, on_main
 from trainer.machine.ranks import Ranks
-from trainer.optim.build import KEPT
 
 # The endings of the files in which a run keeps what it records
 RECORDS = ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
@@ -95,11 +94,8 @@ def _try_to_write(path: Path) -> None:
 
 def check_space(folder: Path, engine: Any) -> None:
     """Errors: UserError where the disk has less room than a checkpoint of the engine's model takes."""
-    needed = sum(p.numel() * p.element_size() for p in engine.model.parameters())
-    for optimizer in getattr(engine.optimizer, "optimizers", [engine.optimizer]):
-        moments = len(KEPT[type(optimizer)].moments)
-        for group in optimizer.param_groups:
-            needed += moments * sum(p.numel() * p.element_size() for p in group["params"])
+    # Weights, and the two moments of AdamW
+    needed = 3 * sum(p.numel() * p.element_size() for p in engine.model.parameters())
     disk = shutil.disk_usage(folder)
     # Some network file systems tell no size at all.
     if disk.total and disk.free < needed:

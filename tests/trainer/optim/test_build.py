@@ -1,7 +1,6 @@
-"""Schedule, parameter groups and optimiser. References: the published formulas, torch's own unfused AdamW."""
+"""Warm-up, parameter groups and optimiser. Reference: torch's own unfused AdamW."""
 
 import copy
-import math
 from unittest import mock
 
 import pytest
@@ -13,25 +12,6 @@ from tests.helpers import tiny_model, train, write_corpus
 from trainer.engine import Engine
 from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.optim.schedules import get_lr, learning_rate
-
-
-@pytest.mark.parametrize(
-    ("step", "factor"), [(0, 1.1), (250, 0.1 + 0.5 * (1 + math.sqrt(0.5))), (500, 0.6), (1000, 0.1)]
-)
-def test_get_lr_is_minimind_cosine(step, factor):
-    """Reference: lr/10 + 0.5·lr·(1 + cos(pi·step/total)) by hand."""
-    assert get_lr(step, 1000, 5e-4) == pytest.approx(5e-4 * factor, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "begin", "half", "end"),
-    [("cosine", 1.0, 0.55, 0.1), ("wsd", 1.0, 1.0, 0.0), ("linear", 1.0, 0.5, 0.0), ("constant", 1.0, 1.0, 1.0)],
-)
-def test_other_schedules(schedule, begin, half, end):
-    """Reference: the factors at the beginning, half way and the end, by hand; each is a choice of --lr_schedule."""
-    assert [learning_rate(at, 1.0, 2e-3, schedule) for at in (0.0, 0.5, 1.0)] == pytest.approx(
-        [2e-3 * begin, 2e-3 * half, 2e-3 * end], abs=1e-12
-    )
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():

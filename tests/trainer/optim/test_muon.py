@@ -37,13 +37,6 @@ def test_equals_torch_muon(weight_decay):
     assert max((a - b).abs().max() for a, b in zip(ours, matrices(), strict=True)) > 0.05
 
 
-def test_orthogonalise_brings_the_singular_values_near_one():
-    for rows, columns in ((16, 16), (48, 16), (16, 48)):
-        values = torch.linalg.svdvals(orthogonalise(torch.randn(3, rows, columns)).float())
-        assert values.shape == (3, 16)
-        assert values[:, :-2].min() > 0.3 and values.max() < 1.6  # the smallest ones of a square matrix lag behind
-
-
 def orthogonalised_plainly(matrix):
     """[rows, columns] -> the same by a singular value decomposition in float64: U p(p(...p(S))) V^T."""
     a, b, c = COEFFICIENTS
