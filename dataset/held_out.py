@@ -1,7 +1,7 @@
 """Documents that are evaluated and not trained: a share of the data by hash, or documents of their own."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Unpack
 
@@ -11,10 +11,10 @@ from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
 from dataset.packing import chunks
+from dataset.shares import name_of
 from dataset.sources import ConcatStore, all_documents, split_by_hash
-from dataset.store.held_out_copy import copied_here
+from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
-from dataset.store.sharded import ShardedStore, Store
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -44,7 +44,7 @@ class HeldOut:
     notices: list[str] = field(default_factory=list)
 
 
-def with_last_part(stores: list[Store], encoder: DocumentEncoder, val_fraction: float) -> list[Store]:
+def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fraction: float) -> list[TokenStore]:
     """The stores; a single text, such as one long .txt file, as two documents, of which `split_by_hash` holds out the second.
 
     That is about the last `val_fraction` of its tokens, and begins behind the end of a line where there is one.
@@ -67,26 +67,26 @@ def with_last_part(stores: list[Store], encoder: DocumentEncoder, val_fraction: 
 
 
 def hold_out(
-    store: Store | ConcatStore,
+    store: TokenStore | ConcatStore,
     encoder: DocumentEncoder,
-    val_path: str | None,
+    val_path: str | Sequence[str] | None,
     val_fraction: float,
     allow_val_overlap: bool,
     has_targets: HasTargets,
     nothing: str,
     **store_options: Unpack[StoreOptions],
 ) -> HeldOut | None:
-    """What --val_path or --val_fraction keeps from training on a store; None: neither is given. What is held out of shards that
-    lie elsewhere is copied to this machine.
+    """What --val_path or --val_fraction keeps from training on a store; None: neither is given.
 
     nothing: what is said of documents of which nothing is predicted. Errors: DataError where nothing is left to evaluate, and
     where all validation documents are trained too, unless `allow_val_overlap`.
     """
     if val_path:
-        val_store = open_or_build(val_path, encoder, **store_options)
+        paths = [val_path] if isinstance(val_path, str) else list(val_path)
+        val_store = open_or_build(paths, encoder, **store_options)
         found = HeldOut(val_store, all_documents(val_store), max_token_id=val_store.max_token_id)
-        _refuse_empty(found, has_targets, f"--val_path {val_path}: {nothing}", "name other documents")
-        _look_for_overlap(found, store, val_path, allow_val_overlap)
+        _refuse_empty(found, has_targets, f"--val_path {name_of(paths)}: {nothing}", "name other documents")
+        _look_for_overlap(found, store, name_of(paths), allow_val_overlap)
         return found
     if not val_fraction:
         return None
@@ -94,16 +94,6 @@ def hold_out(
     if not len(val_documents):
         raise DataError(f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it")
     found = HeldOut(store, val_documents, documents, val_documents)
-    stores = store.stores if isinstance(store, ConcatStore) else [store]
-    if any(isinstance(one, ShardedStore) and one.is_elsewhere for one in stores):
-        found.val_store = copied_here(
-            stores,
-            val_documents,
-            f"val_fraction {val_fraction}",
-            store_options.get("cache_dir"),
-            store_options.get("progress", True),
-        )
-        found.val_documents = all_documents(found.val_store)
     _refuse_empty(found, has_targets, f"what --val_fraction {val_fraction} holds out: {nothing}", "raise it")
     return found
 
@@ -114,7 +104,7 @@ def _refuse_empty(found: HeldOut, has_targets: HasTargets, what: str, advice: st
         raise DataError(f"{what}, so its loss would tell nothing; {advice}")
 
 
-def _look_for_overlap(found: HeldOut, store: Documents, val_path: str, allowed: bool) -> None:
+def _look_for_overlap(found: HeldOut, store: Documents, name: str, allowed: bool) -> None:
     """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
     is_shared = are_shared(store, found.val_store)
     shared = int(is_shared.sum())
@@ -124,7 +114,7 @@ def _look_for_overlap(found: HeldOut, store: Documents, val_path: str, allowed: 
     total = len(found.val_store)
     if shared == total and not allowed:
         raise DataError(
-            f"--val_path {val_path}: all {counted(total, 'document')} of it are in the training data too, so its loss "
+            f"--val_path {name}: all {counted(total, 'document')} of it are in the training data too, so its loss "
             "would tell nothing about new text; name other documents, hold some out with --val_fraction, or pass "
             "--allow_val_overlap 1"
         )

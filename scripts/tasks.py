@@ -16,7 +16,7 @@ from common.errors import UserError
 from dataset.reading.documents import BadLines, find_files, read_documents
 from dataset.reading.faults import Fault, pass_over
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.safe_cuts import TooLongToEncode
+from dataset.tokenizing.long_texts import TooLongToEncode
 from scripts.common import Fields, read_records
 from scripts.scoring import Group, Score
 

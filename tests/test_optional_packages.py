@@ -34,7 +34,6 @@ MISSING = [
     "wandb",
     "zstandard",
     "pyarrow",
-    "tiktoken",
     "rensa",
     "matplotlib",
     "sklearn",

@@ -31,7 +31,6 @@ import torch.distributed as dist
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
-from trainer.pace import NO_PROPOSAL
 from trainer.reducer import LossAndSums, SumsGradients, make_reducer
 from trainer.sharding import Shards
 from trainer.tensor_parts import gathered, own_part, sharded_state, sharded_weights
@@ -70,20 +69,18 @@ class Outcome(NamedTuple):
     save: float
     # 1 if it was not applied since float16's gradients overflowed at their scale, and no loss was bad. The scale is halved.
     overflow: float
-    # The three numbers that rank 0 has sent around, see trainer/pace.py.
-    proposal: tuple[float, ...]
     # What the caller of `poll` said of the update.
     where: Where | None = None
 
 
 # How many numbers an Outcome is made of on the device.
-N_OUTCOME = 6 + len(NO_PROPOSAL)
+N_OUTCOME = 6
 
 
 def _outcome(values: torch.Tensor, where: Where | None) -> Outcome:
     """values [N_OUTCOME]. Waits for the device where they are on it."""
-    skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow, *proposal = values.tolist()
-    return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow, tuple(proposal), where)
+    skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow = values.tolist()
+    return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow, where)
 
 
 class Engine(Generic[BatchT, TotalsT]):
@@ -169,20 +166,17 @@ class Engine(Generic[BatchT, TotalsT]):
             return True
         return last and self.reducer is not None and self.reducer.last_needs_every_rank
 
-    def update(
-        self, lr: float, stop_signal: int = 0, save: bool = False, proposal: Sequence[float] = NO_PROPOSAL
-    ) -> None:
+    def update(self, lr: float, stop_signal: int = 0, save: bool = False) -> None:
         """Synchronise, clip and apply the accumulated gradients with the learning rate `lr`; clear them.
 
         The stages are those at the top of this file. Nothing waits for the device, unless the optimiser is not a fused one.
         stop_signal (one of STOP_REQUESTS) and save: what this process was asked for; `poll` gives what any rank was.
-        proposal: of rank 0, for all ranks; the others send zeros.
         """
         # Stage 1: gradients and messages are added up over the ranks.
         assert stop_signal in (0, *STOP_REQUESTS)
         # A number for each kind of stop, 1 or 0: their sum over the ranks tells which ones were asked for.
         stops = [float(stop_signal == number) for number in STOP_REQUESTS]
-        requests = [*stops, float(save), *proposal]
+        requests = [*stops, float(save)]
         # The sum of what all ranks say; where they have sharded the model that comes below, with the norm.
         message = self._add_up_gradients(self._message(requests))
         self.bad_losses.zero_()
@@ -197,7 +191,7 @@ class Engine(Generic[BatchT, TotalsT]):
         if self.shards is not None:
             message, norm = self.shards.add_up(message, norm)
         asked = message[: len(STOP_REQUESTS)]
-        any_save, *proposed, bad_losses = message[len(STOP_REQUESTS) :].unbind()
+        any_save, bad_losses = message[len(STOP_REQUESTS) :].unbind()
         # 1 where the update must not be applied, else 0. It is on the device, and is not read here.
         # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
         bad = (~torch.isfinite(norm) | (bad_losses > 0)).float()
@@ -217,7 +211,7 @@ class Engine(Generic[BatchT, TotalsT]):
         skipped_in_a_row = (self.outcome[1] + 1 - overflow) * bad
         # Ranks may have got different signals.
         signal = torch.where(asked > 0, self._stop_numbers, 0.0).max()
-        self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow, *proposed))
+        self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow))
 
     def _step_unless(self, bad: torch.Tensor, bad_losses: torch.Tensor) -> torch.Tensor:
         """Apply the gradients where `bad` (0-d) is 0. Returns the `overflow` of the Outcome, 0-d."""

@@ -34,11 +34,11 @@ from common.wording import counted
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.mixed_plan import Move
 from dataset.store.check import DigestCheck
+from trainer.budget.clock import Clock
 from trainer.engine import Engine
 from trainer.machine.out_of_memory import plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
-from trainer.pace import Course, Pace
 from trainer.reporting.charts import COMMON, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.sharding import Shards
@@ -145,12 +145,8 @@ class Progress:
     val_loss: float = float("inf")
     # A stop signal came before an evaluation or within it: the resume begins with it.
     evaluation_due: bool = False
-    # Where a time budget has moved the end of the run; None: it ends as the flags say.
-    course: Course | None = None
     # Where the run ends, and each time that its end has moved, for a job that `plans_to_end`.
     moves: list[Move] = field(default_factory=list)
-    # Of a time budget, before this start.
-    seconds_spent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -227,8 +223,8 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     max_updates: float = UNLIMITED
     # Whether the rows of its plan depend on where the run ends; then `Progress.moves` says it.
     plans_to_end: bool = False
-    # The clock of a run with a time budget, on rank 0. It moves `max_updates`.
-    pace: Pace | None = None
+    # Moves the end of a run with a time budget; None: `epochs` or `max_updates` say it.
+    clock: Clock | None = None
 
     # The path of the run's files, without their endings.
     stem: Path
@@ -243,8 +239,6 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
 
     # What a resumed checkpoint, and all ranks, must agree with: {what it is: value}.
     identity: Mapping[str, Value]
-    # {entry of `identity`: what a checkpoint of an earlier version did not note of it}. That is not compared.
-    added_to_identity: Mapping[str, Sequence[str]] = {}
     # {entry of `identity`: the flags to look at where it differs}; not every entry has some.
     mended_by: Mapping[str, str] = {}
     # Flags that a resume may change, and then says so.

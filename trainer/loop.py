@@ -37,7 +37,7 @@ from trainer.machine.collectives import end_all, on_main, until_all_are_ready
 from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import told_in_a_line
-from trainer.pace import NO_PROPOSAL, Course, as_numbers, course_of
+from trainer.machine.signals import name_of
 from trainer.reporting import ending, opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position
 from trainer.reporting.reporter import Reporter, Stopwatch
@@ -101,8 +101,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.progress = Progress()
         # Where it ends: see `finished`.
         self.epochs = job.epochs
-        # The clock of a budget, which moves that end (see `max_updates`); None: there is none, or this is not rank 0.
-        self.pace = job.pace
+        self.clock = job.clock
         # The last update, as the clock of a budget has told it to the user.
         self.said_end = job.max_updates
         # The updates of the whole run, as the epoch that is under way expects.
@@ -125,9 +124,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     @property
     def max_updates(self) -> float:
-        """The last update: as the clock of a budget has moved it, or else as the job says."""
-        course = self.progress.course
-        return self.job.max_updates if course is None else course.end
+        """The last update: as the clock of a budget or else the job says."""
+        return self.job.max_updates if self.clock is None else self.clock.end
 
     @property
     def finished(self) -> bool:
@@ -237,7 +235,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     def tell_stopped(self, stop_signal: int) -> None:
         """Say why the run has stopped, and how it can be gone on with."""
-        because = "for want of batches" if stop_signal == LOADER_FAILED else f"by signal {stop_signal}"
+        because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {name_of(stop_signal)}"
         self.reporter.say(
             f"stopped {because} after update {self.progress.update}; everything is saved, and the same "
             "command with --from_resume 1 goes on from here"
@@ -263,7 +261,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 self.progress.step += 1
                 if not is_last and self.intervals.log_is_due(update.first_step + number, epoch.schedule.n_steps):
                     self.log(epoch, update.first_step + number, rate)
-            self.engine.update(rate, self.stop_request(), self.save_request(), self.proposal())
+            self.engine.update(rate, self.stop_request(), self.save_request())
             stop_signal = self.after_update(epoch, update, rate)
             if stop_signal:
                 # This rank's own signal, if it got one; a rank that got none ends with the others'.
@@ -351,25 +349,15 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             return True
         return self.ranks.is_main and not self.checkpoints.writing() and self.save_clock.asks()
 
-    def proposal(self) -> Sequence[float]:
-        """What the clock says to all ranks with the next update, see trainer/pace.py."""
-        if self.pace is None:
-            return NO_PROPOSAL
-        return as_numbers(self.pace.proposal(self.progress.update, self.progress.course))
-
-    def follow(self, course: Course) -> None:
-        """Take over what the clock has proposed."""
-        self.progress.course = course
-        self.all_updates = course.end
-        self.has_other_rows = self.job.replan(self.progress) or self.has_other_rows
+    def follow_clock(self) -> None:
+        """Take over the end that the clock of a budget has moved."""
+        end = self.max_updates
+        self.all_updates = end
+        self.has_other_rows = self.job.replan(self.progress)
         self.tell_of_rows()
-        if abs(course.end - self.said_end) <= WORTH_SAYING * self.said_end:
-            return
-        self.said_end = course.end
-        begins = course.fall_from if course.fall_rate == 1 else self.progress.update
-        self.reporter.say(
-            f"the clock: {counted(course.end, 'update')} fit the budget; the rate falls from update {begins:,} on"
-        )
+        if abs(end - self.said_end) > WORTH_SAYING * self.said_end:
+            self.said_end = end
+            self.reporter.say(f"--budget: by the speed of the updates so far there is time for {int(end):,} of them")
 
     # ------------------------------------------------------------------------------------------ after an update
 
@@ -381,6 +369,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # `progress.step` is the last one of them.
         steps = range(self.progress.step + 1 - len(update.batches), self.progress.step + 1)
         self.count(update)
+        assert self.watch is not None
+        self.watch.after_update(update.last_step)
+        if self.clock is not None and self.clock.after_update(self.progress.update):
+            self.follow_clock()
         outcomes, saving = self.outcomes_known(update, steps)
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         self.take(outcomes, epoch.plan)
@@ -420,9 +412,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """Take over what became of updates, whose rows are those of `plan`."""
         progress = self.progress
         for outcome in outcomes:
-            proposed = course_of(outcome.proposal)
-            if proposed is not None:
-                self.follow(proposed)
             progress.grad_norm = outcome.grad_norm
             if outcome.skipped > progress.skipped:
                 self.report_skipped(outcome, plan)
@@ -548,7 +537,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.save_what_is_sound()
             self.saved_update = -1
         if self.progress.evaluation_due:
-            with self.watch.paused(), self.pace.paused() if self.pace else contextlib.nullcontext():
+            with self.watch.paused(), self.clock.evaluating() if self.clock else contextlib.nullcontext():
                 stop_signal = self.evaluate()
         if self.intervals.samples_are_due(self.progress, self.finished) and not stop_signal:
             with self.watch.paused():

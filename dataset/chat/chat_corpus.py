@@ -12,11 +12,9 @@ from common.wording import counted
 from dataset.chat.answers import TOKENS_AT_ONCE, Answers
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, ValidationBatches, sources_of
-from dataset.grouped_plan import Groups
 from dataset.loader import Assembler, Batch
-from dataset.packing import Recipe, RowPlan
+from dataset.packing import EpochPlan, Recipe, RowPlan
 from dataset.reading.conversations import FIELDS
-from dataset.reading.disk_cache import DiskCache
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
@@ -36,12 +34,14 @@ class ChatCorpus(Corpus):
     nothing_to_evaluate = nothing_to_train
 
     def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
+        val_path = options.get("val_path") or []
+        paths = [val_path] if isinstance(val_path, str) else list(val_path)
         for source in sources_of(data_path):
-            for path in source.paths:
-                refuse_other_kinds(path)
-        if options.get("val_path"):
-            refuse_other_kinds(options["val_path"])
+            paths += source.paths
+        for path in paths:
+            refuse_other_kinds(path)
         self.answers: Answers = encoder.answers
+        self.thoughts_begin = encoder.special.get("<think>")
         super().__init__(data_path, encoder, **options)
         self.notices += self._untrained_report()
 
@@ -59,6 +59,18 @@ class ChatCorpus(Corpus):
         return [
             f"note: {counted(untrained, 'answer')} of weight 0, or in which nothing is said, {verb} read and not trained"
         ]
+
+    @cached_property
+    def trains_thoughts(self) -> bool:
+        """Whether thoughts are trained in the answers of some conversation."""
+        for store in self.stores:
+            for lo in range(0, len(store.tokens), TOKENS_AT_ONCE):
+                # Thoughts follow a header, which may go on in the next block.
+                ids = store.tokens[lo : lo + TOKENS_AT_ONCE + len(self.answers.header) + 1]
+                is_thought = ids[1:] == self.thoughts_begin
+                if is_thought.any() and self.answers.trained(ids[:-1])[is_thought].any():
+                    return True
+        return False
 
     @cached_property
     def answer_targets(self) -> Ints:
@@ -81,12 +93,19 @@ class ChatCorpus(Corpus):
     def _count(self, documents: Ints, most_pairs: int) -> Ints:
         return self.answers.count(self.store, documents, most_pairs)
 
-    def _divided(self, documents: Ints | None) -> Groups:
+    def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """As the base class has it, without conversations of which nothing would be trained."""
         chosen = all_documents(self.store) if documents is None else documents
         chosen = chosen[self.answer_targets[chosen] > 0]
-        return Groups(
-            self.store, self.max_seq_len, self.seed, self.pack, "truncate", chosen, trained=self.answer_targets
+        return EpochPlan(
+            self.store,
+            self.max_seq_len,
+            self.seed,
+            epoch,
+            pack=self.pack,
+            long_documents="truncate",
+            documents=chosen,
+            trained=self.answer_targets,
         )
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:
@@ -142,13 +161,13 @@ class ChatValidation(ValidationBatches):
 
 
 def holds_conversations(
-    path: str, text_field: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None
+    path: str, text_field: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
 ) -> bool:
-    """Whether the first document of a path is a conversation, and not a text. cache: as of `find_files`.
+    """Whether the first document of a path is a conversation, and not a text. cache_dir: as of `find_files`.
 
     Errors: DataError where there is no file.
     """
-    file = find_files(path, text_suffixes, cache)[0]
+    file = find_files(path, text_suffixes, cache_dir)[0]
     if kind_of(file).suffix not in OBJECTS:
         return False
     # Whatever is wrong with a line is told by who reads all of them.

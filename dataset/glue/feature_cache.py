@@ -19,7 +19,7 @@ from dataset.glue.questions import encode_questions, read_questions
 from dataset.glue.tables import read_bytes, read_rows
 from dataset.glue.tagging import encode_sentences, read_sentences
 from dataset.reading.file_kinds import expanded
-from dataset.tokenizing.safe_cuts import TooLongToEncode
+from dataset.tokenizing.long_texts import TooLongToEncode
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 
 # Of a cached file; raised when the same input would give other features.

@@ -20,7 +20,7 @@ from dataset.reading.faults import BadLine
 from dataset.reading.json_lines import BOM, json_type, record_of_line
 from dataset.reading.limits import MAX_DOCUMENT_BYTES
 from dataset.store.interface import Ints
-from dataset.tokenizing.safe_cuts import TooLongToEncode
+from dataset.tokenizing.long_texts import TooLongToEncode
 from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from dataset.tokenizing.windows import windows_of
 

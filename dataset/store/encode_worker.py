@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +29,7 @@ from common.errors import DataError
 from common.processes import end_with, environment, id_for_children
 from dataset.reading.documents import Block
 from dataset.reading.faults import BadLines, Fault
-from dataset.tokenizing.safe_cuts import PART_CHARACTERS, TooLongToEncode
+from dataset.tokenizing.long_texts import PART_CHARACTERS, TooLongToEncode
 
 # The tokenizer holds about 100 bytes a token until a batch is done.
 BATCH_CHARACTERS = PART_CHARACTERS
@@ -99,19 +99,6 @@ class BlockEncoder:
         out.max_token_id = max(out.tokens, default=-1)
         return out
 
-    def sample(self, block: Block) -> list[str]:
-        """The first texts of a block, cut to a batch."""
-        texts: list[str] = []
-        characters = 0
-        for _, text in block.documents(self.text_field):
-            if not isinstance(text, str):
-                continue
-            texts.append(text[: BATCH_CHARACTERS - characters])
-            characters += len(texts[-1])
-            if characters >= BATCH_CHARACTERS:
-                break
-        return texts
-
     def _add_batch(self, texts: list[str], out: EncodedBlock) -> None:
         if not texts:
             return
@@ -165,10 +152,6 @@ def encode_blocks(
 ) -> Generator[tuple[Block, EncodedBlock], None, None]:
     """Yields (block, its tokens) in the order of the blocks. num_procs=1: no process is started."""
     blocks = iter(blocks)
-    first = list(islice(blocks, 1))
-    blocks = chain(first, blocks)
-    if first:
-        encode.encoder.use_tiktoken_where_exact(encode.sample(first[0]))
     if num_procs == 1:
         # A later fork (of a data loader) would have to warn about the tokenizer's threads.
         with environment("TOKENIZERS_PARALLELISM", "false"):

@@ -1,6 +1,7 @@
 """Our tokenizer: a byte-level BPE with the special tokens and the chat template of MiniMind."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -87,6 +88,10 @@ CHAT_TEMPLATE = """\
     {%- endif -%}
 {%- endif -%}
 """
+# The template of an export whose model was trained on no thoughts. llama.cpp and others set enable_thinking by
+# themselves, and such a model has never seen what would stand before its answer then.
+WITHOUT_THOUGHTS = re.sub(r" *{%- if enable_thinking .*?{%- endif -%}\n", "", CHAT_TEMPLATE, flags=re.DOTALL)
+OUR_TEMPLATES = (CHAT_TEMPLATE, WITHOUT_THOUGHTS)
 
 
 def train_bpe(
@@ -150,6 +155,16 @@ def tokenizer_config() -> dict[str, Any]:
         "model_max_length": 32768,
         "chat_template": CHAT_TEMPLATE,
     }
+
+
+def bytes_of_characters() -> dict[str, int]:
+    """The byte behind each character of ByteLevel's alphabet: itself where it is visible, else from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    byte_of = {chr(byte): byte for byte in visible}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    for number, byte in enumerate(hidden):
+        byte_of[chr(0x100 + number)] = byte
+    return byte_of
 
 
 def save(tokenizer: Tokenizer, out_dir: Path) -> None:

@@ -1,6 +1,5 @@
 """Text to token ids, the same way for every trainer and every tokenizer."""
 
-import contextlib
 import hashlib
 import json
 import tempfile
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from common.packages import loader_reason
-from dataset.tokenizing.safe_cuts import LONGEST_WHOLE, PART_CHARACTERS, SafeCuts, TooLongToEncode
-from dataset.tokenizing.split_rules import Unprovable
-from dataset.tokenizing.tiktoken_engine import NotExact, TiktokenEngine
+from dataset.tokenizing.long_texts import LONGEST_WHOLE, PART_CHARACTERS, TooLongToEncode, can_be_cut, parts_of
 from dataset.tokenizing.tokenizer_files import leave_bos_to_the_caller
 from dataset.tokenizing.vocabulary import check_files
 
@@ -71,11 +68,8 @@ class DocumentEncoder:
             self._slow = tokenizer
         else:
             self._backend = self._own_backend(content)
-        # Made when they are needed; see _cut and use_tiktoken_where_exact.
-        self._cuts: SafeCuts | None = None
-        self._continuation: Tokenizer | None = None
-        self._tiktoken: TiktokenEngine | None = None
-        self.may_use_tiktoken = True
+        # Whether a long one is encoded in parts.
+        self._cuts_long_texts = content is not None and can_be_cut(content, parse_special_tokens)
         # Whether another process can load it. A class of the caller's own script it cannot load.
         self.portable = self._slow is None or type(self._slow).__module__.startswith("transformers.")
         vocabulary = tokenizer.get_vocab()
@@ -135,24 +129,6 @@ class DocumentEncoder:
         """As `encode_bare`, of one text, in lists that follow each other."""
         yield from self._body_in_parts(self.body(text))
 
-    def use_tiktoken_where_exact(self, sample: list[str]) -> bool:
-        """From now on texts are encoded by tiktoken, in half the time, if it is there and gives the same ids: by what
-        is known of the tokenizer, and for these texts. Returns whether it does."""
-        if self._backend is None or not self.may_use_tiktoken:
-            return False
-        try:
-            engine = TiktokenEngine(self._backend.to_str(), self.parse_special_tokens)
-        except (ImportError, NotExact):
-            return False
-        # The proof in tiktoken_engine.py should be enough. A look at the very texts guards against a fault in the proof.
-        for text in sample:
-            body = self.body(text)
-            ids = engine.encode(body)
-            if ids is not None and [ids] != self._encode_with_library([body]):
-                return False
-        self._tiktoken = engine
-        return True
-
     def _encode_bodies(self, bodies: list[str]) -> list[list[int]]:
         """The ids of texts without BOS and EOS."""
         if all(len(body) <= PART_CHARACTERS for body in bodies):
@@ -166,24 +142,7 @@ class DocumentEncoder:
         return encoded
 
     def _encode_short(self, bodies: list[str]) -> list[list[int]]:
-        """As `_encode_bodies`, of texts that are encoded whole. What tiktoken does not take goes to the library."""
-        if self._tiktoken is None:
-            return self._encode_with_library(bodies)
-        encoded: dict[int, list[int]] = {}
-        left: list[int] = []
-        for i, body in enumerate(bodies):
-            ids = self._tiktoken.encode(body)
-            if ids is None:
-                left.append(i)
-            else:
-                encoded[i] = ids
-        if left:
-            of_library = self._encode_with_library([bodies[i] for i in left])
-            encoded.update(zip(left, of_library, strict=True))
-        return [encoded[i] for i in range(len(bodies))]
-
-    def _encode_with_library(self, bodies: list[str]) -> list[list[int]]:
-        """As `_encode_short`, by Hugging Face's own code, which is the reference."""
+        """As `_encode_bodies`, of texts that are encoded whole."""
         if self._slow is not None:
             split = not self.parse_special_tokens
             return [self._slow.encode(body, add_special_tokens=False, split_special_tokens=split) for body in bodies]
@@ -195,31 +154,14 @@ class DocumentEncoder:
 
     def _body_in_parts(self, body: str) -> Iterator[list[int]]:
         """The ids of a text without BOS and EOS, cut where no token can cross."""
-        if len(body) <= PART_CHARACTERS:
-            yield from self._encode_short([body])
-            return
-        for number, part in enumerate(self._cut(body)):
+        parts = parts_of(body, PART_CHARACTERS) if self._cuts_long_texts else iter([body])
+        for part in parts:
             if len(part) > LONGEST_WHOLE:
                 raise TooLongToEncode(
                     f"{len(part):,} characters in which this tokenizer allows no cut; "
                     f"at most {LONGEST_WHOLE:,} can be encoded at once"
                 )
-            # A tokenizer that puts a prefix before a text must put none before the later parts of it.
-            if number and self._continuation is not None:
-                yield self._continuation.encode(part, add_special_tokens=False).ids
-            else:
-                yield from self._encode_short([part])
-
-    def _cut(self, body: str) -> Iterator[str]:
-        """The parts of a long text; the text itself where nothing is known of the tokenizer."""
-        if self._cuts is None and self._backend is not None:
-            with contextlib.suppress(Unprovable):
-                self._cuts = SafeCuts(self._backend.to_str(), self.parse_special_tokens)
-                if self._cuts.continuation is not None:
-                    self._continuation = self._own_backend(self._cuts.continuation)
-        if self._cuts is None:
-            return iter([body])
-        return self._cuts.parts(body, PART_CHARACTERS)
+            yield from self._encode_short([part])
 
     def _own_backend(self, content: str) -> Tokenizer:
         """A copy of the Rust tokenizer, so that settings made here and there do not meet."""
@@ -255,19 +197,12 @@ class DocumentEncoder:
         # A worker process gets the Rust tokenizer as text: `encode_special_tokens` would not survive its own pickling.
         state = self.__dict__.copy()
         state["_backend"] = None if self._backend is None else self._backend.to_str()
-        state["_cuts"] = None
-        state["_continuation"] = None
-        state["_tiktoken"] = self._tiktoken is not None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if state["_backend"] is not None:
             self._backend = self._own_backend(state["_backend"])
-        self._tiktoken = None
-        if state["_tiktoken"]:
-            assert self._backend is not None
-            self._tiktoken = TiktokenEngine(self._backend.to_str(), self.parse_special_tokens)
 
 
 class LineEncoder(DocumentEncoder):

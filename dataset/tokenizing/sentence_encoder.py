@@ -7,7 +7,7 @@ import numpy as np
 from common.packages import loader_reason
 from dataset.store.interface import Ints
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.safe_cuts import LONGEST_WHOLE, TooLongToEncode
+from dataset.tokenizing.long_texts import LONGEST_WHOLE, TooLongToEncode
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.logits_process import LogitsProcessor
 
-from dataset.tokenizing.tiktoken_engine import bytes_of_characters
+from dataset.tokenizing.byte_level_bpe import bytes_of_characters
 from scripts.generate import TextStream
 
 # Of the likeliest tokens, how many are shown.

@@ -5,6 +5,7 @@ Seconds are estimated from the machine's rate of matrix products, and corrected 
 
 import dataclasses
 import math
+import time
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ COMPILE_S = 35.0
 WARM_COMPILE_S = 6.0
 # A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
 WORTH_COMPILING = 3.5
+# Part of a time budget that compiling for measurements may take. Other programs may slow it down without bounds.
+COMPILING_PART = 0.25
 # No machine is further away from the estimate than this.
 MOST_CORRECTION = 4.0
 # Evaluations before the last one may take this part of the run, and are no more than this.
@@ -72,6 +75,7 @@ class RunCosts:
         self.prompts = len(read_prompts(settings.sample_prompts))
         # Rank 0 decides: the machines of several nodes may differ in having a compiler.
         self.compiled = on_main(machine.ranks, self._is_compiled)
+        self.compile_seconds = math.inf if self.seconds is None else COMPILING_PART * self.seconds
         as_planned = dataclasses.replace(settings, optimizer=optimizer, use_compile="1" if self.compiled else "0")
         self.memory_plan = MemoryPlan(as_planned, machine.dtype, machine.device, machine.ranks)
         # {size: how long an update took, relative to the estimate}, of those that were measured
@@ -165,10 +169,14 @@ class RunCosts:
         assert self.seconds is not None
         return min(TIMED_PART * self.seconds, MOST_TIMED_S)
 
-    def measure(self, plan: Plan) -> None:
-        """Time some updates of a plan, and correct the estimates by that. A collective: all ranks must call it."""
+    def measure(self, plan: Plan) -> bool:
+        """Time some updates of a plan, and correct the estimates by that. A collective: all ranks must call it.
+
+        False: compiling took too long. From here on costs are those of plain code.
+        """
         config = plan.config
-        micro_batch, update = measured_seconds(
+        began = time.monotonic()
+        measured_parts = measured_seconds(
             config,
             self.machine,
             rows=self.machine.ranks.rows_of(plan.cut.batch_size),
@@ -178,7 +186,15 @@ class RunCosts:
             gradient_checkpointing=self.settings.gradient_checkpointing,
             times=max(1, min(TIMED, int(MEASURED_PART_OF_UPDATES * plan.updates))),
             least_seconds=self.timed_seconds(),
+            compile_seconds=self.compile_seconds,
         )
+        self.compile_seconds -= time.monotonic() - began
+        if measured_parts is None:
+            self.compiled = False
+            self.corrections.clear()
+            self.memory_plan.settings = dataclasses.replace(self.memory_plan.settings, use_compile="0")
+            return False
+        micro_batch, update = measured_parts
         measured = micro_batch * plan.cut.accumulation_steps + update
         # All ranks must plan with the same numbers.
         measured = on_main(self.machine.ranks, lambda: measured)
@@ -188,3 +204,4 @@ class RunCosts:
         factor = measured / self.update_seconds(config, plan.rows)
         # Another program may have disturbed the measurement. The clock of the run mends the rest.
         self.corrections[size] = min(max(factor, 1 / MOST_CORRECTION), MOST_CORRECTION)
+        return True

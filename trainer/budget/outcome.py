@@ -18,7 +18,9 @@ from trainer.pretrain.settings import DEFAULT_GENERATION, PretrainSettings
 
 # A text_scale so near to 1 is that of the text which was measured.
 LIKE_THE_MEASURED_TEXT = 0.05
+# Log lines of a run, and the fewest seconds between two
 LOG_LINES = 200
+SECONDS_OF_LOG_LINE = 3.0
 # The settings that decide, beside sizes and rows, how much a run learns from its tokens
 RECIPE = (
     "init_scheme",
@@ -66,7 +68,9 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         "max_seq_len": costs.settings.max_seq_len,
         "max_updates": plan.updates,
         "val_fraction": costs.data.val_fraction,
-        "log_interval": max(1, micro_batches // LOG_LINES),
+        "log_interval": max(
+            1, micro_batches // LOG_LINES, math.ceil(SECONDS_OF_LOG_LINE / plan.update_seconds * steps)
+        ),
     }
     # Only what the planner has changed: a default need not be named.
     if costs.settings.dtype != default_of(PretrainSettings, "dtype"):
@@ -148,12 +152,13 @@ def budget_text(settings: PretrainSettings) -> str:
 def notes(plan: Plan, costs: RunCosts, given: Collection[str], total_seconds: float) -> list[str]:
     """What the table does not say. given: names of the settings that the user has said; total_seconds: of the whole command."""
     found = []
+    most_passes = laws.most_passes(costs.settings.from_weight)
     if leaves_budget_over(plan, costs, total_seconds):
         found.append(
-            f"the text is small for this budget: the run ends after {laws.MOST_PASSES} passes over it, since a model that reads it more "
+            f"the text is small for this budget: the run ends after {most_passes} passes over it, since a model that reads it more "
             "often learns it by heart; more text would use the rest"
         )
-    if math.isfinite(laws.most_passes(costs.settings.from_weight)):
+    if costs.settings.from_weight == "none":
         found += sources_read_too_often(costs.data.parts, plan.tokens)
     if costs.data.evaluated or {"val_path", "val_fraction"} & set(given):
         return found
@@ -205,7 +210,10 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
     is_such_run = is_measured_shape(plan, costs) and is_measured_recipe(plan, costs, chosen)
     was_measured = is_such_text and is_such_vocabulary and is_such_run and not beyond_measurement(plan)
-    return laws.LOSS_ERROR if was_measured else laws.LOSS_ERROR_ELSEWHERE
+    if was_measured:
+        return laws.LOSS_ERROR
+    is_small = min(plan.parameters, plan.tokens) < laws.SMALL
+    return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
 
 
 def is_measured_shape(plan: Plan, costs: RunCosts) -> bool:

@@ -15,6 +15,7 @@ All ranks plan together, since all of them measure at once, as they will train a
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 from common.command_clock import seconds_since_start
@@ -25,7 +26,7 @@ from model.config import MiniMindConfig
 from model.hf_folder import read_config
 from trainer.budget import laws
 from trainer.budget.command import explicit_command
-from trainer.budget.costs import COMPILE_S, RunCosts
+from trainer.budget.costs import COMPILE_S, COMPILING_PART, RunCosts
 from trainer.budget.data import Data, look_at_data
 from trainer.budget.kept_plan import earlier_plan
 from trainer.budget.outcome import chosen_settings, plan_lines
@@ -148,6 +149,11 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
         raise UserError(
             f"--lr_schedule {settings.lr_schedule}: only wsd can be ended by a clock; drop the flag, or plan by "
             "--budget_tokens"
+        )
+    if "optimizer" in given and settings.optimizer not in laws.OPTIMIZERS:
+        raise UserError(
+            f"--optimizer {settings.optimizer}: the rates of a plan are known for {' and '.join(laws.OPTIMIZERS)} alone: take one of "
+            "them, or train without a budget"
         )
     if settings.from_weight != "none" and "learning_rate" not in given:
         raise UserError(
@@ -303,9 +309,13 @@ class Planner:
         plan = self._best()
         while measurements and not self.costs.is_measured(plan.config):
             self._say_what_is_timed(plan)
-            self.costs.measure(plan)
-            measurements -= 1
-            plan = self._best(plan)
+            if self.costs.measure(plan):
+                measurements -= 1
+                plan = self._best(plan)
+                continue
+            line = f"planning: compiling takes more than {COMPILING_PART:.0%} of the budget: the run trains plain code"
+            on_main(self.machine.ranks, partial(announce, line))
+            plan = self._best()
         return plan
 
     def _say_what_is_timed(self, plan: Plan) -> None:

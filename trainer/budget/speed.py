@@ -5,7 +5,10 @@ training reaches. The shares were measured on two cores with AVX512-BF16, by run
 behaves otherwise is found out by `measured_seconds`.
 """
 
+import contextlib
 import math
+import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -19,7 +22,7 @@ from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.reserves import EAGER_TIMES
 from trainer.engine import Engine
-from trainer.machine.collectives import on_main
+from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks
@@ -85,6 +88,29 @@ def estimated_seconds(
     return work / machine.product_rate
 
 
+class TimeUp(BaseException):
+    """The time of a block is over. No `except Exception` on the way catches it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """End the block after so many seconds. Errors: TimeUp. Windows has no such timer: the block goes on."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def measured_seconds(
     config: MiniMindConfig,
     machine: Machine,
@@ -96,12 +122,13 @@ def measured_seconds(
     gradient_checkpointing: bool,
     times: int,
     least_seconds: float = 0.0,
-) -> tuple[float, float]:
+    compile_seconds: float = math.inf,
+) -> tuple[float, float] | None:
     """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
 
     Both are the middle of at least `times`, and of as many more as it takes until `least_seconds` were timed: a machine may be
     slower for the first of them than it will be in the run. The rest is the exchange of gradients and the optimiser.
-    All ranks must call it: they wait for each other, as in the run.
+    None: compiling took more than compile_seconds on some rank. All ranks must call it: they wait for each other, as in the run.
     """
     # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
     torch.compiler.reset()
@@ -136,8 +163,17 @@ def measured_seconds(
         engine.micro_batch(batch, totals, last=True)
         engine.update(1e-6)
 
-    # The first ones compile.
-    micro_batch()
+    # The first one compiles, and waits for no other rank.
+    is_compiled = 1.0
+    try:
+        with time_limit(compile_seconds) if compiled and compile_seconds < math.inf else contextlib.nullcontext():
+            micro_batch()
+    except TimeUp:
+        is_compiled = 0.0
+    if least_of_ranks(machine.ranks, is_compiled, machine.device) == 0.0:
+        engine.close()
+        torch.compiler.reset()
+        return None
     last_of_update()
     of_micro_batch: list[float] = []
     of_last: list[float] = []

@@ -19,7 +19,7 @@ from dataset.held_out import HeldOut, hold_out, with_last_part
 from dataset.reading.file_kinds import expanded
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import check_library, notice_of, open_sources
-from dataset.store.sharded import Store
+from dataset.store.format import TokenStore
 from dataset.store.token_store import StoreOptions
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
@@ -27,7 +27,7 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.masking import original_cap
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM, SIZES
-from trainer.electra.clock import most_updates, pace_of, seconds_to_show
+from trainer.electra.clock import clock_of, most_updates, seconds_to_show
 from trainer.electra.closing import closing_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
@@ -49,7 +49,6 @@ from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.next_commands import NextCommand
-from trainer.saving.places import check_kinds
 from trainer.sharding import group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_update
 from trainer.without_effect import common_warnings, is_changed, warnings_of
@@ -149,9 +148,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         )
         # One rank of each machine reads all tokens: they have the same files.
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
-        if settings.budget is not None and self.ranks.is_main:
+        if settings.budget is not None:
             shows = self.objective.tells_replaced
-            self.pace = pace_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
+            self.clock = clock_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
         self.n_sums = self.objective.n_sums
         self.shown = (*self.objective.shown, "grad_norm", "updates_per_second")
         self.charts = self.objective.charts
@@ -167,7 +166,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.stem = self.folder / self.folder.name
         self.outputs = {name: self.folder / name for name in PRETRAINERS[objective].NETWORKS}
         claim(self.ranks, self.stem)
-        on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
         # Networks that an earlier run has saved on its way.
         self.replaced = ["percent_*", "checkpoint-*[0-9]"]
         # A vocabulary of its own is written before the first update.
@@ -185,13 +183,12 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # Those to train; None: all.
         self.documents = None if self.held_out is None else self.held_out.documents
 
-    def _open_stores(self) -> tuple[Store, HeldOut | None]:
+    def _open_stores(self) -> tuple[TokenStore, HeldOut | None]:
         """The text to train, and what is held out of it."""
         settings = self.settings
         store_options: StoreOptions = {
             "progress": self.ranks.is_main,
             "cache_dir": settings.cache_dir,
-            "cache_gb": settings.cache_gb,
             "text_field": settings.text_field,
             "text_suffixes": settings.text_suffixes,
             "skip_bad_lines": settings.skip_bad_lines,
@@ -267,11 +264,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
 
-    def _stores(self) -> list[Store]:
+    def _stores(self) -> list[TokenStore]:
         """Those of the data, and of validation documents of their own."""
         stores = [self.store]
         if self.settings.val_path and self.held_out is not None:
-            assert isinstance(self.held_out.val_store, Store)
+            assert isinstance(self.held_out.val_store, TokenStore)
             stores.append(self.held_out.val_store)
         return stores
 
@@ -284,11 +281,12 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return self.objective.loss(batch, totals)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        if progress.course is None:
+        course = self.clock.moved if self.clock is not None else None
+        if course is None:
             return rate(self.settings, progress.update)
         # The clock of --budget has moved the end.
         warmup = min(1.0, progress.update / max(warmup_of(self.settings), 1))
-        return self.settings.learning_rate * warmup * progress.course.factor(progress.update)
+        return self.settings.learning_rate * warmup * course.factor(progress.update)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return self.objective.metrics(sums)
@@ -301,14 +299,17 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     def alarm_of_evaluation(self, values: Mapping[str, float], progress: Progress) -> str | None:
         # The clock of --budget sets the end; its settings have a guess, which is far too high.
-        end = self.settings.max_steps if progress.course is None else progress.course.end
+        end = self.settings.max_steps if self.clock is None else self.clock.end
         return self.objective.alarm(values, progress.update, end)
 
     def kept(self) -> dict[str, float | None]:
-        return self.objective.kept()
+        own = self.clock.state_dict() if self.clock is not None else {}
+        return {**self.objective.kept(), **own}
 
     def take_kept(self, kept: Mapping[str, float | None]) -> None:
         self.objective.take_kept(kept)
+        if self.clock is not None:
+            self.clock.load_state_dict(kept)
 
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
@@ -377,7 +378,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         if not self.objective.tells_replaced:
             return None
         discriminator = self.outputs["discriminator"]
-        seconds = seconds_to_show(self.pace, self.settings.report)
+        seconds = seconds_to_show(self.clock, self.settings.report)
         return closing_of(self.settings, self.data_path, self.held_out, self.encoder, discriminator, seconds)
 
     def next_commands(self) -> list[NextCommand]:

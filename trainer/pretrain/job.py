@@ -21,7 +21,6 @@ from dataset.leaks_at_start import AGAINST, leak_notices
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from dataset.quality.evaluation_texts import Evaluation, evaluation_of
-from dataset.reading.remote import cache_in
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import (
@@ -32,11 +31,12 @@ from dataset.tokenizing.vocabulary import (
     vocabulary_digest,
 )
 from model.checkpointing import recompute_layers
-from model.config import TOKEN_IDS, YARN_FIELDS, MiniMindConfig, architecture, parameter_count
+from model.config import TOKEN_IDS, MiniMindConfig, architecture, parameter_count
 from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
 from trainer.budget import laws
+from trainer.budget.clock import Clock, Course
 from trainer.budget.forecast import Alarm, Forecast
 from trainer.budget.kept_plan import keep_plan, plan_path
 from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
@@ -56,7 +56,6 @@ from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import learning_rate
-from trainer.pace import Course, Pace
 from trainer.pretrain import trial
 from trainer.pretrain.auto_batch import note_on_small, settle
 from trainer.pretrain.compressors import compressed
@@ -83,7 +82,6 @@ from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.sample_prompts import read_prompts
 from trainer.sampling import samples
-from trainer.saving.places import check_kinds
 from trainer.saving.weights import save_weights
 from trainer.sharding import build_on_main, group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, rows_of_warmup
@@ -127,7 +125,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     # They decide the first weights. A resume takes those of its checkpoint.
     only_at_start = ("from_weight", "init_scheme")
 
-    added_to_identity = {"architecture": YARN_FIELDS}
     mended_by = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
         "tokenizer": "--tokenizer_path",
@@ -196,11 +193,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Made when the run is described, since it takes a second.
         self.forecast: Forecast | None = None
         self.loss_alarm = Alarm(settings.names_of_rates())
-        self.planned_end = PlannedEnd(settings, self.ranks, self.corpus) if self.plans_to_end else None
+        self.clock = self._clock(settings.budget) if settings.budget else None
+        self.planned_end = PlannedEnd(settings, self.ranks, self.corpus, self.clock) if self.plans_to_end else None
         self.evaluates = bool(self.validation)
         self.eval_interval = settings.eval_interval
         self.has_samples = bool(self.prompts)
-        self.pace = self._pace() if settings.budget and self.ranks.is_main else None
 
     @classmethod
     def make_encoder(cls, tokenizer: PreTrainedTokenizerBase, settings: PretrainSettings) -> DocumentEncoder:
@@ -251,10 +248,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _read_evaluations(self) -> None:
         """What the files of --against are looked for by. Errors: DataError."""
         settings = self.settings
-        cache = cache_in(settings.cache_dir, settings.cache_gb)
         for path in settings.against:
             self.against.append(
-                evaluation_of(path, self.encoder, settings.text_field, settings.skip_bad_lines, AGAINST, cache)
+                evaluation_of(
+                    path, self.encoder, settings.text_field, settings.skip_bad_lines, AGAINST, settings.cache_dir
+                )
             )
 
     def _read_folder(self, folder: Path) -> PublicModel:
@@ -273,9 +271,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.stem = Path(self.settings.out_dir) / self._weight_name()
         self.outputs = {"weights": Path(f"{self.stem}.pth"), "config": Path(f"{self.stem}.json")}
         claim(self.ranks, self.stem)
-        # A folder in the place of a file would be found out at the first save, hours later.
         self.begun = [plan_path(self.stem)]
-        on_main(self.ranks, lambda: check_kinds(self.stem, files=[*self.outputs.values(), *self.begun]))
 
     def _weight_name(self) -> str:
         return weight_name(self.settings.save_weight, self.config.hidden_size, self.config.use_moe)
@@ -392,9 +388,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             done = (update.epoch + update.first_row / update.n_rows) / self.epochs
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
         warmup = rows_at_its_end / max(rows_of_warmup(settings, settings.warmup_iters, self.ranks), 1)
-        if progress.course is not None:
-            # The clock has moved the end of the run, see trainer/pace.py.
-            return settings.learning_rate * progress.course.factor(progress.update) * min(1.0, warmup)
+        if self.clock is not None and self.clock.moved is not None:
+            return settings.learning_rate * self.clock.moved.factor(progress.update) * min(1.0, warmup)
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
 
     # The rows of a mixture whose shares change over the run depend on its end, see trainer/pretrain/planned_end.py.
@@ -408,19 +403,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def trained(self, progress: Progress) -> list[tuple[str, int, float]]:
         return self.corpus.trained(progress.epoch, progress.row)
 
-    def _pace(self) -> Pace:
+    def _clock(self, budget: str) -> Clock:
         """The clock of --budget."""
         settings = self.settings
-        assert settings.budget is not None
         updates = settings.max_updates
         planned = Course(fall_from=updates - round(settings.decay_share * updates), end=updates)
         rows = rows_of_update(settings, self.ranks)
         evaluated = len(self.validation) * EVAL_ROWS if self.validation else 0
         steps = settings.accumulation_steps
-        return Pace(
-            seconds_of(settings.budget),
+        return Clock(
+            seconds_of(budget),
             seconds_since_start(),
             planned,
+            self.ranks,
             seconds_at_end=seconds_at_end(settings.report),
             samples=sample_seconds(self.config.num_hidden_layers, len(self.prompts)),
             evaluation=evaluation_share(settings.use_compile != "0") * evaluated / rows,
@@ -434,14 +429,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _most_updates(self) -> float:
         """A machine that is faster than planned reads the text no more often than a plan does."""
         most_passes = laws.most_passes(self.settings.from_weight)
-        if math.isinf(most_passes):
-            return math.inf
         first = self.plan(0)
         targets = first.row_targets(0, first.n_rows)
         # A pass over a mixture ends where one source is used up. Later passes bring other text of the others.
         different = laws.different_tokens(parts_of(self.corpus) or targets)
         most_rows = most_passes * first.n_rows * different / targets
         return int(most_rows / rows_of_update(self.settings, self.ranks))
+
+    def kept(self) -> dict[str, float | None]:
+        return {} if self.clock is None else self.clock.state_dict()
+
+    def take_kept(self, kept: Mapping[str, float | None]) -> None:
+        if self.clock is not None and kept:
+            self.clock.load_state_dict(kept)
 
     def settings_to_keep(self) -> PretrainSettings:
         """Without the budget: the plan is in the other settings."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from common.errors import DataError
 from dataset.corpus import Corpus
 from dataset.mixed_plan import Move
+from trainer.budget.clock import Clock
 from trainer.job import Progress
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
@@ -17,9 +18,10 @@ class PlannedEnd:
     settings: with the final number of rows in an update. corpus: whose shares change.
     """
 
-    def __init__(self, settings: PretrainSettings, ranks: Ranks, corpus: Corpus) -> None:
+    def __init__(self, settings: PretrainSettings, ranks: Ranks, corpus: Corpus, clock: Clock | None) -> None:
         self.settings = settings
         self.ranks = ranks
+        self.clock = clock
         assert corpus.planned is not None
         self.corpus = corpus
         self.planned = corpus.planned
@@ -44,7 +46,7 @@ class PlannedEnd:
         progress.moves = moves
         self.corpus.replan(moves)
         # A clock moves the end as the time asks for it: then a line tells of it.
-        if not self.settings.has_budget and progress.course is None:
+        if not self.settings.has_budget and self.clock is None:
             shortage = self.planned.shortage()
             if shortage is not None:
                 raise DataError(shortage.told(self.settings.max_updates, progress.update))
@@ -64,7 +66,7 @@ class PlannedEnd:
         """What is left of the run, in rows."""
         settings, row = self.settings, progress.row
         rows = rows_of_update(settings, self.ranks)
-        course = progress.course
+        course = self.clock.moved if self.clock is not None else None
         if course is None:
             end = row + max(settings.max_updates - progress.update, 0) * rows
             return Move(row, end, 1.0, end)

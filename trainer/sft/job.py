@@ -1,13 +1,18 @@
 """Supervised fine-tuning of a MiniMind as a Job: pretraining on conversations, of which the answers alone are trained."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from common.wording import counted
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.embedded_questions import build_embedded_questions
 from dataset.chat.encoder import ChatEncoder
 from dataset.packing import RowPlan
+from model.weight_record import THOUGHTS_FIELD
 from trainer.budget.forecast import Forecast
 from trainer.engine import Engine
 from trainer.job import Progress
@@ -18,7 +23,14 @@ from trainer.pretrain.settings import PretrainSettings
 from trainer.reporting.next_commands import NextCommand
 from trainer.reporting.records import ANSWERS
 from trainer.sampling import samples
-from trainer.sft.settings import SftSettings
+from trainer.saving.weights import save_weights
+from trainer.sft import defaults
+from trainer.sft.settings import USUAL_FILE, SftSettings
+from trainer.updates import rows_of_update
+
+# What a weight can move by, updates times rate, for answers to change. Weights are some hundredths large; 200 updates at 1e-5
+# changed none of six answers.
+LEAST_CHANGE = 5e-3
 
 
 class SftJob(PretrainJob):
@@ -30,7 +42,7 @@ class SftJob(PretrainJob):
     corpus_kind = ChatCorpus
     document = "conversation"
     usual_data = UsualData(
-        "sft_mini_512.jsonl",
+        USUAL_FILE,
         "python_questions.jsonl",
         build_embedded_questions,
         "questions on the documentation inside the installed Python",
@@ -48,11 +60,28 @@ class SftJob(PretrainJob):
     def make_encoder(cls, tokenizer: PreTrainedTokenizerBase, settings: PretrainSettings) -> ChatEncoder:
         return ChatEncoder(tokenizer)
 
+    def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
+        fields = {**self.config.to_dict(), THOUGHTS_FIELD: self.corpus.trains_thoughts}
+        save_weights(dict(weights), fields, self.stem, self.vocabulary, parse_special_tokens=False)
+
     def samples(self, engine: Engine, signals: StopSignals, is_last: bool) -> tuple[list[tuple[str, str]], int]:
         settings = self.settings
         return samples(
             engine, self.tokenizer, self.encoder, self.prompts, signals, settings.seed, is_last, with_prompt=False
         )
+
+    def _notices(self, first: RowPlan, n_rows: float, parameters: int) -> list[str]:
+        notices = super()._notices(first, n_rows, parameters)
+        settings = self.settings
+        updates = settings.max_updates or self.epochs * math.ceil(first.n_rows / rows_of_update(settings, self.ranks))
+        rate = max(getattr(settings, name) for name in settings.names_of_rates())
+        if updates * rate < LEAST_CHANGE:
+            notices.append(
+                f"warning: this run will change next to nothing: {counted(updates, 'update')} at a rate of {rate:g} move a weight "
+                f"by {updates * rate:.1g} at most. Little text is learned with --optimizer {defaults.OPTIMIZER} --learning_rate "
+                f"{defaults.LEARNING_RATE:g} --lr_schedule {defaults.SCHEDULE} --epochs {defaults.MOST_PASSES}"
+            )
+        return notices
 
     def _note_on_special_tokens(self) -> list[str]:
         """The chat template writes them, and a message that spells one stays text."""

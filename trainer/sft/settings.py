@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
 from dataset.reading.conversations import CONVERSATION
-from dataset.reading.remote import USUAL_CACHE_GB
 from dataset.reading.settings import OFF, DocumentSettings
 from trainer.budget.settings import BudgetSettings
 from trainer.pretrain.settings import (
@@ -22,6 +21,8 @@ from trainer.pretrain.settings import (
 
 PROG = "train_sft.py"
 DESCRIPTION = "Fine-tune a MiniMind on conversations, so that it answers."
+# In dataset/, trained where no data is named
+USUAL_FILE = "sft_mini_512.jsonl"
 # Those of MiniMind's train_full_sft.py
 USUAL_ROWS = 16
 
@@ -55,7 +56,7 @@ class ConversationSettings(Settings):
         None,
         several=True,
         help='.jsonl or .json of {"conversations": [...]} or {"messages": [...]}, a folder or a glob; several with shares as '
-        "a.jsonl:0.7 b.jsonl:0.3 (default: dataset/sft_mini_512.jsonl, or questions on the documentation inside Python "
+        f"a.jsonl:0.7 b.jsonl:0.3 (default: dataset/{USUAL_FILE}, or questions on the documentation inside Python "
         "where that is absent)",
         first=True,
     )
@@ -64,7 +65,6 @@ class ConversationSettings(Settings):
     pack: bool = switch(True, help="conversations share rows; 0: one padded conversation a row, as in MiniMind")
     skip_bad_lines: bool = switch(False, help="skip and count faulty lines instead of stopping at the first")
     cache_dir: str | None = with_default(DocumentSettings, "cache_dir", None)
-    cache_gb: float = with_default(DocumentSettings, "cache_gb", USUAL_CACHE_GB)
     deduplicate: str = with_default(DocumentSettings, "deduplicate", OFF)
 
 

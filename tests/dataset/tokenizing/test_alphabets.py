@@ -68,7 +68,7 @@ def test_merges_are_taken_by_rank():
 
 
 def test_the_data_path_encodes_letters_fast_and_alike(tmp_path):
-    """Reference: the tokenizer's own library. tiktoken is used only where it is proved to give the same ids."""
+    """Reference: the tokenizer's own library."""
     tokenizer = train_bpe(TEXTS, 380, alphabets=["cyrillic"])
     (tmp_path / "tokenizer_config.json").write_bytes((ROOT / "model" / "tokenizer_config.json").read_bytes())
     tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from dataset.reading.documents import Block, split_into_blocks
 from dataset.store.encode_worker import BlockEncoder
-from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, SHARED, needs_shared
 
@@ -216,20 +215,3 @@ def test_a_stretch_of_letters_that_takes_too_much_memory_is_a_bad_line(tmp_path)
     out = encode(block_of("a" * 2_200_000, tmp_path / "data.jsonl"))
     assert out.bad.counts == {"too long": 1}
     assert len(out.tokens) == len(out.lengths) == 0
-
-
-def test_a_store_is_made_by_tiktoken_where_that_is_exact(tmp_path, monkeypatch):
-    tiktoken = pytest.importorskip("tiktoken")
-    encoded = []
-    plain = tiktoken.Encoding.encode_ordinary
-
-    def counting(self, text):
-        encoded.append(text)
-        return plain(self, text)
-
-    monkeypatch.setattr(tiktoken.Encoding, "encode_ordinary", counting)
-    block_of("the cat sat on the mat", tmp_path / "data.jsonl")
-    encoder = DocumentEncoder(small_tokenizer())
-    store = open_or_build(str(tmp_path / "data.jsonl"), encoder, num_procs=1, progress=False)
-    assert "the cat sat on the mat" in encoded
-    assert store.tokens.tolist() == DocumentEncoder(small_tokenizer()).encode(["the cat sat on the mat"])[0]

@@ -5,14 +5,10 @@ from collections.abc import Callable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from dataset.tokenizing.long_texts import DEEPSEEK, GPT4O
 from dataset.tokenizing.piece_rules import LLAMA_BPE, QWEN2
 from tests.helpers import ROOT
 
-GPT4O = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 POSSESSIVE = r"[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s+(?!\S)|\s+"
 # Text that merges are learned from, with pairs that no piece may hold.
 LEARNED = (
@@ -60,12 +56,9 @@ def with_added_tokens() -> Tokenizer:
 
 
 def deepseek() -> Tokenizer:
-    splits = [
-        pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
-        pre_tokenizers.Split(Regex("[一-龥\u3040-ゟ゠-ヿ]+"), "isolated"),
-    ]
-    pattern = r"[!-/:-~]?[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    return byte_level(pattern, before=splits)
+    numbers, words, others = DEEPSEEK
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in (numbers, words)]
+    return byte_level(others, before=splits)
 
 
 def starcoder() -> Tokenizer:

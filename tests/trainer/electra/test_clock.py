@@ -10,7 +10,8 @@ import torch
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.trainer.electra.test_closing import write_documents
 from tests.trainer.test_train_electra import equal, flags, interrupted, train, weights
-from trainer import pace, train_electra
+from trainer import train_electra
+from trainer.budget import clock as budget_clock
 from trainer.electra import clock, closing
 from trainer.electra.settings import parse_args, warmup_of
 from trainer.engine import Engine
@@ -46,7 +47,7 @@ def machine(monkeypatch):
         return update(self, *arguments, **named)
 
     monkeypatch.setattr(Engine, "update", timed)
-    monkeypatch.setattr(pace, "time", machine)
+    monkeypatch.setattr(budget_clock, "time", machine)
     monkeypatch.setattr(clock, "seconds_since_start", lambda: 0.0)
     # The run begins with three times as many updates as fit.
     monkeypatch.setattr(clock, "most_updates", lambda *_: 80)
@@ -75,7 +76,7 @@ def test_a_run_ends_on_time_with_its_rate_at_0(data, tmp_path, machine, schedule
     assert all(fall == pytest.approx(falls[0], rel=0.02) for fall in falls)
     assert rates[-1] == pytest.approx(-falls[0], rel=0.02)
     out = capsys.readouterr().out
-    assert "so far it is a guess" in out and f"the clock: {end} updates fit the budget" in out
+    assert "so far it is a guess" in out and f"there is time for {end} of them" in out
     assert f"work: {end * run.job.flops_of_update():.6g} FLOP; --budget_flops " in out
     folder = tmp_path / "electra_small"
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
@@ -125,24 +126,24 @@ def test_passages_that_take_long_are_fewer(monkeypatch):
 def test_without_a_discriminator_no_time_is_kept_for_passages(machine):
     settings = parse_args(["--budget", "1h", "--max_seq_len", "32", "--batch_size", "4"])
     settings.max_steps = 100
-    paces = [clock.pace_of(settings, None, Ranks(), 10, shows) for shows in (False, True)]
-    assert paces[1].seconds_at_end - paces[0].seconds_at_end == clock.SHOWING_S > closing.NETWORKS_S
+    clocks = [clock.clock_of(settings, None, Ranks(), 10, shows) for shows in (False, True)]
+    assert clocks[1].seconds_at_end - clocks[0].seconds_at_end == clock.SHOWING_S > closing.NETWORKS_S
     assert clock.seconds_to_show(None, True) == float("inf")
     machine.now += 5
-    assert clock.seconds_to_show(paces[1], True) == 3600 - 5 - clock.REPORT_S
-    assert clock.seconds_to_show(paces[1], False) == 3600 - 5
+    assert clock.seconds_to_show(clocks[1], True) == 3600 - 5 - clock.REPORT_S
+    assert clock.seconds_to_show(clocks[1], False) == 3600 - 5
 
 
 def test_time_is_kept_for_what_a_run_does_at_its_end():
     """An evaluation is never compiled, so it takes a smaller part of a training step that is not compiled either."""
     validation = SimpleNamespace(plan=SimpleNamespace(n_rows=400))
-    paces = {}
+    clocks = {}
     for name, more in {"usual": [], "no report": ["--report", "0"], "plain": ["--use_compile", "0"]}.items():
         settings = parse_args(["--budget", "1h", "--max_seq_len", "32", "--batch_size", "4", *more])
         settings.max_steps = 100
-        paces[name] = clock.pace_of(settings, validation, Ranks(), 10, False)
-    assert paces["usual"].seconds_at_end == paces["no report"].seconds_at_end + clock.REPORT_S == 4
-    assert paces["usual"].evaluation == 0.75 * 400 / 4 == pytest.approx(2.4 / 1.4 * paces["plain"].evaluation)
+        clocks[name] = clock.clock_of(settings, validation, Ranks(), 10, False)
+    assert clocks["usual"].seconds_at_end == clocks["no report"].seconds_at_end + clock.REPORT_S == 4
+    assert clocks["usual"].evaluation == 0.75 * 400 / 4 == pytest.approx(2.4 / 1.4 * clocks["plain"].evaluation)
 
 
 def test_a_machine_that_gets_slower_ends_on_time_too(data, tmp_path, machine):

@@ -13,9 +13,11 @@ import torch
 from common.errors import DataError, UserError
 from tests.helpers import flags, new_port, run_ranks, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
+from trainer.budget.clock import Clock, Course
 from trainer.engine import Engine
 from trainer.loop import Trainer
-from trainer.pace import Course
+from trainer.machine.ranks import Ranks
+from trainer.pretrain.job import PretrainJob
 
 POINTS = [[[0, 0.8], [1, 0.2]], [[0, 0.2], [1, 0.8]]]
 
@@ -56,34 +58,28 @@ def stopped_after(update):
         yield
 
 
-class Clock:
-    """Proposes each of {update: Course} once that update is done."""
+class Moves(Clock):
+    """Moves the end to each of {update: Course} once that update is done."""
 
-    started = 0.0
-
-    def __init__(self, courses):
+    def __init__(self, courses, end):
+        super().__init__(1e9, 0.0, Course(end, end), Ranks())
         self.courses = courses
 
-    def proposal(self, update, course):
-        return self.courses.get(update)
-
-    def spent(self):
-        return 0.0
-
-    def paused(self):
-        return contextlib.nullcontext()
+    def after_update(self, update):
+        self.moved = self.courses.get(update, self.moved)
+        return update in self.courses
 
 
 @contextlib.contextmanager
 def clock(courses):
-    """Runs have this clock, on rank 0."""
-    make = Trainer.__init__
+    """Runs have this clock."""
+    make = PretrainJob.__init__
 
-    def made(trainer, *args):
-        make(trainer, *args)
-        trainer.pace = Clock(courses) if trainer.ranks.is_main else None
+    def made(job, *args):
+        make(job, *args)
+        job.clock = job.planned_end.clock = Moves(courses, job.settings.max_updates)
 
-    with mock.patch.object(Trainer, "__init__", made):
+    with mock.patch.object(PretrainJob, "__init__", made):
         yield
 
 

@@ -1,0 +1,209 @@
+"""The whole of pretraining on one page: read text, pack it into rows, train a MiniMind on them, save it.
+
+    python trainer/tour.py                                         # two minutes on two CPU cores, on text that Python brings along
+    python trainer/tour.py --data_path my.jsonl --hidden_size 256  # one JSON object {"text": "..."} a line
+
+Read this file first. trainer/train_pretrain.py does the same in the same order, and with the same flags gets the same losses and
+the same weights, to the last bit (tests/trainer/test_tour.py). It adds what a run of hours needs: other input formats, several
+processes, half precision, compiled code, checkpoints, validation, a budget of time. The model and the packing are the library's.
+
+Shapes: B rows of a micro-batch, T positions of a row, V entries of the vocabulary.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+if __package__ in (None, ""):
+    # Run by path, trainer/ would come first on the path, and could shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from dataset.embedded_corpus import build_embedded_corpus
+from dataset.packing import EpochPlan
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+
+ROOT = Path(__file__).resolve().parents[1]
+# The target of a position at which nothing is predicted, as torch's own cross-entropy has it
+NO_TARGET = -100
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags, a few of those of train_pretrain.py. Without them: a model that learns something in two minutes."""
+    parser = argparse.ArgumentParser(description="Pretrain a small MiniMind, on one page.")
+    parser.add_argument("--data_path", help="a .jsonl of texts; default: the documentation inside Python")
+    parser.add_argument("--out_dir", default=str(ROOT / "out"))
+    parser.add_argument("--hidden_size", type=int, default=128, help="width of the model")
+    parser.add_argument("--num_hidden_layers", type=int, default=4)
+    parser.add_argument("--use_moe", type=int, default=0, help="1: mixture of experts")
+    parser.add_argument("--max_seq_len", type=int, default=256, help="T, positions of a row")
+    parser.add_argument("--batch_size", type=int, default=8, help="B, rows of a micro-batch")
+    parser.add_argument("--accumulation_steps", type=int, default=1, help="micro-batches of an update")
+    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--weight_decay", type=float, default=0.01)
+    parser.add_argument("--grad_clip", type=float, default=1.0, help="maximum norm of the gradient")
+    parser.add_argument("--epochs", type=int, default=1, help="passes over the text")
+    parser.add_argument("--log_interval", type=int, default=50, help="micro-batches between two log lines")
+    parser.add_argument("--seed", type=int, default=42, help="of the weights and of the order of the rows")
+    return parser.parse_args(argv)
+
+
+# ---------------------------------------------------------------------------------------------------------- the data
+
+
+def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespace:
+    """All documents as one long array: `tokens` int64 [N], and `offsets` int64 [documents + 1], where each begins.
+
+    A document is BOS, the ids of its text, EOS. So the model learns how texts begin, and that they end.
+    """
+    with open(path, encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines if line.strip()]
+    # A text that spells a special token, such as a page about this tokenizer, must not become one: hence split_special_tokens.
+    ids_of_texts = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    documents = [[tokenizer.bos_token_id, *ids, tokenizer.eos_token_id] for ids in ids_of_texts]
+    lengths = [len(document) for document in documents]
+    return SimpleNamespace(tokens=np.concatenate(documents), offsets=np.cumsum([0, *lengths]))
+
+
+def make_batch(data: SimpleNamespace, plan: EpochPlan, rows: range) -> tuple[torch.Tensor, ...]:
+    """input_ids, targets, document_ids and position_ids, each int64 [B, T], of some rows of the plan.
+
+    Documents share rows, so that little is padding (`plan` says which, see dataset/packing.py). A piece of a document with n
+    pairs of (input, target) takes n positions: the target of a position is the next token of the same document. `document_ids`
+    keeps the documents of a row apart: attention looks at earlier positions of the own document alone. Padding has document -1
+    and no target.
+    """
+    shape = (len(rows), plan.T)
+    input_ids = torch.zeros(shape, dtype=torch.int64)
+    targets = torch.full(shape, NO_TARGET)
+    document_ids = torch.full(shape, -1)
+    position_ids = torch.zeros(shape, dtype=torch.int64)
+    for b, row in enumerate(rows):
+        t = 0
+        for number, (document, start, pairs) in enumerate(plan.pieces_of_row(row)):
+            begin = data.offsets[document] + start
+            piece = torch.tensor(data.tokens[begin : begin + pairs + 1])
+            input_ids[b, t : t + pairs] = piece[:-1]
+            targets[b, t : t + pairs] = piece[1:]
+            document_ids[b, t : t + pairs] = number
+            position_ids[b, t : t + pairs] = torch.arange(pairs)
+            t += pairs
+    return input_ids, targets, document_ids, position_ids
+
+
+def slices(first: int, end: int, size: int) -> Iterator[range]:
+    """range(first, end) in pieces of `size`; the last one may be shorter."""
+    return (range(at, min(at + size, end)) for at in range(first, end, size))
+
+
+# -------------------------------------------------------------------------------------------------------- the training
+
+
+def train(args: argparse.Namespace) -> Path:
+    """Train as the flags say. Returns the path of the saved weights."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    data_path = args.data_path or build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "model")
+    data = read_tokens(Path(data_path), tokenizer)
+
+    torch.manual_seed(args.seed)
+    config = MiniMindConfig(
+        hidden_size=args.hidden_size,
+        num_hidden_layers=args.num_hidden_layers,
+        use_moe=bool(args.use_moe),
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = MiniMindForCausalLM(config).train()
+    model.to(device)
+    # Weight decay pulls matrices towards 0. Norm weights are factors around 1 and are left alone.
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    parameters = matrices + vectors
+    groups = [
+        {"params": matrices, "weight_decay": args.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, fused=True)
+    n_parameters = sum(p.numel() for p in parameters)
+    print(f"{n_parameters / 1e6:.2f} M parameters, {len(data.tokens):,} tokens of {data_path}, on {device}")
+
+    rows_of_update = args.batch_size * args.accumulation_steps
+    for epoch in range(args.epochs):
+        # Which documents share which row, and the order of the rows: drawn anew for each epoch, from the seed.
+        plan = EpochPlan(data, args.max_seq_len, args.seed, epoch)
+        n_steps = math.ceil(plan.n_rows / args.batch_size)
+        step = 0
+        loss_sum = 0.0
+        targets_since_line = 0
+        started = time.perf_counter()
+        for update_rows in slices(0, plan.n_rows, rows_of_update):
+            # MiniMind's cosine: from 1.1 times the learning rate down to 0.1 times, over the rows of the run.
+            done = (epoch + update_rows.start / plan.n_rows) / args.epochs
+            rate = args.learning_rate * (0.1 + 0.5 * (1 + math.cos(math.pi * done)))
+            # The loss of an update is the mean over all of its targets. Each micro-batch adds its sum, divided by the number of the
+            # whole update: however the rows are cut into micro-batches, the gradient is the same.
+            n_targets, n_documents = plan.totals(update_rows.start, update_rows.stop)
+            for rows in slices(update_rows.start, update_rows.stop, args.batch_size):
+                batch = [part.to(device) for part in make_batch(data, plan, rows)]
+                # Cross-entropy summed over the targets, and the auxiliary loss that spreads tokens over the experts, a mean over the
+                # documents (0 for a dense model).
+                cross_entropy, aux_loss = model.training_losses(*batch)
+                share_of_documents = plan.row_documents(rows.start, rows.stop) / n_documents
+                loss = cross_entropy / n_targets + aux_loss * share_of_documents
+                loss.backward()
+                loss_sum += cross_entropy.item()
+                targets_since_line += plan.row_targets(rows.start, rows.stop)
+                step += 1
+                if (step - 1) % args.log_interval == 0 or step == n_steps:
+                    minutes_left = (time.perf_counter() - started) / step * (n_steps - step) / 60
+                    place = f"Epoch:[{epoch + 1}/{args.epochs}]({step - 1}/{n_steps})"
+                    mean_loss = loss_sum / targets_since_line
+                    print(f"{place} loss:{mean_loss:.3f} lr:{rate:.12f} epoch_Time:{minutes_left:.1f}min:", flush=True)
+                    loss_sum = 0.0
+                    targets_since_line = 0
+            norm = torch.nn.utils.clip_grad_norm_(parameters, args.grad_clip)
+            if norm.isfinite():
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
+            else:
+                print(f"step {step - 1}: the gradient is not finite: this update is not applied")
+            optimizer.zero_grad()
+
+    path = save(model, Path(args.out_dir))
+    print(sample(model, tokenizer, "Return the"))
+    print(f"saved: {path}; talk to it: python scripts/generate.py --weight {path}")
+    return path
+
+
+def save(model: MiniMindForCausalLM, out_dir: Path) -> Path:
+    """Write the weights in half precision, as MiniMind's own code loads them, and the config beside them."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    moe = "_moe" if model.config.use_moe else ""
+    path = out_dir / f"tour_{model.config.hidden_size}{moe}.pth"
+    torch.save({name: tensor.half().cpu() for name, tensor in model.state_dict().items()}, path)
+    path.with_suffix(".json").write_text(json.dumps(model.config.to_dict(), indent=2), encoding="utf-8")
+    return path
+
+
+def sample(model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """How the model continues a text."""
+    model.eval()
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(model.device)
+    continued = model.generate(ids, max_new_tokens=60, do_sample=True, temperature=0.7, top_k=50)  # type: ignore[misc]
+    return str(tokenizer.decode(continued[0], skip_special_tokens=True))
+
+
+if __name__ == "__main__":
+    train(parse_args())
