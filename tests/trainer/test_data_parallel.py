@@ -517,7 +517,7 @@ def test_what_one_rank_breaks_no_rank_applies(both):
     assert both[0]["poison"] == both[1]["poison"]
     assert [skipped for skipped, _, _ in both[0]["poison"]] == [0, 1, 2, 2]
     assert [moved for _, moved, _ in both[0]["poison"]] == [True, False, False, True]
-    assert [scale for _, _, scale in both[0]["poison"]] == [65536, 32768, 32768, 32768]
+    assert [scale for _, _, scale in both[0]["poison"]] == [2048, 1024, 1024, 1024]
 
 
 def test_all_ranks_stop_after_max_bad_updates(both):
