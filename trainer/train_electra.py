@@ -30,8 +30,7 @@ if __name__ == "__main__":
 
 from common.command_clock import count_from_here
 from trainer.electra.job import ElectraJob
-from trainer.electra.micro_batch import micro_batch_of
-from trainer.electra.settings import ElectraSettings, parse_args
+from trainer.electra.settings import ElectraSettings, micro_batch_of, parse_args
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
