@@ -22,7 +22,7 @@ from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from dataset.quality.evaluation_texts import Evaluation, evaluation_of
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
+from dataset.tokenizing.shipped import unnamed_vocabulary
 from dataset.tokenizing.vocabulary import (
     check_ids_fit,
     check_known,
@@ -313,11 +313,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.tokenizer_notices.append(unnamed_vocabulary(weight))
         if recorded is None or recorded == self.vocabulary:
             return
-        shipped = shipped_tokenizer(recorded)
-        name = f"give --tokenizer_path {shipped}" if shipped else "name its own"
         raise UserError(
             f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
-            f"{self.tokenizer_path}: {name} (or take vocabulary_sha256 out of the .json beside it)"
+            f"{self.tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
         )
 
     def _check_tokens(self) -> None:
