@@ -1,4 +1,4 @@
-"""The settings of train_electra.py, and what a run has to divide among processes."""
+"""The settings of train_electra.py."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from common.flags import at_least, fraction, inner_share, not_negative, positive
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
 from model.electra.sizes import MASK_STYLES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
-from trainer.machine.processes import Divisible
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
@@ -200,18 +199,6 @@ def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
     parts = settings.accumulation_steps * micro_batches_at_once
     rows = settings.rows_per_update or SIZES[settings.size].batch_size
     return max(1, rows // parts)
-
-
-def micro_batch_of(settings: ElectraSettings) -> Divisible:
-    """What processes divide among themselves, known before anything is opened; --model_path counts as the published size."""
-    size = SIZES[settings.size]
-    n_layers = settings.num_hidden_layers or size.layers
-    width = settings.hidden_size or size.width
-    inner = settings.intermediate_size or size.ffn
-    # The generator is narrower, and shares the embeddings; 30,522 are those of the published models.
-    networks = 2 * n_layers * (4 * width * width + 2 * width * inner)
-    parameters = networks + 30_522 * (settings.embedding_size or size.embedding)
-    return Divisible(batch_size_of(settings, 1), settings.max_seq_len, parameters)
 
 
 def parser() -> SettingsParser:

@@ -7,13 +7,13 @@ import pytest
 
 from common.errors import UserError
 from tests.helpers import flags
-from trainer.electra.settings import micro_batch_of as electra_micro_batch_of
 from trainer.electra.settings import parse_args as electra_args
 from trainer.machine import processes
 from trainer.machine.processes import Divisible, choose, divide
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import parse_args
+from trainer.train_electra import micro_batch_of as electra_micro_batch_of
 
 GB = 1 << 30
 M26 = 26_000_000
