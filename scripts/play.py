@@ -117,9 +117,7 @@ def open_server(args: argparse.Namespace) -> "Server":
     try:
         return Server(args.host, args.port, models, RunFolder(Path(args.out_dir)))
     except (OSError, UnicodeError) as error:
-        raise UserError(
-            f"--host {args.host} --port {args.port}: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        raise UserError(f"--host {args.host} --port {args.port}: {error}") from error
 
 
 def for_page(text: str, most: int = MOST_NAME) -> str:
@@ -130,8 +128,12 @@ def for_page(text: str, most: int = MOST_NAME) -> str:
 # --------------------------------------------------------------------------------------------------- the models
 
 
+# Gets the pieces of a text as they come; what it raises ends the text.
+Tell = Callable[[list[dict[str, Any]]], None]
+
+
 class PlayedModel:
-    """A model that writes for the page. tell: gets {"text", "tokens"} of each piece, {"waiting"}, and what it raises ends the text."""
+    """A model that writes for the page."""
 
     # torch has one generator of random numbers, so one text at a time is written, whichever model's.
     computing = threading.Lock()
@@ -145,7 +147,7 @@ class PlayedModel:
         self.encoder = encoder
         self.chat = turns_encoder(tokenizer) if can_chat(tokenizer) else None
 
-    def write(self, request: dict[str, Any], tell: Callable[[list[dict[str, Any]]], None]) -> dict[str, Any]:
+    def write(self, request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         """Write what a checked request asks for; returns how it ended. Errors: UserError for a prompt that does not fit."""
         with self.computing:
             sampling: Sampling = request["sampling"]
@@ -160,49 +162,37 @@ class PlayedModel:
                 raise UserError(f"the text has {len(ids):,} tokens, and {most:,} fit; make it shorter")
             if not ids:
                 raise UserError("this model begins no text by itself: write something first")
-            probabilities = Probabilities()
-            stream = PieceStream(self.tokenizer, probabilities, tell)
+            stream = PieceStream(self.tokenizer, tell)
             start = time.perf_counter()
             torch.manual_seed(request["seed"])
-            found = generate(self.model, self.tokenizer, ids, sampling, stream, probabilities)
+            found = generate(self.model, self.tokenizer, ids, sampling, stream, stream)
             is_end = found[0, -1].item() in end_ids(self.model, self.tokenizer.eos_token_id)
         seconds = round(time.perf_counter() - start, 4)
         return {"reason": "end" if is_end else "length", "tokens": stream.count, "seconds": seconds}
 
 
-class Probabilities(LogitsProcessor):
-    """Keeps the model's own probabilities of each token, before temperature and top_p, until the token has come."""
-
-    def __init__(self) -> None:
-        # On a Mac's GPU transformers hands on a token only when the next one is computed, so there may be two.
-        self.coming: deque[torch.Tensor] = deque()
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """scores: [1, vocabulary], which is left as it is."""
-        self.coming.append(scores[0].float().softmax(-1))
-        return scores
-
-
-class PieceStream(TextStream):
+class PieceStream(TextStream, LogitsProcessor):
     """Tells {"text", "tokens"} of each stretch of whole characters: half a Chinese character is never shown.
 
     A token is [label, probability, [[label, probability] of the likeliest in its place]]; the label is what it adds to the
-    text, or its name in the vocabulary. `shown` is there where a browser would obey the text.
+    text, or its name in the vocabulary. The probabilities are the model's own, before temperature and top_p. `shown` is there
+    where a browser would obey the text.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        probabilities: Probabilities,
-        tell: Callable[[list[dict[str, Any]]], None],
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Tell) -> None:
         super().__init__(tokenizer, self._keep)
-        self.probabilities = probabilities
         self.tell = tell
         self.special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
-        # Tokens whose text is not whole yet, and pieces that are
+        # Probabilities of tokens that have not come yet. On a Mac's GPU transformers hands on a token only when the next one
+        # is computed, so there may be two.
+        self._coming: deque[torch.Tensor] = deque()
+        # Tokens whose text is not whole yet
         self._tokens: list[list[Any]] = []
-        self._pieces: list[dict[str, Any]] = []
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Sees the scores of each token, [1, vocabulary], and leaves them as they are."""
+        self._coming.append(scores[0].float().softmax(-1))
+        return scores
 
     def put(self, value: torch.Tensor) -> None:
         """Called with the prompt, then with each new token."""
@@ -210,7 +200,7 @@ class PieceStream(TextStream):
             super().put(value)
             return
         (token,) = value.tolist()
-        probabilities = self.probabilities.coming.popleft()
+        probabilities = self._coming.popleft()
         best = probabilities.topk(min(ALTERNATIVES, len(probabilities)))
         likeliest = []
         for other, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
@@ -221,12 +211,6 @@ class PieceStream(TextStream):
         # Special tokens are no text, so the stream would hold them back until the next word.
         if token in self.special and len(self._tokens) == 1:
             self._keep("")
-        self._hand_on()
-
-    def end(self) -> None:
-        """Hand on what was held back, be it whole or not."""
-        super().end()
-        self._hand_on()
 
     def _label(self, token: int) -> str:
         if token in self.special:
@@ -244,12 +228,8 @@ class PieceStream(TextStream):
             piece: dict[str, Any] = {"text": text, "tokens": self._tokens}
             if printable(text) != text:
                 piece["shown"] = printable(text)
-            self._pieces.append(piece)
             self._tokens = []
-
-    def _hand_on(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        self.tell(pieces)
+            self.tell([piece])
 
 
 def rounded(probability: float) -> float | None:
