@@ -6,7 +6,7 @@ document has one number in both. Numbers here are those of what is looked at, un
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,9 +20,8 @@ from common.paths import ROOT
 from common.wording import counted, one_line
 from dataset.chat.encoder import ChatEncoder
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies
-from dataset.quality.evaluation_texts import evaluation_of
 from dataset.quality.languages import language_of
-from dataset.quality.leaks import LEAKED, RUNS_OF_DOCUMENT, Runs, Search, read_through
+from dataset.quality.leaks import LEAKED, RUNS_OF_DOCUMENT, Search, read_through
 from dataset.quality.oddities import Oddity, OddityFinder
 from dataset.reading.conversations import said_in
 from dataset.reading.settings import OFF
@@ -279,41 +278,20 @@ class DataLook:
 
     def _leaks(self) -> list[LeakFigures]:
         corpus = self.corpus
-        names: list[str] = []
-        runs: list[Runs] = []
-        places: list[list[str] | None] = []
-        if corpus.val_documents is not None:
-            names.append(
-                " ".join(self.settings.val_path or []) or f"held out by --val_fraction {self.settings.val_fraction:g}"
-            )
-            runs.append(corpus.validation_runs(corpus.val_documents.astype(np.int64), RUNS_OF_DOCUMENT))
-            places.append(None)
-        for path in self.settings.against:
-            evaluation = evaluation_of(
-                path, self.encoder, self.text_field, self.settings.skip_bad_lines, cache_dir=self.settings.cache_dir
-            )
-            names.append(path)
-            runs.append(evaluation.runs)
-            places.append(evaluation.places)
-        searches = [Search(of_file) for of_file in runs]
-        if searches:
-            read_through(searches, corpus.training_text())
-        figures = []
-        for name, search, places_of_file in zip(names, searches, places, strict=True):
-            figures.append(self._leak_figures(name, search.shares(), places_of_file))
-        return figures
+        if corpus.val_documents is None:
+            return []
+        search = Search(corpus.validation_runs(corpus.val_documents.astype(np.int64), RUNS_OF_DOCUMENT))
+        read_through([search], corpus.training_text())
+        name = " ".join(self.settings.val_path or []) or f"held out by --val_fraction {self.settings.val_fraction:g}"
+        return [self._leak_figures(name, search.shares())]
 
-    def _leak_figures(self, name: str, shares: Array, places: Sequence[str] | None) -> LeakFigures:
+    def _leak_figures(self, name: str, shares: Array) -> LeakFigures:
         examples = []
         leaked = np.flatnonzero(shares >= LEAKED)
         # The surest first.
         for number in leaked[np.argsort(-shares[leaked], kind="stable")][: self.settings.examples]:
-            said = f"{shares[number]:.0%} of its runs"
-            if places is None:
-                place, text = self._validation_example(int(number))
-            else:
-                place, text = places[number], ""
-            examples.append(Example(place, said, text))
+            place, text = self._validation_example(int(number))
+            examples.append(Example(place, f"{shares[number]:.0%} of its runs", text))
         return LeakFigures(
             name=name,
             documents=len(shares),

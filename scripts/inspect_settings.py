@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from common.flags import not_negative, positive, seed
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, parse, setting, switch
-from trainer.pretrain.settings import DataSettings, HeldOutSettings
+from trainer.pretrain.settings import DataSettings, ValidationDataSettings
 
 PROG = "inspect_data.py"
 DESCRIPTION = """Look at the data before training on it.
 
     python scripts/inspect_data.py --data_path my.jsonl
     python scripts/inspect_data.py --data_path zh.jsonl:0.7 code/:0.3 --row 0 --out data.html
-    python scripts/inspect_data.py --data_path my.jsonl --val_path valid.jsonl --against questions.jsonl
+    python scripts/inspect_data.py --data_path my.jsonl --val_path valid.jsonl
     python scripts/inspect_data.py --data_path chats.jsonl --row 0
 
 Sources, tokenizer and rows are those of train_pretrain.py with the same flags, of conversations those of train_sft.py, and
@@ -63,7 +63,7 @@ class RowSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class InspectSettings(RowSettings, HeldOutSettings, DataSettings, LookSettings):
+class InspectSettings(RowSettings, ValidationDataSettings, DataSettings, LookSettings):
     """All settings of inspect_data.py; --help shows the groups from the last to the first."""
 
 

@@ -91,7 +91,7 @@ def look_at(*arguments):
 
 def test_all_that_was_planted_is_found_and_nothing_else(planted):
     folder, first, second, valid, leaked = planted
-    look = look_at("--data_path", first, second, "--val_path", valid, "--against", valid)
+    look = look_at("--data_path", first, second, "--val_path", valid)
     figures = look.figures()
     assert figures.copies.exact == 50
     assert 19 <= figures.copies.near <= 20
@@ -101,7 +101,7 @@ def test_all_that_was_planted_is_found_and_nothing_else(planted):
         assert (leak.documents, leak.leaked, leak.some, leak.too_short) == (30, 5, 5, 0)
     places = {
         example.place
-        for example in look_at("--data_path", first, "--against", valid, "--examples", 9).figures().leaks[0].examples
+        for example in look_at("--data_path", first, "--val_path", valid, "--examples", 9).figures().leaks[0].examples
     }
     assert places == {f"{valid}:{number + 1}" for number in leaked}
 
@@ -130,7 +130,7 @@ def test_counts_are_those_of_the_files(planted):
         inside = [length for length in all_lengths if bin.lowest <= length <= bin.highest]
         assert (bin.documents, bin.tokens) == (len(inside), sum(inside))
     assert sum(bin.documents for bin in figures.lengths) == len(all_lengths)
-    assert {language.name for language in figures.languages} == {"other in Latin letters", "Chinese"}
+    assert {language.name for language in figures.languages} == {"Latin letters", "Chinese"}
     # Each source with a share of its own: the same figures.
     shares = look_at("--data_path", f"{first}:0.5", f"{second}:0.5").figures()
     assert shares.sources == figures.sources
@@ -344,7 +344,7 @@ def test_what_can_be_mended_is_a_line(tmp_path):
         (["--row", "7"], "--row 7: the first epoch has 1 row, counted from 0"),
         (["--out", "page.txt"], "ends in .html"),
         (["--out", str(tmp_path / "no" / "page.html")], "cannot be written"),
-        (["--against", str(tmp_path / "none.jsonl")], "none.jsonl"),
+        (["--val_path", str(tmp_path / "none.jsonl")], "none.jsonl"),
         (["--tokenizer_path", str(tmp_path)], "no tokenizer can be loaded"),
     ):
         with pytest.raises((UserError, DataError), match=message):
