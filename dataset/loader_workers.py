@@ -119,6 +119,8 @@ class WorkerPool(Generic[RecipeT, BatchT]):
         takes before it works for a while; as many are made meanwhile."""
         self._recipes: Iterable[RecipeT] = ()
         self._workers: list[multiprocessing.process.BaseProcess] = []
+        # Whether this process waits for a batch.
+        self._waits = False
         self._loader: DataLoader[Any] | None = DataLoader(
             cast(Any, _Batches(assembler)),
             batch_size=None,
@@ -145,8 +147,7 @@ class WorkerPool(Generic[RecipeT, BatchT]):
         self._recipes = recipes
         try:
             answers = self._started(self._loader)
-            # What a process has sent is good, whatever happened to it since.
-            for answer in answers:
+            while (answer := self._next(answers)) is not None:
                 if isinstance(answer, LoaderError):
                     raise answer
                 yield answer.unpacked() if isinstance(answer, PackedBatch) else answer
@@ -159,19 +160,33 @@ class WorkerPool(Generic[RecipeT, BatchT]):
         """The answers to the recipes; the first call starts the processes."""
         if self._workers:
             return iter(loader)
-        # torch would raise the death of a process in the middle of whatever the trainer does. Here it is noticed when the
-        # next batch is waited for.
-        is_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGCHLD")
-        before = signal.getsignal(signal.SIGCHLD) if is_main else None
         others = set(multiprocessing.active_children())
         try:
             return iter(loader)
         finally:
-            if is_main:
-                signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
             self._workers = [child for child in multiprocessing.active_children() if child not in others]
+            # torch would raise the death of a process in the middle of whatever the trainer does.
+            if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, self._notice)
             # Behind torch's own, so that it comes first: the workers ignore that they are asked to end.
             atexit.register(self.close)
+
+    def _next(self, answers: Iterator[Any]) -> Any:
+        """The next answer, None at the end. Errors: RuntimeError where a process is gone."""
+        # One that was killed while it sent a batch leaves half of it in the pipe, and the wait for the rest has no end: so the
+        # signal of its death ends the wait, and no wait begins after it.
+        self._waits = True
+        try:
+            if not all(worker.is_alive() for worker in self._workers):
+                raise RuntimeError("a process is gone")
+            return next(answers, None)
+        finally:
+            self._waits = False
+
+    def _notice(self, number: int, frame: object) -> None:
+        """A process has ended, of these or of others."""
+        if self._waits and not all(worker.is_alive() for worker in self._workers):
+            raise RuntimeError("a process is gone")
 
     def _explained(self, error: Exception) -> LoaderError:
         """How a process ended that should still be there, or why none could be started."""
@@ -197,6 +212,8 @@ class WorkerPool(Generic[RecipeT, BatchT]):
             worker.kill()
         for worker in self._workers:
             worker.join()
+        if self._workers and hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) == self._notice:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._workers = []
         # torch ends its threads and pipes with the last reference.
         self._loader = None
