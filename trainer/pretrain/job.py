@@ -21,7 +21,7 @@ from dataset.leaks_at_start import leak_notices
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
+from dataset.tokenizing.shipped import unnamed_vocabulary
 from dataset.tokenizing.vocabulary import (
     check_ids_fit,
     check_known,
@@ -299,11 +299,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.tokenizer_notices.append(unnamed_vocabulary(weight))
         if recorded is None or recorded == self.vocabulary:
             return
-        shipped = shipped_tokenizer(recorded)
-        name = f"give --tokenizer_path {shipped}" if shipped else "name its own"
         raise UserError(
             f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
-            f"{self.tokenizer_path}: {name} (or take vocabulary_sha256 out of the .json beside it)"
+            f"{self.tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
         )
 
     def _check_tokens(self) -> None:
