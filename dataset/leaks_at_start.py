@@ -1,6 +1,6 @@
 """What a start says of validation texts that are in the training text too.
 
-It looks at a part of large data, so that a start is not delayed: scripts/inspect_data.py looks at all of it.
+It looks at a part of large data, so that a start is not delayed.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ def leak_notices(corpus: Corpus) -> list[str]:
     n = search.runs.documents
     return [
         f"note: {leaked:,} of {counted(n, 'validation document')} ({leaked / n:.1%}) are in the training "
-        f"text nearly whole{part}, so the validation loss may be too low; scripts/inspect_data.py names them"
+        f"text nearly whole{part}, so the validation loss may be too low"
     ]
 
 
