@@ -1,9 +1,9 @@
 """Fine-tuning on one GLUE task with one seed: a run of the loop, its evaluation and its files."""
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dataset.store.interface import Ints
 from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compiled_shape
 from trainer.engine import Engine
-from trainer.glue.command import RESULTS, Command, Data, done_before, line_of, run_record, run_settings, write_json
+from trainer.glue.command import RESULTS, Command, Data, done_before, line_of, run_record, write_json
 from trainer.glue.loss import N_SUMS, glue_loss, logged
 from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
 from trainer.glue.scores import Evaluation, write_predictions
@@ -138,7 +138,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
 
     def settings_to_keep(self) -> GlueSettings:
         """Those of the command, for this task and seed alone."""
-        return dataclasses.replace(self.command.settings, task=self.data.name, seed=self.settings.seed, num_seeds=1)
+        return replace(self.command.settings, task=self.data.name, seed=self.settings.seed, num_seeds=1)
 
     # ------------------------------------------------------------------------------------------ what is trained
 
@@ -263,7 +263,7 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
         return 0, earlier
     say(f"--- {data.name}, seed {seed}")
     on_main(ranks, lambda: remove(folder / "predictions"))
-    settings = run_settings(command, data, seed)
+    settings = replace(command.settings, seed=seed, epochs=command.settings.epochs or data.task.epochs)
     job = GlueJob(command, settings, data, folder)
     trainer = Trainer(job, command.surroundings)
     if settings.do_train:
