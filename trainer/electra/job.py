@@ -1,6 +1,6 @@
 """Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     settings: ElectraSettings
     model: ElectraPretrainer
-    save_at: "SavedUpdates"
 
     counts_updates = True
     n_sums = N_SUMS
@@ -171,7 +170,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         if self.ranks.local_rank == 0:
             own = self.held_out.val_store if settings.val_path and self.held_out is not None else None
             self.digest_check = DigestCheck([self.store, *([own] if isinstance(own, TokenStore) else [])])
-        self.save_at = SavedUpdates(settings)
+        # {updates: percent} of --save_percents; the end is always one. And the updates of --save_steps.
+        n, every = settings.max_steps, settings.save_steps
+        self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
+        self.kept_updates = range(every, n + 1, every) if every else range(0)
+        self.save_at = {*self.percents, *self.kept_updates}
         self.evaluates = self.validation is not None
         self.eval_interval = settings.eval_interval
         self.sample_interval = settings.example_interval
@@ -242,10 +245,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         """Write the networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
         where users expect them, earlier ones below it."""
         places = []
-        percent = 100.0 if is_last else self.save_at.points.get(update)
+        percent = 100.0 if is_last else self.percents.get(update)
         if percent is not None:
             places.append(self.folder if percent == 100 else self.folder / f"percent_{percent:g}")
-        if update in self.save_at.kept:
+        if update in self.kept_updates:
             places.append(self.folder / f"checkpoint-{update}")
         # It would be drawn over our own.
         disable_progress_bar()
@@ -356,19 +359,3 @@ def rate(settings: ElectraSettings, update: int) -> float:
     """The learning rate of the update that comes after `update` others."""
     schedule = ENCODER_SCHEDULES[settings.lr_schedule]
     return settings.learning_rate * schedule(update, settings.max_steps, warmup_of(settings))
-
-
-class SavedUpdates(Container[int]):
-    """The updates after which networks are written; asked of each update, since there may be a million.
-
-    points: {update: percent} of --save_percents; the end is always one. kept: those of --save_steps.
-    """
-
-    def __init__(self, settings: ElectraSettings) -> None:
-        n = settings.max_steps
-        self.points = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
-        every = settings.save_steps
-        self.kept = range(every, n + 1, every) if every else range(0)
-
-    def __contains__(self, update: object) -> bool:
-        return update in self.points or update in self.kept
