@@ -16,11 +16,11 @@ from dataset.reading.remote import cache_in
 from dataset.shares import Source
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.inspect_settings import InspectSettings
+from trainer.advice import is_changed, warnings_of
 from trainer.pretrain.data import USUAL_TEXT, data_of
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.job import SftJob
 from trainer.sft.settings import SftSettings
-from trainer.without_effect import is_changed, warnings_of
 
 
 @dataclass(frozen=True)

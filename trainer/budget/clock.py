@@ -22,9 +22,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
+from typing import Protocol
 
+from common.command_clock import seconds_since_start
+from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
+from trainer.budget.settings import seconds_of
 from trainer.machine.collectives import on_main
 from trainer.machine.ranks import Ranks
+from trainer.updates import RowFlags, rows_of_update
 
 LOOKS = 200
 # Part of the budget by which a run may miss its aim. The aim is half of it before the end of the time.
@@ -185,3 +190,39 @@ class Clock:
         self.started -= spent or 0.0
         if fall_from is not None and end is not None and fall_rate is not None:
             self.moved = Course(int(fall_from), int(end), fall_rate)
+
+
+class PlannedSettings(RowFlags, Protocol):
+    """The settings of a plan that its clock reads."""
+
+    budget: str | None
+    max_updates: int
+    decay_share: float
+    eval_interval: int
+    use_compile: str
+    report: bool
+
+
+def clock_of_plan(
+    settings: PlannedSettings, ranks: Ranks, *, layers: int, prompts: int, evaluated_rows: int, most_updates: float
+) -> Clock | None:
+    """The clock of a planned pretraining run; None where no time limits it.
+
+    prompts: texts that are sampled with each evaluation. evaluated_rows: of the validation data. most_updates: see Clock.
+    """
+    if not settings.budget:
+        return None
+    updates = settings.max_updates
+    interval = settings.eval_interval // settings.accumulation_steps
+    return Clock(
+        seconds_of(settings.budget),
+        seconds_since_start(),
+        Course(fall_from=updates - round(settings.decay_share * updates), end=updates),
+        ranks,
+        seconds_at_end=seconds_at_end(settings.report),
+        samples=sample_seconds(layers, prompts),
+        evaluation=evaluation_share(settings.use_compile != "0") * evaluated_rows / rows_of_update(settings, ranks),
+        # Without validation there are samples at the end alone.
+        evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
+        most_updates=max(updates, most_updates),
+    )

@@ -80,7 +80,7 @@ def closing_of(
         "passages_of": f"{title}: {outcome(passages)}",
     }
     said = passage_lines(passages, width_of_terminal(), has_colours(sys.stdout))
-    return Closing(record, TerminalText(f"\n{title}. {said}\n"))
+    return Closing([TerminalText(f"\n{title}. {said}\n")], record)
 
 
 def passages_of(texts: Sequence[str], detector: Detector, share: float, end: float) -> list[Passage]:

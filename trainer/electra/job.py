@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import user_errors
 from common.files import atomic_folder
 from common.paths import ROOT
-from common.wording import counted
+from common.wording import counted, one_line
 from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
@@ -27,32 +27,42 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.masking import original_cap
 from model.electra.pretrainer import Pretrainer
 from model.electra.sizes import MLM, SIZES
+from trainer.advice import LossWatch, common_warnings, is_changed, warnings_of
 from trainer.electra.clock import clock_of, most_updates, seconds_to_show
 from trainer.electra.closing import closing_of
 from trainer.electra.micro_batch import batch_size_of
 from trainer.electra.networks import OWN, PRETRAINERS, architecture, open_vocabulary
-from trainer.electra.objective import objective_of
+from trainer.electra.objective import Objective, objective_of
 from trainer.electra.original import PRETRAINING, is_as_published, original_lines
 from trainer.electra.published import differences
 from trainer.electra.settings import ElectraSettings, warmup_of
 from trainer.electra.validation import Validation, has_text
-from trainer.engine import Engine
-from trainer.job import LATEST_UPDATE, Closing, Job, Outlook, Progress, Surroundings, Update
-from trainer.launch import claim
+from trainer.engine import Engine, make_engine
+from trainer.job import (
+    LATEST_UPDATE,
+    Closing,
+    Identity,
+    Job,
+    Length,
+    Looks,
+    Outlook,
+    Progress,
+    RunFiles,
+    Surroundings,
+    Update,
+)
+from trainer.launch import claim_files
 from trainer.machine.agreement import compare_precision
-from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
+from trainer.machine.collectives import first_rank_first, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype
 from trainer.machine.random_state import seed_everything
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
-from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.next_commands import NextCommand
-from trainer.saving.places import check_kinds
-from trainer.sharding import group_size_of, put_on_device
+from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
-from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 # What --objective mlm has no use for.
 OF_TWO_NETWORKS = (
@@ -75,10 +85,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     settings: ElectraSettings
     model: Pretrainer
-    save_at: "SavedUpdates"
 
-    counts_updates = True
-    may_change = (
+    MAY_CHANGE = (
         "learning_rate",
         "muon_lr",
         "embed_lr",
@@ -102,9 +110,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         "adam_epsilon",
     )
 
-    only_at_start = ("model_path", "init_std", "weight_init")
+    ONLY_AT_START = ("model_path", "init_std", "weight_init")
 
-    mended_by = {
+    MENDED_BY = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
         "tokenizer": "--vocab_path or --model_path",
     }
@@ -125,16 +133,20 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self._build_networks(group_size)
             self._choose_updates()
             self._find_examples()
-        self.identity = self._identity()
-        self.shards = put_on_device(self.model, self.identity, group_size, self.ranks, self.device)
+        self.identity = Identity(self._identity(), self.MENDED_BY, self.MAY_CHANGE, self.ONLY_AT_START)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
-        self.optimizer = optimizer_of(
-            settings,
+        self.engine = make_engine(
             self.model,
-            self.ranks,
-            self.shards,
+            self.loss,
+            settings,
+            n_sums=self.objective.n_sums,
+            identity=self.identity.entries,
+            group_size=group_size,
+            dtype=self.dtype,
+            ranks=self.ranks,
+            device=self.device,
             eps=settings.adam_epsilon,
             bias_correction=settings.adam_bias_correction,
         )
@@ -149,29 +161,47 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         )
         # One rank of each machine reads all tokens: they have the same files.
         self.digest_check = DigestCheck(self._stores()) if self.ranks.local_rank == 0 else None
+        self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
+        self.extra_state = {"objective": self.objective}
         if settings.budget is not None:
             shows = self.objective.tells_replaced
-            self.clock = clock_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
-        self.n_sums = self.objective.n_sums
-        self.shown = (*self.objective.shown, "grad_norm", "updates_per_second")
-        self.charts = self.objective.charts
-        self.save_at = SavedUpdates(settings)
-        self.evaluates = self.validation is not None
-        self.eval_interval = settings.eval_interval
-        self.sample_interval = settings.example_interval
+            clock = clock_of(settings, self.validation, self.ranks, warmup_of(settings), shows)
+            self.length.clock = clock
+            # The clock has set the end.
+            self.length.flag = ""
+            self.extra_state = {"objective": self.objective, "clock": clock}
+        self.files.save_at = self.save_at = SavedUpdates(settings)
+        # Of --budget_flops the updates, with which --from_resume may go on for longer; of --budget the time alone.
+        self.files.settings = replace(settings, budget_flops=None)
+        if settings.budget is not None:
+            self.files.settings = replace(settings, max_steps=None)  # type: ignore[arg-type]  # as where no flag says it
+        self.looks = Looks(
+            evaluate=self.evaluate if self.validation is not None else None,
+            eval_interval=settings.eval_interval,
+            samples=self.samples if settings.example_interval else None,
+            sample_interval=settings.example_interval,
+            counts_updates=True,
+        )
 
     def _claim_files(self) -> None:
         """The names of the run's files. From here on no other run may write them."""
         objective = self.settings.objective
         self.folder = Path(self.settings.out_dir) / f"{objective}_{self.settings.size}"
-        self.stem = self.folder / self.folder.name
-        self.outputs = {name: self.folder / name for name in PRETRAINERS[objective].NETWORKS}
-        claim(self.ranks, self.stem)
-        on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
-        # Networks that an earlier run has saved on its way.
-        self.replaced = ["percent_*", "checkpoint-*[0-9]"]
-        # A vocabulary of its own is written before the first update.
-        self.begun = [self.folder / OWN]
+        outputs = {name: self.folder / name for name in PRETRAINERS[objective].NETWORKS}
+        self.files = RunFiles(
+            self.folder / self.folder.name,
+            outputs,
+            self.settings,
+            begun={self.folder / OWN: self._write_vocabulary},
+            # Networks that an earlier run has saved on its way.
+            replaced=["percent_*", "checkpoint-*[0-9]"],
+        )
+        claim_files(self.ranks, self.files, folders=outputs.values())
+
+    def _write_vocabulary(self) -> None:
+        """A vocabulary of its own is written before the first update."""
+        if not self.settings.vocab_path:
+            save_wordpiece(self.tokenizer, self.folder / OWN)
 
     def _read_data(self) -> None:
         settings = self.settings
@@ -179,7 +209,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         check_library(settings.deduplicate)
         data_path = settings.data_path or [str(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"))]
         self.data_path = data_path
-        self.tokenizer = open_vocabulary(settings, data_path, self.stem, self.ranks)
+        self.tokenizer = open_vocabulary(settings, data_path, self.files.stem, self.ranks)
         self.encoder = LineEncoder(self.tokenizer)
         self.store, self.held_out = first_rank_first(self.ranks, self._open_stores)
         # Those to train; None: all.
@@ -231,7 +261,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             settings.max_steps = max(1, round(settings.budget_flops / self.flops_of_update()))
         if settings.budget is not None:
             settings.max_steps = most_updates(settings, self.flops_of_update(), self.device, self.ranks)
-        self.max_updates = settings.max_steps
 
     def _find_examples(self) -> None:
         """The texts to train and those to validate with."""
@@ -284,7 +313,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return self.objective.loss(batch, totals)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        course = self.clock.moved if self.clock is not None else None
+        course = self.length.clock.moved if self.length.clock is not None else None
         if course is None:
             return rate(self.settings, progress.update)
         # The clock of --budget has moved the end.
@@ -300,20 +329,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         assert self.validation is not None
         return self.validation(engine, signals)
 
-    def alarm_of_evaluation(self, values: Mapping[str, float], progress: Progress) -> str | None:
-        # The clock of --budget sets the end; its settings have a guess, which is far too high.
-        end = self.settings.max_steps if self.clock is None else self.clock.end
-        return self.objective.alarm(values, progress.update, end)
-
-    def kept(self) -> dict[str, float | None]:
-        own = self.clock.state_dict() if self.clock is not None else {}
-        return {**self.objective.kept(), **own}
-
-    def take_kept(self, kept: Mapping[str, float | None]) -> None:
-        self.objective.take_kept(kept)
-        if self.clock is not None:
-            self.clock.load_state_dict(kept)
-
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
     ) -> tuple[list[tuple[str, str]], int]:
@@ -327,27 +342,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         settings = self.settings
         positions = rows_of_update(settings, self.ranks) * settings.max_seq_len
         return positions * self.objective.flops_per_position(settings.max_seq_len, settings.mask_share)
-
-    def settings_to_keep(self) -> ElectraSettings:
-        """Of --budget_flops the updates, with which --from_resume may go on for longer; of --budget the time alone."""
-        if self.settings.budget is not None:
-            return replace(self.settings, max_steps=None)  # type: ignore[arg-type]  # as where no flag says it
-        return replace(self.settings, budget_flops=None)
-
-    def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
-        if self.settings.budget is not None:
-            # The clock has set the end.
-            return f"{counted(progress.update, 'update')} of --budget {self.settings.budget}", ""
-        return super().goal(progress, epochs)
-
-    def lines_at_the_end(self, progress: Progress) -> list[str]:
-        if self.settings.budget is None:
-            return []
-        return [line_on_work(progress.update * self.flops_of_update())]
-
-    def begin(self) -> None:
-        if not self.settings.vocab_path:
-            on_main(self.ranks, lambda: save_wordpiece(self.tokenizer, self.folder / OWN))
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         """Write the networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
@@ -377,12 +371,19 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     # ---------------------------------------------------------------------------------------- what is said of it
 
-    def closing(self) -> Closing | None:
+    def closing(self, progress: Progress) -> Closing:
+        lines = []
+        if self.settings.budget is not None:
+            lines.append(line_on_work(progress.update * self.flops_of_update()))
         if not self.objective.tells_replaced:
-            return None
-        discriminator = self.outputs["discriminator"]
-        seconds = seconds_to_show(self.clock, self.settings.report)
-        return closing_of(self.settings, self.data_path, self.held_out, self.encoder, discriminator, seconds)
+            return Closing(lines)
+        discriminator = self.files.outputs["discriminator"]
+        seconds = seconds_to_show(self.length.clock, self.settings.report)
+        try:
+            shown = closing_of(self.settings, self.data_path, self.held_out, self.encoder, discriminator, seconds)
+        except Exception as error:
+            return Closing([*lines, f"warning: the run is done, but nothing can be shown of it: {one_line(error)}"])
+        return Closing(lines) if shown is None else Closing([*lines, *shown.lines], shown.record)
 
     def next_commands(self) -> list[NextCommand]:
         encoder = self.model.ENCODER
@@ -402,8 +403,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         per_position = self.objective.flops_per_position(settings.max_seq_len, settings.mask_share)
         flops = settings.max_steps * self.flops_of_update()
         precision = [self.precision_notice] if self.precision_notice else []
-        if self.shards is not None:
-            precision.append(self.shards.described)
+        if self.engine.shards is not None:
+            precision.append(self.engine.shards.described)
+        precision += self._make_fast(plan, flops)
         return Outlook(
             plan=plan,
             lines=self._lines_on_data_and_model(plan, per_position),
@@ -422,6 +424,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
             flops=flops / self.ranks.world_size,
             epochs=epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows),
+            shown=(*self.objective.shown, "grad_norm", "updates_per_second"),
+            charts=self.objective.charts,
+            next_commands=self.next_commands(),
+            watch=ElectraWatch(self.objective, self.length),
         )
 
     def _lines_on_data_and_model(self, plan: ElectraPlan, per_position: float) -> list[str]:
@@ -453,14 +459,26 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         """Of all networks together."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def make_fast(self, outlook: Outlook) -> list[str]:
-        said = notes_on_precision(self.device, self.dtype, outlook.flops)
+    def _make_fast(self, plan: ElectraPlan, flops: float) -> list[str]:
+        said = notes_on_precision(self.device, self.dtype, flops)
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
-        shape = (self.ranks.rows_of(self.settings.batch_size), outlook.plan.T)
+        shape = (self.ranks.rows_of(self.settings.batch_size), plan.T)
         width = self.model.encoder_config.hidden_size
-        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width)
+        compile_blocks(self.model, choice, self.device, said.append, shape, flops, self.dtype, width=width)
         return said
+
+
+class ElectraWatch(LossWatch):
+    """Looks at the evaluations of a run."""
+
+    def __init__(self, objective: Objective, length: Length) -> None:
+        self.objective = objective
+        self.length = length
+
+    def of_evaluation(self, values: Mapping[str, float], update: int) -> str | None:
+        # The clock of --budget sets the end; its settings have a guess, which is far too high.
+        return self.objective.alarm(values, update, int(self.length.last_update))
 
 
 def rate(settings: ElectraSettings, update: int) -> float:

@@ -74,12 +74,12 @@ class Objective(ABC):
     def note_in_configs(self, is_last: bool) -> None:  # noqa: B027 - some note nothing
         """Write into the networks' configs what a reader of them needs, before they are saved. is_last: no update comes after."""
 
-    def kept(self) -> dict[str, float | None]:
-        """What a resume needs of it beside the model, see Job.kept."""
+    def state_dict(self) -> dict[str, float | None]:
+        """What a resume needs of it beside the model, see HasState."""
         return {}
 
-    def take_kept(self, kept: Mapping[str, float | None]) -> None:  # noqa: B027 - some keep nothing
-        """Take over what `kept` gave in the run before."""
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:  # noqa: B027 - some keep nothing
+        """Take over what `state_dict` gave in the run before."""
 
     def look(
         self, engine: Engine[Batch, Totals], tokenizer: PreTrainedTokenizerBase, batch: Batch
@@ -153,12 +153,12 @@ class ReplacedTokenDetection(Objective):
         tell_detector(self.model.discriminator.config, self.length, self.threshold if is_last else None)
         tell_draws(self.model.generator.config, self.draws)
 
-    def kept(self) -> dict[str, float | None]:
+    def state_dict(self) -> dict[str, float | None]:
         return {**self.auc_alarm.kept(), THRESHOLD: self.threshold}
 
-    def take_kept(self, kept: Mapping[str, float | None]) -> None:
-        self.auc_alarm.take_kept(kept)
-        self.threshold = kept[THRESHOLD]
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+        self.auc_alarm.take_kept(state)
+        self.threshold = state[THRESHOLD]
 
     def look(
         self, engine: Engine[Batch, Totals], tokenizer: PreTrainedTokenizerBase, batch: Batch

@@ -5,6 +5,7 @@ import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from trainer.loop import Trainer
 from trainer.machine.agreement import compare_precision
 from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype
-from trainer.machine.out_of_memory import told_in_a_line
+from trainer.machine.out_of_memory import plain_advice, told_in_a_line
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints
 from trainer.sharding import group_size_of
@@ -221,16 +222,16 @@ def train_and_evaluate(
             return exit_code
         result["updates"] = trainer.progress.update
     evaluation = job.evaluation(trainer.engine, surroundings.signals)
-    with told_in_a_line(job.device, trainer.advice_on_memory):
+    with told_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
         stop_signal = look_back(settings, data, folder, evaluation, result, command.say)
     # Computed with again after the run's own end.
     trainer.engine.close()
-    if job.shards is not None:
-        job.shards.leave_groups()
+    if job.engine.shards is not None:
+        job.engine.shards.leave_groups()
     if stop_signal:
         command.say(f"stopped by signal {stop_signal}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal
-    on_main(command.ranks, lambda: write_results(job.stem, result))
+    on_main(command.ranks, lambda: write_results(job.files.stem, result))
     return 0
 
 

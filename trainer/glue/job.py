@@ -30,7 +30,19 @@ from trainer.glue.model import Layers, init_model, save_model, weights_digest
 from trainer.glue.padding import is_known
 from trainer.glue.scores import Evaluation
 from trainer.glue.settings import GlueSettings
-from trainer.job import LATEST_UPDATE, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
+from trainer.job import (
+    LATEST_UPDATE,
+    UNLIMITED,
+    Identity,
+    Job,
+    Length,
+    Looks,
+    Outlook,
+    Progress,
+    RunFiles,
+    Surroundings,
+    Update,
+)
 from trainer.launch import make_folder
 from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
@@ -73,11 +85,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
     # A classifier of Hugging Face. What its config is like depends on the family.
     model: Any
 
-    counts_updates = True
-    n_sums = 4
-    shown = ("train_acc", "grad_norm", "updates_per_second")
-    charts: Sequence[Chart] = COMMON
-    may_change = (
+    MAY_CHANGE = (
         "epochs",
         "learning_rate",
         "batch_size",
@@ -94,7 +102,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         "adam_epsilon",
     )
 
-    mended_by = {
+    MENDED_BY = {
         "data": "--data_dir, --train_file, --max_seq_len, --double_unordered",
         "tokenizer": "--model_path",
         "model (--model_path, --from_scratch)": "--head, --score_divisor",
@@ -113,14 +121,20 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.ranks = command.ranks
         self.device = command.surroundings.device
         self.dtype = command.dtype
-        self.stem = folder / f"{data.name}_{folder.name}"
-        self.outputs = {"model": folder / "model"}
+        self.files = RunFiles(
+            folder / f"{data.name}_{folder.name}",
+            {"model": folder / "model"},
+            # Those of the command, for this task and seed alone
+            dataclasses.replace(command.settings, task=data.name, seed=settings.seed, num_seeds=1),
+            # What an earlier run of this seed may have left.
+            replaced=["eval_results.json", "checkpoint-*[0-9]"],
+        )
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
             self._open_model()
             make_folder(folder)
-            on_main(self.ranks, lambda: check_kinds(self.stem, folders=self.outputs.values()))
+            on_main(self.ranks, lambda: check_kinds(self.files.stem, folders=self.files.outputs.values()))
         # Before trained weights are loaded: the identity says what the run has begun with.
         begins_with = weights_digest(self.model)
         if trained is not None:
@@ -132,30 +146,40 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.model_name = type(self.model).__name__
         self.model.train()
         group_size = group_size_of(settings.shard, self.ranks)
-        self.identity = {
+        entries = {
             "tokenizer": command.encoder.fingerprint[:16],
             "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
             "model (--model_path, --from_scratch)": begins_with + model_words(settings),
             "row layout": {"seed": settings.seed},
             "optimizer": f"adamw, layer_decay {settings.layer_decay}" + optimizer_words(settings),
         }
-        self.shards = put_on_device(self.model, self.identity, group_size, self.ranks, self.device)
+        self.identity = Identity(entries, self.MENDED_BY, self.MAY_CHANGE)
+        shards = put_on_device(self.model, entries, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
-        self.optimizer = self._build_optimizer(depth_of)
+        self.engine = Engine(
+            self.model,
+            self._build_optimizer(depth_of),
+            self.loss,
+            device=self.device,
+            dtype=self.dtype,
+            ranks=self.ranks,
+            grad_clip=settings.grad_clip,
+            n_sums=4,
+            shards=shards,
+        )
         if data.train is not None:
             self.assembler = data.train
         self._set_length()
         # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
-            self.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
-        # What an earlier run of this seed may have left.
-        self.replaced = ["eval_results.json", "checkpoint-*[0-9]"]
-        self.evaluates = bool(settings.do_eval)
-        if self.evaluates:
-            self.charts = charts_of(data)
-        self.eval_interval = settings.eval_interval or 0
+            self.files.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
+        self.looks = Looks(
+            evaluate=self.evaluate if settings.do_eval else None,
+            eval_interval=settings.eval_interval or 0,
+            counts_updates=True,
+        )
         self._evaluation: Evaluation | None = None
 
     def _open_model(self) -> None:
@@ -180,28 +204,22 @@ class GlueJob(Job[Ints, Batch, Totals]):
         """Epochs and updates of the run."""
         settings = self.settings
         self.wanted_epochs = settings.epochs or self.data.task.epochs
-        self.epochs = math.ceil(self.wanted_epochs)
-        self.max_updates = settings.max_steps or UNLIMITED
-        self.ends_within_epoch = settings.do_train and not settings.max_steps and self.epochs != self.wanted_epochs
+        self.length = Length(math.ceil(self.wanted_epochs), settings.max_steps or UNLIMITED)
+        if settings.max_steps:
+            self.length.flag = "--max_steps"
+        self.ends_within_epoch = (
+            settings.do_train and not settings.max_steps and self.length.epochs != self.wanted_epochs
+        )
 
-    def replan(self, progress: Progress) -> bool:
+    def replan(self, progress: Progress) -> str | None:
         """A run that ends within an epoch ends by updates. Where batches had another size before a resume, the rows that are
         left are counted in updates of today's size."""
         if self.ends_within_epoch:
             of_epoch = update_schedule(self.settings, self.ranks, self.data)
             wanted = updates_of_epochs(self.wanted_epochs, of_epoch.n_updates)
             left = max(0, wanted - updates_before(of_epoch, progress.epoch, progress.row))
-            self.max_updates = progress.update + left
-        return False
-
-    def settings_to_keep(self) -> GlueSettings:
-        """Those of the command, for this task and seed alone."""
-        return dataclasses.replace(
-            self.command.settings,
-            task=self.data.name,
-            seed=self.settings.seed,
-            num_seeds=1,
-        )
+            self.length.max_updates = progress.update + left
+        return None
 
     # ------------------------------------------------------------------------------------------ what is trained
 
@@ -226,13 +244,13 @@ class GlueJob(Job[Ints, Batch, Totals]):
         of_update = 1
         if is_original:
             done, total = self._updates_done(update, progress)
-        elif self.max_updates == UNLIMITED:
+        elif self.length.max_updates == UNLIMITED:
             of_update = rows_of_update(self.settings, self.ranks)
             done = update.epoch * update.n_rows + update.first_row
-            total = self.epochs * update.n_rows
+            total = self.length.epochs * update.n_rows
         else:
             done = progress.update
-            total = int(self.max_updates)
+            total = int(self.length.max_updates)
         warmup: float
         if self.settings.warmup_steps is not None:
             warmup = self.settings.warmup_steps * of_update
@@ -244,11 +262,11 @@ class GlueJob(Job[Ints, Batch, Totals]):
 
     def _updates_done(self, update: Update, progress: Progress) -> tuple[int, int]:
         """(updates before this one, updates of the run)"""
-        if self.max_updates < UNLIMITED:
-            return progress.update, int(self.max_updates)
+        if self.length.max_updates < UNLIMITED:
+            return progress.update, int(self.length.max_updates)
         of_epoch = update_schedule(self.settings, self.ranks, self.data)
         done = updates_before(of_epoch, update.epoch, update.first_row)
-        return done, self.epochs * of_epoch.n_updates
+        return done, self.length.epochs * of_epoch.n_updates
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return metrics(self.data.task, sums)
@@ -294,9 +312,10 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # Those of the other seeds are the same.
         notices = []
         if settings.seed == self.command.settings.seed:
-            notices.append(rates(self.optimizer.param_groups, settings))
-            if self.shards is not None:
-                notices.append(self.shards.described)
+            notices.append(rates(self.engine.optimizer.param_groups, settings))
+            if self.engine.shards is not None:
+                notices.append(self.engine.shards.described)
+        notices += self._make_fast(epochs)
         return Outlook(
             plan=plan,
             lines=lines,
@@ -304,16 +323,18 @@ class GlueJob(Job[Ints, Batch, Totals]):
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=plan.n_rows,
             epochs=epochs,
+            shown=("train_acc", "grad_norm", "updates_per_second"),
+            charts=charts_of(self.data) if settings.do_eval else COMMON,
         )
 
-    def make_fast(self, outlook: Outlook) -> list[str]:
+    def _make_fast(self, epochs: int | None) -> list[str]:
         """Compiled batches have one shape, the longest example's. What that adds is taken off what compiling saves."""
         settings = self.settings
         plan = self.plan(0)
-        epochs = self.epochs if outlook.epochs is None else outlook.epochs
+        epochs = self.length.epochs if epochs is None else epochs
         parameters = sum(p.numel() for p in self.model.parameters())
         embeddings = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." in name)
-        rows = rows_of_run(settings, self.ranks, plan.n_rows, epochs, self.max_updates)
+        rows = rows_of_run(settings, self.ranks, plan.n_rows, epochs, self.length.max_updates)
         flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
         # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
         padded_width = plan.width(settings.batch_size)

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, REGRESSIONS, UNORDERED, Task
 from dataset.reading.file_kinds import expanded
+from trainer.advice import Case, common_warnings, is_changed, warnings_of
 from trainer.electra.original import (
     FINE_TUNING,
     PublishedSettings,
@@ -18,7 +19,6 @@ from trainer.electra.original import (
 from trainer.glue.settings import TRAINING_FLAGS, GlueSettings, OwnTaskSettings
 from trainer.machine.ranks import Ranks
 from trainer.updates import rows_of_update
-from trainer.without_effect import Case, common_warnings, is_changed, warnings_of
 
 
 def notices(

@@ -1,19 +1,28 @@
 """The data of a run as its flags name it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from common.errors import UserError
 from common.notices import announce
 from common.paths import ROOT
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.leaks_at_start import AGAINST
 from dataset.planned_mixture import RunLength
+from dataset.quality.evaluation_texts import Evaluation, evaluation_of
+from dataset.reading.remote import cache_in
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
-from trainer.machine.collectives import first_rank_first
+from dataset.tokenizing.vocabulary import check_known
+from trainer.budget import laws
+from trainer.budget.text import parts_of
+from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
 from trainer.machine.ranks import Ranks
+from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
 from trainer.updates import rows_of_update
 
@@ -89,3 +98,48 @@ def data_of(settings: DataSettings, usual: UsualData = USUAL_TEXT, tell: bool = 
             "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
         )
     return [str(embedded)]
+
+
+def open_data(
+    settings: PretrainSettings, first: FirstModel, open_corpus: Callable[[], Corpus], ranks: Ranks
+) -> tuple[Corpus, list[Evaluation]]:
+    """The data of a run, which fits its tokenizer and model, and what the files of --against are looked for by (rank 0 alone has
+    that). Errors: DataError, UserError."""
+    evaluations: list[Evaluation] = []
+
+    def read_evaluations() -> None:
+        cache = cache_in(settings.cache_dir, settings.cache_gb)
+        for path in settings.against:
+            evaluations.append(
+                evaluation_of(path, first.encoder, settings.text_field, settings.skip_bad_lines, AGAINST, cache)
+            )
+
+    on_main(ranks, read_evaluations)
+    # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
+    corpus = open_corpus()
+    what = f"--tokenizer_path {settings.tokenizer_path}"
+    vocabulary = first.model.config.vocab_size
+    # A rank may have to fetch the first group of documents.
+    with until_all_are_ready(ranks):
+        # Each document has them, so they do not count as known.
+        added = (first.encoder.bos_id, first.encoder.eos_id)
+        check_known(corpus.store.tokens, first.tokenizer.unk_token_id, f"--data_path, {what}", added)
+        if corpus.max_token_id >= vocabulary:
+            raise UserError(
+                f"{what} gives token id {corpus.max_token_id}, beyond the model's vocabulary of {vocabulary}: use the "
+                "tokenizer that the weights were trained with"
+            )
+        corpus.plan(0)
+    return corpus, evaluations
+
+
+def most_updates(settings: PretrainSettings, corpus: Corpus, ranks: Ranks) -> float:
+    """The updates in which a run reads its text as often as a plan allows, and no more."""
+    most_passes = laws.most_passes(settings.from_weight)
+    if math.isinf(most_passes):
+        return math.inf
+    first = corpus.plan(0)
+    targets = first.row_targets(0, first.n_rows)
+    # A pass over a mixture ends where one source is used up. Later passes bring other text of the others.
+    different = laws.different_tokens(parts_of(corpus) or targets)
+    return int(most_passes * first.n_rows * different / targets / rows_of_update(settings, ranks))

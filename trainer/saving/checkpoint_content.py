@@ -7,7 +7,7 @@ that it is going to use, and changes nothing of the run until all of it is good.
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -106,25 +106,13 @@ def check_fit(state: dict[str, Any], trainer: "Trainer", update: int, of_parts: 
     check_engine(state["engine"], trainer.engine, update, of_parts)
     for number, of_rank in enumerate(state["ranks"]):
         check_rank(of_rank, f"rank {number}", len(trainer.engine.sums), trainer.device.type)
-    check_kept(state.get("job", {}), trainer.job.kept())
     check_place(state["progress"], trainer)
-
-
-def check_kept(kept: Any, own: Mapping[str, object]) -> None:
-    """Errors: BadContentError unless `kept` has names of `own`, the job's, and numbers, truth values or None. A checkpoint of an
-    earlier version may lack some."""
-    require(isinstance(kept, dict), f"job is a {type(kept).__name__}, not a dict")
-    unknown = sorted(map(str, kept.keys() - own.keys()))
-    require(not unknown, f"job has an unknown field {unknown[:1]}")
-    for name, value in kept.items():
-        require(value is None or isinstance(value, bool) or _is_number(value), f"job: {name} is {_short(value)}")
 
 
 def check_place(progress: dict[str, Any], trainer: "Trainer") -> None:
     """Errors: BadContentError unless the plan has the row that comes next. progress: passed check_progress."""
     row, epoch = progress["row"], progress["epoch"]
     moves = progress.get("moves", [])
-    require(bool(moves) == trainer.job.plans_to_end, f"progress: moves is {_short(moves)}")
     # A plan is not made for a row that every epoch has.
     if not row and not moves:
         return

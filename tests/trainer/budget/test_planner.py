@@ -20,7 +20,7 @@ from trainer.budget.planner import with_row_length
 from trainer.budget.speed import Machine
 from trainer.machine import devices
 from trainer.machine.ranks import Ranks
-from trainer.pretrain import command, memory_plan
+from trainer.pretrain import command, memory
 from trainer.pretrain.settings import PretrainSettings, parse_args
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
@@ -263,7 +263,7 @@ def test_a_resume_has_the_validation_data_of_the_plan(text, tmp_path, capfd):
 def test_what_a_plan_leaves_in_the_process_is_not_counted_twice(text, tmp_path, monkeypatch, capfd):
     """Compiled code and the heap of a measurement: the run's estimate has room for them. A run without a plan is warned."""
     free = {"now": 8e9}
-    for module in (memory_plan, command):
+    for module in (memory, command):
         monkeypatch.setattr(module, "available_memory", lambda device: free["now"])
     choose = planner.Planner.choose
 
@@ -276,7 +276,7 @@ def test_what_a_plan_leaves_in_the_process_is_not_counted_twice(text, tmp_path, 
     planned(tmp_path / "planned", text)
     assert free["now"] == 1e6 and "are free on cpu" not in capfd.readouterr().out
     train(data_path=text, out_dir=tmp_path / "plain", max_updates=1)
-    assert "needs about" in capfd.readouterr().out
+    assert "need about" in capfd.readouterr().out
 
 
 def test_the_settings_of_another_run_may_have_a_budget(text, tmp_path):
@@ -419,8 +419,8 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     took = time.monotonic() - began + 12
     # The files of so small a run are written at once, and the reserve for them is left over.
     assert 14 < took < 21
-    assert run.job.clock.seconds_at_end == 2 + 2 * run.settings.report
-    assert run.progress.update == run.job.clock.end
+    assert run.job.length.clock.seconds_at_end == 2 + 2 * run.settings.report
+    assert run.progress.update == run.job.length.clock.end
 
 
 @pytest.mark.parametrize(
@@ -653,4 +653,4 @@ def test_a_plan_for_shares_that_change_needs_text_to_its_end(text, tmp_path):
         assert train_pretrain.main([*command, "--data_path", *paths]) == 0
     (run,) = trainers
     assert run.progress.tokens == pytest.approx(40_000, rel=0.1)
-    assert all(passes <= times for _, _, passes in run.job.trained(run.progress))
+    assert all(passes <= times for *_, passes in run.job.corpus.trained(run.progress.epoch, run.progress.row))

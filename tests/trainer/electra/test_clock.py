@@ -171,7 +171,7 @@ def test_a_resume_trains_the_same_updates(data, tmp_path, machine, capsys):
     assert equal(weights(whole), weights(resumed))
     capsys.readouterr()
     assert train_electra.main(flags(**same, out_dir=tmp_path / "cut", from_resume=1)) == 0
-    told = f"this run has already done its {whole.progress.update} updates of --budget 30s: nothing to do"
+    told = f"this run has already done its {whole.progress.update} updates: nothing to do"
     assert told in capsys.readouterr().out
     # What is written beside the weights is the same command.
     kept = (tmp_path / "cut" / "electra_small" / "electra_small.settings.yaml").read_text()

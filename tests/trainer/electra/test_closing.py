@@ -13,6 +13,7 @@ from tests.trainer.test_train_electra import train
 from trainer.electra.closing import LEAST_CHARACTERS, MOST_CHARACTERS, PASSAGES, excerpt_of
 from trainer.electra.detector import open_detector
 from trainer.electra.passages import passage_lines
+from trainer.job import Closing
 from trainer.reporting.ending import tell_closing
 from trainer.reporting.html_report import write_report
 from trainer.reporting.records import RunRecords
@@ -99,9 +100,9 @@ def test_they_come_in_colour_on_a_terminal(data, tmp_path, capsys, monkeypatch):
     folder, texts, flags = data
     monkeypatch.setattr("trainer.electra.closing.has_colours", lambda stream: True)
     run = train(**flags, out_dir=tmp_path, max_steps=1)
-    closing = run.job.closing()
-    assert isinstance(closing.text, TerminalText) and "\x1b[32m" in closing.text
-    assert closing.text in capsys.readouterr().out
+    (text,) = run.job.closing(run.progress).lines
+    assert isinstance(text, TerminalText) and "\x1b[32m" in text
+    assert text in capsys.readouterr().out
 
 
 def test_a_run_whose_text_has_gone_ends_all_the_same(data, tmp_path, capsys):
@@ -110,16 +111,16 @@ def test_a_run_whose_text_has_gone_ends_all_the_same(data, tmp_path, capsys):
     run.job.data_path = [str(tmp_path / "gone.jsonl")]
     tell_closing(run)
     assert "warning: the run is done, but nothing can be shown of it: " in capsys.readouterr().out
-    run.job.closing = lambda: 1 // 0
+    run.job.closing = lambda progress: 1 // 0
     tell_closing(run)
     assert "nothing can be shown of it: integer division" in capsys.readouterr().out
     del run.job.closing
     # An untrained discriminator has nothing to show, nor has a store whose texts are elsewhere.
     run.job.data_path = ["s3://bucket/tokens/manifest.json"]
-    assert run.job.closing() is None
+    assert run.job.closing(run.progress) == Closing()
     run.job.data_path = [str(flags["data_path"])]
     run.job.objective.tells_replaced = False
-    assert run.job.closing() is None
+    assert run.job.closing(run.progress) == Closing()
 
 
 def test_a_metrics_file_of_anybodys_makes_a_harmless_report(data, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, roc_auc_score
 
-from common.errors import BadContentError, DataError, UserError
+from common.errors import DataError, UserError
 from model.electra.masking import IGNORE
 from model.electra.model_electra import AUC_BINS, Losses
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
@@ -22,12 +22,12 @@ from tests.trainer.test_train_electra import equal, flags, train, weights
 from trainer import train_electra
 from trainer.budget.clock import Clock, Course
 from trainer.electra.auc_alarm import AucAlarm
+from trainer.electra.job import ElectraWatch
 from trainer.electra.loss import best_threshold, metrics, sums_of
 from trainer.electra.validation import SEED
-from trainer.job import Progress
+from trainer.job import Length
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
-from trainer.saving.checkpoint_content import check_kept
 
 # The folder of --model_path says these.
 NETWORK_OF_FOLDER = dict.fromkeys(
@@ -258,7 +258,7 @@ def test_the_threshold_is_saved_with_the_last_networks_and_kept_for_a_resume(run
     job = run.trainer.job
     job.evaluate(run.trainer.engine, StopSignals(), 12)
     threshold = job.objective.threshold
-    assert threshold is not None and job.kept()["doubt_threshold"] == threshold
+    assert threshold is not None and job.objective.state_dict()["doubt_threshold"] == threshold
     folder = run.out / "electra_small"
     fields = json.loads((folder / "discriminator" / "config.json").read_text())
     assert fields["doubt_threshold"] == threshold and fields["trained_length"] == 24
@@ -332,17 +332,6 @@ def test_a_resumed_run_knows_the_best_auc_and_what_was_said(data, other, tmp_pat
     assert len(aucs) == 4 and resumed.job.objective.auc_alarm.best == max(aucs)
 
 
-def test_a_checkpoint_of_an_earlier_version_kept_less(run):
-    """And one that keeps other things, or no numbers, is refused."""
-    own = run.trainer.job.kept()
-    check_kept({}, own)
-    check_kept({**own, "best": 0.7, "loss_at_best": None}, own)
-    check_kept({"best": 0.5}, own)
-    for wrong in ([], {**own, "best": "0.5"}, {**own, "best": math.nan}, {**own, "more": 1}):
-        with pytest.raises(BadContentError, match="job"):
-            check_kept(wrong, own)
-
-
 def test_a_run_of_a_budget_is_told_by_the_end_that_its_clock_has_set(run, monkeypatch):
     """Warm-up 100, half of the 1,000 updates behind it; the settings still have the guess. By hand."""
     job = run.trainer.job
@@ -350,10 +339,12 @@ def test_a_run_of_a_budget_is_told_by_the_end_that_its_clock_has_set(run, monkey
     monkeypatch.setattr(job, "settings", settings)
     monkeypatch.setattr(job.objective, "auc_alarm", AucAlarm(settings))
     values = {"val_disc_auc": 0.5, "val_mlm_loss": 6.0}
-    assert job.alarm_of_evaluation(values, Progress(update=600)) is None
-    monkeypatch.setattr(job, "clock", Clock(60.0, 0.0, Course(fall_from=0, end=1_100), job.ranks))
-    assert job.alarm_of_evaluation(values, Progress(update=599)) is None
-    assert "after 600 updates" in job.alarm_of_evaluation(values, Progress(update=600))
+    length = Length(max_updates=20_000)
+    watch = ElectraWatch(job.objective, length)
+    assert watch.of_evaluation(values, 600) is None
+    length.clock = Clock(60.0, 0.0, Course(fall_from=0, end=1_100), job.ranks)
+    assert watch.of_evaluation(values, 599) is None
+    assert "after 600 updates" in watch.of_evaluation(values, 600)
 
 
 def test_a_discriminator_that_is_not_trained_is_not_watched(data, other, tmp_path, capsys):

@@ -145,7 +145,7 @@ def test_flags_that_do_nothing_are_named(place, tmp_path, capsys):
 
 def test_epsilon_reaches_the_optimiser(place, tmp_path):
     run = run_of(place, tmp_path, max_steps=1, adam_epsilon=0.5)
-    assert {group["eps"] for group in run.job.optimizer.param_groups} == {0.5}
+    assert {group["eps"] for group in run.job.engine.optimizer.param_groups} == {0.5}
 
 
 def test_intervals_count_updates(place, tmp_path):
