@@ -8,6 +8,7 @@
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
 # make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-quick: in four;
 #                 make gpu-electra: the same of ELECTRA and GLUE, in two
+# TORCH=cpu or TORCH=cuda chooses the build of PyTorch, TORCH_INDEX=... a package index for PyTorch alone.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -15,18 +16,34 @@ RUN     = $(VENV)/bin/python
 
 .PHONY: pretrain chat electra test test-all bench gpu gpu-quick gpu-electra lint clean
 
+PIP     = $(RUN) -m pip install --quiet --disable-pip-version-check
+
+# The build for CUDA is of no use without an NVIDIA GPU. pip's own index has no other for Linux.
+TORCH ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
+ifeq ($(TORCH),cpu)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+BUILD = the CPU (no nvidia-smi is seen, or TORCH=cpu): about 0.4 GB to download with all other packages
+else
+BUILD = NVIDIA GPUs: about 3 GB to download with all other packages; TORCH=cpu takes 0.4 GB
+endif
+PINNED_TORCH = $(shell grep -o '^torch==[0-9.]*' requirements.txt)
+
+# A machine that cannot reach the index may have the same build in its own.
 $(VENV)/.installed: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, $(PYTHON) is older; name another: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@echo "PyTorch for $(BUILD)"
+	$(if $(TORCH_INDEX),$(PIP) --no-deps --retries 1 --timeout 10 --index-url $(TORCH_INDEX) $(PINNED_TORCH) || echo "PyTorch comes from pip's own index: $(TORCH_INDEX) does not give it")
+	$(PIP) -r requirements.txt
 	touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
 	touch $@
 
 # A machine that cannot compile it runs the other tests; those that want it say why they are skipped.
 $(VENV)/.installed-llama: requirements-llama.txt $(VENV)/.installed-dev
-	-CMAKE_ARGS=-DGGML_NATIVE=OFF $(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-llama.txt && touch $@
+	-CMAKE_ARGS=-DGGML_NATIVE=OFF $(PIP) -r requirements-llama.txt && touch $@
 
 # For a corpus of a few megabytes: a small model that sees it several times
 SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon --init_scheme zero_out \
@@ -45,11 +62,15 @@ $(DOCUMENTATION): | $(VENV)/.installed
 $(QUESTIONS): | $(VENV)/.installed
 	$(RUN) -c "from dataset.chat.embedded_questions import build_embedded_questions; build_embedded_questions('$@')"
 
+# What comes next is typed by hand, and finds the packages in this environment alone.
+ACTIVATE = @echo "Before further commands: . $(VENV)/bin/activate"
+
 # What samples begin with
 PROMPTS = --sample_prompts "Return the" "class str"
 
 pretrain: $(VENV)/.installed $(DOCUMENTATION)
 	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(if $(BUDGET),--budget $(BUDGET),$(SMALL) $(RATES)) $(PROMPTS) $(ARGS)
+	$(ACTIVATE)
 
 # What the chat goes on from. It has a name of its own, since other weights in out/ may be half-trained or of another
 # tokenizer. One pass over the text is enough for it, and its rate is the one with which the answers were counted.
@@ -65,6 +86,7 @@ chat: $(VENV)/.installed $(DOCUMENTATION) $(QUESTIONS)
 	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(SMALL) --learning_rate 2e-3 --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
 	$(RUN) trainer/train_sft.py --data_path $(QUESTIONS) $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
 	$(RUN) scripts/quiz.py --weight out/full_sft_256.pth --base out/$(BASE)_256.pth
+	$(ACTIVATE)
 
 # A small one on a CPU: networks and steps for a quarter of an hour. It ends with held-out text, in which the words stand out that it
 # believes replaced.
@@ -74,6 +96,7 @@ ELECTRA = --hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embe
 
 electra: $(VENV)/.installed
 	$(RUN) trainer/train_electra.py $(ELECTRA) $(ARGS)
+	$(ACTIVATE)
 
 # Two processes: what most machines have cores and memory for. A file's tests stay together, they share what they set up.
 PROCESSES = -n 2 --dist loadfile

@@ -87,7 +87,7 @@ def budget_parser() -> Parser:
 def _add_paths(p: Parser) -> None:
     """The text of runs of the trainer."""
     p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
-    p.add_argument("--val_path", required=True, help="as of the trainer")
+    p.add_argument("--val_path", nargs="+", required=True, help="as of the trainer")
 
 
 def data_parser() -> Parser:

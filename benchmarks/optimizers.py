@@ -14,8 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
-# --help and wrong flags are answered before torch is imported, which takes seconds.
 if __name__ == "__main__":
+    from common.start import begin
+
+    begin(ends_at_ctrl_c=False)
+    # --help and wrong flags are answered before torch is imported, which takes seconds.
     from benchmarks.arguments import optimizers_parser
 
     optimizers_parser().parse_args()

@@ -70,7 +70,7 @@ def outcome(folder: Path) -> Outcome:
 def text_words(args: argparse.Namespace) -> list[str]:
     """The text of a benchmark's command line, as the trainer takes it. Its tokens are kept in --work, for all runs."""
     cache = Path(args.work) / "cache"
-    return ["--data_path", *args.data_path, "--val_path", args.val_path, "--cache_dir", str(cache)]
+    return ["--data_path", *args.data_path, "--val_path", *args.val_path, "--cache_dir", str(cache)]
 
 
 def flag_words(changes: Mapping[str, object]) -> list[str]:

@@ -28,7 +28,13 @@ class DataError(ValueError):
 
 
 class BadContentError(ValueError):
-    """What is wrong with a checkpoint whose digest holds. It does not end the command: an older one is taken instead."""
+    """What is wrong with a checkpoint. It does not end the command: an older one is taken instead."""
+
+
+def require(holds: bool, what: str) -> None:
+    """Errors: BadContentError with `what` is wrong, unless it holds."""
+    if not holds:
+        raise BadContentError(what)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What the flags of all commands share: a parser that answers in one line, and types with clear errors."""
 
 import argparse
+import difflib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -16,6 +17,39 @@ LARGEST = 10**9
 LONGEST_MESSAGE = 300
 # What a flag takes where the command is to decide.
 AUTO = "auto"
+# {flag of MiniMind, nanoGPT or Hugging Face: what it may be called here}. Those that differ in spelling alone are found.
+ELSEWHERE = {
+    "lr": ("learning_rate",),
+    "max_iters": ("max_updates", "max_steps"),
+    "max_steps": ("max_updates",),
+    "max_seq_length": ("max_seq_len", "max_length"),
+    "block_size": ("max_seq_len", "max_length"),
+    "seq_length": ("max_seq_len", "max_length"),
+    "dim": ("hidden_size",),
+    "n_embd": ("hidden_size",),
+    "n_layer": ("num_hidden_layers",),
+    "n_layers": ("num_hidden_layers",),
+    "n_head": ("num_attention_heads",),
+    "n_heads": ("num_attention_heads",),
+    "n_kv_heads": ("num_key_value_heads",),
+    "num_train_epochs": ("epochs",),
+    "per_device_train_batch_size": ("batch_size",),
+    "gradient_accumulation_steps": ("accumulation_steps",),
+    "warmup_steps": ("warmup_iters",),
+    "logging_steps": ("log_interval",),
+    "save_steps": ("save_interval",),
+    "eval_steps": ("eval_interval",),
+    "max_grad_norm": ("grad_clip",),
+    "output_dir": ("out_dir",),
+    "save_total_limit": ("keep_checkpoints",),
+    "resume_from_checkpoint": ("from_resume",),
+    "report_to": ("tracker",),
+    "train_file": ("data_path",),
+    "dataset": ("data_path",),
+    "model_name_or_path": ("from_weight", "model_path", "weight", "model"),
+    "load": ("weight",),
+    "load_from": ("weight",),
+}
 EMPTY_TEXT = "an empty text; was a variable of the shell not set?"
 
 
@@ -142,7 +176,9 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        parsed = super().parse_args(args, namespace)
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self.nearest(unknown)}")
         try:
             for action in self._actions:
                 self.refuse_empty(action, getattr(parsed, action.dest, None))
@@ -155,6 +191,18 @@ class Parser(argparse.ArgumentParser):
         values = value if isinstance(value, list) else [value]
         if "" in values and action.dest not in self.may_be_empty:
             raise argparse.ArgumentError(action, EMPTY_TEXT)
+
+    def nearest(self, words: Sequence[str]) -> str:
+        """The end of a line on words that are no flags: those that are meant, as far as that can be guessed."""
+        options = [option for action in self._actions for option in action.option_strings]
+        known = [option.removeprefix("--") for option in options if option.startswith("--")]
+        meant = []
+        for word in words:
+            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            renamed = [ours for ours in ELSEWHERE.get(name, ()) if ours in known]
+            if close := renamed or difflib.get_close_matches(name, known, n=1):
+                meant.append(f"--{close[0]}" if word.startswith("--") else close[0])
+        return f"; did you mean {' '.join(meant)}?" if meant else ""
 
     def error(self, message: str) -> NoReturn:
         end_with_line(message)

@@ -17,7 +17,6 @@ Nothing here imports torch or transformers, so that `--help` answers at once.
 """
 
 import argparse
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -234,9 +233,7 @@ class SettingsParser(Parser):
         actions = self._actions_by_key()
         for name, entry in read_entries(path).items():
             if name not in actions:
-                close = difflib.get_close_matches(name, actions, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise UserError(f"{path}: {name[:LONGEST_NAME]} is no setting of this command{hint}")
+                raise UserError(f"{path}: {name[:LONGEST_NAME]} is no setting of this command{self.nearest([name])}")
             if entry is None or entry == []:
                 continue
             action = actions[name]

@@ -13,6 +13,7 @@ import yaml
 
 from common.errors import UserError
 from common.files import atomic_file
+from common.paths import similar_file
 
 # No settings are this long; a data file that was named by mistake is.
 MOST_BYTES = 1 << 20
@@ -76,7 +77,7 @@ def read_text(path: Path, flag: str = CONFIG) -> str:
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise UserError(f"{flag} {path} cannot be read ({error.strerror})") from None
+        raise UserError(f"{flag} {path} cannot be read ({error.strerror}){similar_file(path)}") from None
     if len(content) > MOST_BYTES:
         raise UserError(f"{flag} {path} has more than {MOST_BYTES:,} bytes; that is no file of settings")
     try:

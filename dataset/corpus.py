@@ -107,8 +107,8 @@ def missed_share(path: str) -> str:
 class Corpus:
     """Tokenises what is new, opens the token stores and plans epochs.
 
-    data_path: paths, each perhaps with a share (`a.jsonl:0.7`), or the sources themselves. val_path: validation documents of
-    their own, or val_fraction: share of the documents that is held out by hash. deduplicate: as the flag; validation documents
+    data_path: paths, each perhaps with a share (`a.jsonl:0.7`), or the sources themselves. val_path: a path or several, of validation
+    documents of their own, or val_fraction: share of the documents that is held out by hash. deduplicate: as the flag; validation documents
     of their own keep their copies, so that their loss stays comparable. length: when the run ends, which decides on the
     documents where shares change over the run. `store_options` go to `open_or_build`.
     `notices`: lines on the data that a user should see.
@@ -129,7 +129,7 @@ class Corpus:
         seed: int,
         pack: bool = True,
         long_documents: str = "split",
-        val_path: str | None = None,
+        val_path: str | Sequence[str] | None = None,
         val_fraction: float = 0.0,
         allow_val_overlap: bool = False,
         deduplicate: str = OFF,

@@ -1,7 +1,7 @@
 """Documents that are evaluated and not trained: a share of the data by hash, or documents of their own."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Unpack
 
@@ -11,6 +11,7 @@ from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
 from dataset.packing import chunks
+from dataset.shares import name_of
 from dataset.sources import ConcatStore, all_documents, split_by_hash
 from dataset.store.held_out_copy import copied_here
 from dataset.store.interface import Documents, Ints
@@ -69,7 +70,7 @@ def with_last_part(stores: list[Store], encoder: DocumentEncoder, val_fraction: 
 def hold_out(
     store: Store | ConcatStore,
     encoder: DocumentEncoder,
-    val_path: str | None,
+    val_path: str | Sequence[str] | None,
     val_fraction: float,
     allow_val_overlap: bool,
     has_targets: HasTargets,
@@ -83,10 +84,11 @@ def hold_out(
     where all validation documents are trained too, unless `allow_val_overlap`.
     """
     if val_path:
-        val_store = open_or_build(val_path, encoder, **store_options)
+        paths = [val_path] if isinstance(val_path, str) else list(val_path)
+        val_store = open_or_build(paths, encoder, **store_options)
         found = HeldOut(val_store, all_documents(val_store), max_token_id=val_store.max_token_id)
-        _refuse_empty(found, has_targets, f"--val_path {val_path}: {nothing}", "name other documents")
-        _look_for_overlap(found, store, val_path, allow_val_overlap)
+        _refuse_empty(found, has_targets, f"--val_path {name_of(paths)}: {nothing}", "name other documents")
+        _look_for_overlap(found, store, name_of(paths), allow_val_overlap)
         return found
     if not val_fraction:
         return None
@@ -114,7 +116,7 @@ def _refuse_empty(found: HeldOut, has_targets: HasTargets, what: str, advice: st
         raise DataError(f"{what}, so its loss would tell nothing; {advice}")
 
 
-def _look_for_overlap(found: HeldOut, store: Documents, val_path: str, allowed: bool) -> None:
+def _look_for_overlap(found: HeldOut, store: Documents, name: str, allowed: bool) -> None:
     """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
     is_shared = are_shared(store, found.val_store)
     shared = int(is_shared.sum())
@@ -124,7 +126,7 @@ def _look_for_overlap(found: HeldOut, store: Documents, val_path: str, allowed: 
     total = len(found.val_store)
     if shared == total and not allowed:
         raise DataError(
-            f"--val_path {val_path}: all {counted(total, 'document')} of it are in the training data too, so its loss "
+            f"--val_path {name}: all {counted(total, 'document')} of it are in the training data too, so its loss "
             "would tell nothing about new text; name other documents, hold some out with --val_fraction, or pass "
             "--allow_val_overlap 1"
         )

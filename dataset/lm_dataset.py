@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from common.paths import similar_file
 from dataset.reading import limits
 from dataset.reading.documents import BOM, DataError, parse_line
 from dataset.reading.line_reader import WHITE_SPACE
@@ -35,7 +36,7 @@ class PretrainDataset(Dataset):
         self.path = Path(data_path)
         self.max_length = max_length
         if not self.path.is_file():
-            raise DataError(f"{data_path}: no such file")
+            raise DataError(f"{data_path}: no such file{similar_file(data_path)}")
         if self.path.suffix not in (".jsonl", ".ndjson"):
             raise DataError(f"{data_path}: PretrainDataset reads plain .jsonl files; the trainers read other kinds too")
         self.encoder = DocumentEncoder(tokenizer)

@@ -3,7 +3,6 @@
 The flags, and what they do, stand in dataset/tokenize_arguments.py.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `obey_ctrl_c` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before the libraries of tokenizers are imported.
     from dataset.tokenize_arguments import parse_args
 

@@ -63,4 +63,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    from common.start import begin
+
+    begin(ends_at_ctrl_c=False)
     main()

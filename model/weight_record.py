@@ -12,6 +12,8 @@ DIGEST_FIELD = "weights_sha256"
 VOCABULARY_FIELD = "vocabulary_sha256"
 # Whether the spelling of a special token inside a text was that token, as --parse_special_tokens says
 SPECIAL_TOKENS_FIELD = "parse_special_tokens"
+# Of a fine-tuned weight: whether answers with thoughts were trained
+THOUGHTS_FIELD = "trained_thoughts"
 
 
 def vocabulary_of(weight: Path) -> str | None:
@@ -24,6 +26,11 @@ def parses_special_tokens(weight: Path) -> bool | None:
     """How special tokens inside a text were read for a weight; None: it is not recorded. Errors: ValueError."""
     found = _record_of(weight).get(SPECIAL_TOKENS_FIELD)
     return found if isinstance(found, bool) else None
+
+
+def has_trained_thoughts(weight: Path) -> bool:
+    """Whether answers with thoughts were trained, as far as it is recorded. Errors: ValueError."""
+    return _record_of(weight).get(THOUGHTS_FIELD) is True
 
 
 def _record_of(weight: Path) -> dict[str, Any]:

@@ -26,12 +26,13 @@ from dataset.reading.faults import BadLine
 from dataset.reading.file_kinds import refuse_address
 from dataset.reading.json_lines import BOM, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
+from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import DEFAULT, shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
 from model.config_bounds import read_checked, refuse_oversize
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import parses_special_tokens, vocabulary_of
+from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
 from scripts.arguments import DTYPE_NAMES
 from scripts.foreign_config import check_rotation, check_sizes, ids_that_fit, token_ids_of_folder, vocabulary_size
 from trainer.machine.devices import pick_device, pick_dtype
@@ -113,6 +114,16 @@ def check_vocabulary(weight: str | Path, tokenizer: PreTrainedTokenizerBase, tok
     announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
 
 
+def drop_untrained_thoughts(tokenizer: PreTrainedTokenizerBase, weight: str | Path) -> None:
+    """In place: the chat template opens and closes thoughts only where the weight's .json says that some were trained.
+
+    The template of a folder is as whoever wrote it wants it.
+    """
+    is_ours = tokenizer.chat_template == CHAT_TEMPLATE and not Path(weight).is_dir()
+    if is_ours and not has_trained_thoughts(Path(weight)):
+        tokenizer.chat_template = WITHOUT_THOUGHTS
+
+
 def load_model(weight: str | Path) -> PreTrainedModel:
     """A .pth (MiniMindForCausalLM) or a folder of any causal language model that transformers knows; fp32, eval mode."""
     path = Path(weight)
@@ -170,7 +181,7 @@ def load_foreign_folder(path: Path) -> PreTrainedModel:
 def check_is_there(weight: Path) -> None:
     """Errors: UserError that names the weights that are there instead."""
     if not weight.exists():
-        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out')}")
+        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', first=weight.stem)}")
     if weight.is_dir() and not (weight / "config.json").exists():
         # Of a run it may be its --out_dir, or the folder of its checkpoints, which lies beside the weights.
         raise UserError(

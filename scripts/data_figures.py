@@ -286,7 +286,9 @@ class DataLook:
         runs: list[Runs] = []
         places: list[list[str] | None] = []
         if corpus.val_documents is not None:
-            names.append(self.settings.val_path or f"held out by --val_fraction {self.settings.val_fraction:g}")
+            names.append(
+                " ".join(self.settings.val_path or []) or f"held out by --val_fraction {self.settings.val_fraction:g}"
+            )
             runs.append(corpus.validation_runs(corpus.val_documents.astype(np.int64), RUNS_OF_DOCUMENT))
             places.append(None)
         for path in self.settings.against:
@@ -333,7 +335,7 @@ class DataLook:
         begin, end = (int(offset) for offset in corpus.val_store.offsets[document : document + 2])
         text = self._decoded(corpus.val_store.tokens[begin : min(end, begin + EXCERPT_TOKENS)])
         if isinstance(corpus.val_store, Store) and self.settings.val_path:
-            files = files_of([self.settings.val_path], self.text_suffixes, self.cache)
+            files = files_of(self.settings.val_path, self.text_suffixes, self.cache)
             for stored in stored_texts(corpus.val_store, files, self.encoder, self.text_field):
                 if stored.number == document:
                     return f"{shown_path(files[stored.file])}:{stored.line}", text

@@ -7,7 +7,6 @@
 Doubted words stand out by colour, or by marks where there is none.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -16,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import detect_parser
 

@@ -10,7 +10,6 @@ Prints a table and writes {out}.json with the figures and {out}.items.jsonl with
 grows as the work proceeds: the same command goes on where an earlier one was stopped.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -19,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import evaluate_parser
 

@@ -7,7 +7,6 @@ llama.cpp computes a dense minimind2 as its `llama`, minimind3 as `qwen3` and `q
 same tokens and logits is tested in tests/scripts/test_export_gguf.py.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -16,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import export_gguf_parser
 
@@ -38,7 +38,7 @@ from model.config import MiniMindConfig
 from model.hf_folder import CONFIG, load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_gguf_parser
-from scripts.common import check_is_there, check_vocabulary, load_model, tokenizer_folder
+from scripts.common import check_is_there, check_vocabulary, drop_untrained_thoughts, load_model, tokenizer_folder
 from scripts.export_hf import smallest_exact
 from scripts.gguf_format import Metadata, architecture_of, model_metadata, to_gguf
 from scripts.gguf_tokenizer import tokenizer_metadata
@@ -78,6 +78,7 @@ def export(
     folder = tokenizer_folder(weight, tokenizer_path)
     tokenizer = load_tokenizer(folder)
     check_vocabulary(weight, tokenizer, tokenizer_path)
+    drop_untrained_thoughts(tokenizer, weight)
     ids = DocumentEncoder(tokenizer).vocab_size
     check_size(ids, config.vocab_size, str(folder))
     check_ids_fit(ids, config.vocab_size, str(folder))

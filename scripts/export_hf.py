@@ -9,7 +9,6 @@ its logits are compared with the source's on real text before it gets its name. 
 compared before the weights are rounded to half precision.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -18,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import export_parser
 
@@ -41,15 +41,16 @@ from common.errors import UserError, user_errors
 from common.files import disk_error
 from common.notices import announce
 from common.paths import utf8_folder
+from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from dataset.tokenizing.vocabulary import has_tokenizer, vocabulary_digest
 from model.hf_folder import load_folder, read_config
 from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import SPECIAL_TOKENS_FIELD, parses_special_tokens, vocabulary_of
+from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, parses_special_tokens, vocabulary_of
 from scripts.arguments import export_parser
-from scripts.common import DTYPES, check_vocabulary, load_model, tokenizer_folder
+from scripts.common import DTYPES, check_vocabulary, drop_untrained_thoughts, load_model, tokenizer_folder
 from scripts.foreign_config import vocabulary_size
 from scripts.model_card import write_model_card
 from trainer.machine.command_line import run_cli
@@ -98,6 +99,7 @@ def export(
         raise UserError(f"{weight} is a {type(model).__name__} already; --to_pth brings it back to a .pth")
     tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
     check_vocabulary(weight, tokenizer, tokenizer_path)
+    drop_untrained_thoughts(tokenizer, weight)
     config = hf_config(model.config)
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else DTYPES[dtype]
@@ -204,9 +206,8 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
     said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_weights(
-        model.state_dict(), model.config.to_dict(), path.with_suffix(""), vocabulary, parses_special_tokens(folder)
-    )
+    fields = {**model.config.to_dict(), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
+    save_weights(model.state_dict(), fields, path.with_suffix(""), vocabulary, parses_special_tokens(folder))
     # As they are in the file: those that half precision does not hold stay in fp32.
     written = torch.load(path, weights_only=True)
     rounding = 0.0

@@ -7,7 +7,6 @@
 The text goes to stdout as it comes, the speed to stderr. Prompts can also be piped in, one a line.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -16,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import generate_parser
 
@@ -40,7 +40,7 @@ from common.errors import UserError
 from common.notices import announce
 from common.wording import counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
-from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
+from dataset.tokenizing.byte_level_bpe import OUR_TEMPLATES
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text, default_template
 from scripts.common import ModelChoice, load_in_dtype
@@ -85,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         n_prompts += 1
         try:
             if chat is None:
+                if prompt.endswith(" "):
+                    note = "note: the prompt ends in a space, which most tokens bring along: without it the text goes on better"
+                    announce(note, to_stderr=True)
                 reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), sampling, is_typed, echo=prompt)
                 continue
             turn = {"role": "user", "content": utf8(prompt)}
@@ -185,7 +188,7 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
     Errors: UserError for a tokenizer without a template.
     """
     template = default_template(tokenizer)
-    if template == CHAT_TEMPLATE:
+    if template in OUR_TEMPLATES:
         # Where it has several, the others are not asked for.
         tokenizer.chat_template = template
         return ChatEncoder(tokenizer).turns_ids

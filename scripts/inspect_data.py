@@ -3,7 +3,6 @@
 The flags, and what they do, stand in scripts/inspect_settings.py.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -12,8 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.inspect_settings import parse_args
 

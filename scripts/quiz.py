@@ -10,7 +10,6 @@ blanks; what the model thinks before is passed over. A conversation that ends wi
 and one that is longer than the model cannot be asked: lines say how many were left out.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -19,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `run_cli` takes it from there.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import quiz_parser
 

@@ -44,6 +44,16 @@ for request in json.load(sys.stdin):
             formatted = formatter(**chat)
             ids = llama.tokenize(formatted.prompt.encode(), add_bos=not formatted.added_special, special=True)
             answer["chats"].append([formatted.prompt, ids])
+    if "asked" in request:
+        # As its server does: the file's own template, with what the asker says of thoughts.
+        chat = llama.chat_handler or llama._chat_handlers[llama.chat_format]
+        answer["said"] = []
+        for messages in request["asked"]:
+            said = []
+            for words in request["words"]:
+                found = chat(llama=llama, messages=messages, temperature=0.0, repeat_penalty=1.0, max_tokens=24, **words)
+                said.append(found["choices"][0]["message"]["content"])
+            answer["said"].append(said)
     answers.append(answer)
 json.dump(answers, sys.stdout)
 """

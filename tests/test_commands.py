@@ -6,6 +6,7 @@ tests/scripts/test_export.py runs those with scripts/ in docs/scripts.md and the
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def test_make_builds_the_text_that_it_trains(target, tmp_path, monkeypatch):
     # As if none of it were there.
     command = ["make", "-n", "--always-make", "-C", str(ROOT), target]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    programs = [shlex.split(line)[2] for line in lines if " -c " in line]
+    programs = [shlex.split(line)[2] for line in lines if '-c "from dataset' in line]
     for program in programs:
         exec(program)  # noqa: S102 - the Makefile's own
     built = sorted(str(path) for path in Path("dataset").glob("*.jsonl"))
@@ -133,7 +134,7 @@ def test_the_command_of_make_electra():
 def test_the_commands_of_make_chat():
     """Each goes on from what the one before has left."""
     lines = subprocess.run(["make", "-n", "chat"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    pretrain, sft, quiz = (shlex.split(line) for line in lines.splitlines() if ".py" in line)
+    pretrain, sft, quiz = (shlex.split(line) for line in lines.splitlines() if ".py " in line)
     base = pretrain_settings.parse_args(pretrain[pretrain.index("trainer/train_pretrain.py") + 1 :])
     settings = sft_settings.parse_args(sft[2:])
     assert settings.from_weight == base.save_weight and settings.hidden_size == base.hidden_size
@@ -205,24 +206,64 @@ def test_help_and_wrong_flags_are_answered_without_importing_torch(script, flag,
         assert result.stdout.startswith("usage: ")
 
 
+def with_required_flags(script, folder):
+    """A script and the flags without which it answers that they are missing."""
+    data = folder / "data.txt"
+    data.write_text("words\n", encoding="utf-8")
+    required = {
+        "trainer/train_glue.py": ["--task", "cola", "--data_dir", folder],
+        "trainer/train_tokenizer.py": ["--data_path", data, "--out_dir", folder / "new"],
+        "dataset/tokenize_corpus.py": ["--data_path", data],
+        "scripts/evaluate.py": ["perplexity", "--data_path", data],
+        "scripts/export_hf.py": ["--weight", "a.pth", "--out_dir", folder / "out"],
+        "scripts/export_gguf.py": ["--weight", "a.pth", "--out", folder / "a.gguf"],
+        "scripts/report.py": ["a.pth"],
+    }
+    return [str(ROOT / script), *map(str, required.get(script, []))]
+
+
+# What runs by itself
+PROGRAMS = ("bench", "budget", "data", "gpu", "optimizers", "time_to_loss")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        *(script for script in ENTRY_SCRIPTS if "benchmarks" not in script),
+        *(f"benchmarks/{name}.py" for name in PROGRAMS),
+    ],
+)
+def test_a_python_without_the_packages_says_what_to_run(script, tmp_path):
+    """-S: a Python that sees the standard library alone."""
+    command = [sys.executable, "-S", *with_required_flags(script, tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"error: this Python has no package \w+; run this first: .*\n", ended.stderr)
+
+
+def test_the_command_for_a_python_without_the_packages(tmp_path):
+    """Beside an environment of `make` its activation, from whatever folder; otherwise pip's command."""
+    (tmp_path / "common").mkdir()
+    shutil.copy(ROOT / "common" / "start.py", tmp_path / "common")
+    (tmp_path / "run.py").write_text("from common.start import begin\nbegin()\nimport torch\n", encoding="utf-8")
+
+    def command_from(folder):
+        ended = subprocess.run([sys.executable, "-S", tmp_path / "run.py"], cwd=folder, capture_output=True, text=True)
+        return ended.stderr.partition("first: ")[2]
+
+    assert command_from(tmp_path) == "pip install -r requirements.txt\n"
+    (tmp_path / ".venv").mkdir()
+    assert command_from(tmp_path) == ". .venv/bin/activate\n"
+    assert command_from(ROOT) == f". {tmp_path}/.venv/bin/activate\n"
+
+
 @pytest.mark.parametrize("script", [script for script in ENTRY_SCRIPTS if not script.startswith("benchmarks/")])
 def test_ctrl_c_during_the_imports_prints_nothing(script, tmp_path):
     """A torch, transformers and tokenizers that press Ctrl-C when they are imported stand in for a person who does."""
     pressed = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
     for name in ("torch", "transformers", "tokenizers"):
         (tmp_path / f"{name}.py").write_text(pressed, encoding="utf-8")
-    data = tmp_path / "data.txt"
-    data.write_text("words\n", encoding="utf-8")
-    required = {
-        "trainer/train_glue.py": ["--task", "cola", "--data_dir", tmp_path],
-        "trainer/train_tokenizer.py": ["--data_path", data, "--out_dir", tmp_path / "new"],
-        "dataset/tokenize_corpus.py": ["--data_path", data],
-        "scripts/evaluate.py": ["perplexity", "--data_path", data],
-        "scripts/export_hf.py": ["--weight", "a.pth", "--out_dir", tmp_path / "out"],
-        "scripts/export_gguf.py": ["--weight", "a.pth", "--out", tmp_path / "a.gguf"],
-        "scripts/report.py": ["a.pth"],
-    }
-    command = [sys.executable, str(ROOT / script), *map(str, required.get(script, []))]
+    command = [sys.executable, *with_required_flags(script, tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == -signal.SIGINT

@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import UserError
-from trainer.job import RunFiles, Surroundings
+from trainer.job import Surroundings
 from trainer.machine.agreement import compare_settings
 from trainer.machine.children import side_by_side
 from trainer.machine.collectives import on_main
@@ -20,7 +20,7 @@ from trainer.machine.processes import ONE_PROCESS, Division
 from trainer.machine.random_state import deterministic
 from trainer.machine.ranks import Ranks, init_distributed_mode, join_copies
 from trainer.machine.signals import StopSignals
-from trainer.saving.places import check_kinds, check_seen_by_all, check_writable
+from trainer.saving.places import check_seen_by_all, check_writable
 from trainer.saving.run_lock import hold, release_all
 
 
@@ -120,16 +120,6 @@ def claim(ranks: Ranks, *stems: Path) -> None:
     on_main(ranks, claim_all)
     for stem in stems:
         check_seen_by_all(stem, ranks)
-
-
-def claim_files(ranks: Ranks, files: RunFiles, *, folders: Iterable[Path] = ()) -> None:
-    """Keep other runs from writing a run's files from here on. folders: those of its outputs that are folders.
-
-    Errors: see claim; UserError for a folder in the place of a file, which would be found out at the first save, hours later.
-    """
-    claim(ranks, files.stem)
-    plain = {*files.outputs.values(), *files.begun} - set(folders)
-    on_main(ranks, lambda: check_kinds(files.stem, files=sorted(plain), folders=folders))
 
 
 def make_folder(folder: Path, flag: str = "--out_dir") -> None:

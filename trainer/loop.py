@@ -37,6 +37,7 @@ from trainer.machine.collectives import end_all, on_main, until_all_are_ready
 from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import product_rate
 from trainer.machine.out_of_memory import plain_advice, told_in_a_line
+from trainer.machine.signals import name_of
 from trainer.reporting import ending, opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position
 from trainer.reporting.reporter import Reporter, Stopwatch
@@ -210,7 +211,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         resume.finish_saving(self)
         if not stop_signal:
             return 0
-        because = "for want of batches" if stop_signal == LOADER_FAILED else f"by signal {stop_signal}"
+        because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {name_of(stop_signal)}"
         self.reporter.say(
             f"stopped {because} after update {self.progress.update}; everything is saved, and the same "
             "command with --from_resume 1 goes on from here"
@@ -324,6 +325,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # `progress.step` is the last one of them.
         steps = range(self.progress.step + 1 - len(update.batches), self.progress.step + 1)
         self.count(update)
+        assert self.watch is not None
+        self.watch.after_update(update.last_step)
         if self.length.clock is not None and self.length.clock.after_update(self.progress.update):
             self.follow_clock()
         outcomes, saving = self.outcomes_known(update, steps)

@@ -11,19 +11,18 @@ data, masking and what comes out.
 Read on in trainer/loop.py (the loop) and trainer/electra/job.py (what is trained).
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `launch` sets handlers of its own.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 if __package__ in (None, ""):
     # Run by path, trainer/ would come first on the path, and could shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.electra.settings import parse_args
 

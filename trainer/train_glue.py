@@ -10,18 +10,17 @@ All flags count updates. Results go to {out_dir}/{task}/seed_{seed}/, their summ
 trainer/glue/command.py (what is around such a run).
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `launch` sets handlers of its own.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 if __package__ in (None, ""):
     # Run by path, trainer/ would come first on the path, and could shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.glue.settings import parse_args
 

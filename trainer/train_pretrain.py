@@ -18,32 +18,38 @@ The way from here to the weights:
               Engine        trainer/engine.py              one update
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `launch` sets handlers of its own.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 if __package__ in (None, ""):
     # Run by path, trainer/ would come first on the path, and could shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.pretrain.settings import parse_args
 
     parse_args()
 
+from transformers import PreTrainedTokenizerBase
+
 from common.command_clock import count_from_here
+from common.paths import ROOT
+from dataset.tokenizing.encoder import load_tokenizer
+from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
 from trainer.loop import train_epoch
 from trainer.machine.command_line import run_cli
+from trainer.machine.devices import pick_device
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.schedules import get_lr
+from trainer.pretrain import first_model
 from trainer.pretrain.command import run_command
-from trainer.pretrain.first_model import init_model
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.settings import given_settings, parse_args
+from trainer.pretrain.settings import DEFAULT_TOKENIZER, given_settings, parse_args
 
 # What other people's code imports from here
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
@@ -57,6 +63,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         count_from_here()
     argv = sys.argv[1:] if argv is None else argv
     return run_command(PretrainJob, parse_args(argv), given_settings(argv), argv, is_own_command)
+
+
+def init_model(
+    lm_config: MiniMindConfig,
+    from_weight: str = "none",
+    tokenizer_path: str = DEFAULT_TOKENIZER,
+    save_dir: str | Path = ROOT / "out",
+    device: str | None = None,
+) -> tuple[MiniMindForCausalLM, PreTrainedTokenizerBase]:
+    """(model, tokenizer), as of the public trainer's function. from_weight: a name in save_dir, a .pth or a folder; none: a
+    fresh model. device: None for the best there is. Errors: UserError.
+    """
+    tokenizer = load_tokenizer(tokenizer_path)
+    model = first_model.init_model(lm_config, from_weight, save_dir)
+    return model.to(pick_device(device)), tokenizer  # type: ignore[arg-type]  # transformers wraps it without its types
 
 
 if __name__ == "__main__":

@@ -12,26 +12,29 @@ Read on in trainer/pretrain/command.py (job and Trainer), trainer/loop.py (the l
 from pretraining).
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-if __name__ == "__main__":
-    # Ctrl-C during the imports ends the process at once; `launch` sets handlers of its own.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 if __package__ in (None, ""):
     # Run by path, trainer/ would come first on the path, and could shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
+    from common.start import begin
+
+    begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.sft.settings import parse_args
 
     parse_args()
 
+import os
+
 from common.command_clock import count_from_here
+from common.notices import announce
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
+from trainer.sft.defaults import fitted_to_text
 from trainer.sft.job import SftJob
 from trainer.sft.settings import given_settings, parse_args
 
@@ -43,7 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not is_own_command:
         count_from_here()
     argv = sys.argv[1:] if argv is None else argv
-    return run_command(SftJob, parse_args(argv), given_settings(argv), argv, is_own_command)
+    given = given_settings(argv)
+    settings, note = fitted_to_text(parse_args(argv), given)
+    # Of torchrun's processes one tells it.
+    if note and os.environ.get("RANK", "0") == "0":
+        announce(note)
+    return run_command(SftJob, settings, given, argv, is_own_command)
 
 
 if __name__ == "__main__":

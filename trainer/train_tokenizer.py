@@ -16,7 +16,6 @@ Bytes per token of several tokenizers, as a markdown table:
 """
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -24,11 +23,13 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-if __name__ == "__main__":
-    # Ctrl-C ends the process at once, also within the library that trains; nothing is written before the end.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":
+    from common.start import begin
+
+    # Ctrl-C ends the process within the library that trains, too; nothing is written before the end.
+    begin()
 
 from tokenizers import Tokenizer
 

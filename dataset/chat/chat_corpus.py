@@ -36,12 +36,14 @@ class ChatCorpus(Corpus):
     nothing_to_evaluate = nothing_to_train
 
     def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
+        val_path = options.get("val_path") or []
+        paths = [val_path] if isinstance(val_path, str) else list(val_path)
         for source in sources_of(data_path):
-            for path in source.paths:
-                refuse_other_kinds(path)
-        if options.get("val_path"):
-            refuse_other_kinds(options["val_path"])
+            paths += source.paths
+        for path in paths:
+            refuse_other_kinds(path)
         self.answers: Answers = encoder.answers
+        self.thoughts_begin = encoder.special.get("<think>")
         super().__init__(data_path, encoder, **options)
         self.notices += self._untrained_report()
 
@@ -59,6 +61,18 @@ class ChatCorpus(Corpus):
         return [
             f"note: {counted(untrained, 'answer')} of weight 0, or in which nothing is said, {verb} read and not trained"
         ]
+
+    @cached_property
+    def trains_thoughts(self) -> bool:
+        """Whether thoughts are trained in the answers of some conversation."""
+        for store in self.stores:
+            for lo in range(0, len(store.tokens), TOKENS_AT_ONCE):
+                # Thoughts follow a header, which may go on in the next block.
+                ids = store.tokens[lo : lo + TOKENS_AT_ONCE + len(self.answers.header) + 1]
+                is_thought = ids[1:] == self.thoughts_begin
+                if is_thought.any() and self.answers.trained(ids[:-1])[is_thought].any():
+                    return True
+        return False
 
     @cached_property
     def answer_targets(self) -> Ints:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataset.chat.answers import Answers
 from dataset.reading.conversations import is_trained
-from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS
+from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS, OUR_TEMPLATES
 from dataset.tokenizing.encoder import DocumentEncoder
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ChatEncoder(DocumentEncoder):
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
-        if tokenizer.chat_template != CHAT_TEMPLATE:
+        if tokenizer.chat_template not in OUR_TEMPLATES:
             raise ValueError(
                 f"{tokenizer.name_or_path}: its chat template is not that of this repository, which tells what the assistant "
                 "says: copy the chat_template of model/tokenizer_config.json into the tokenizer_config.json there"

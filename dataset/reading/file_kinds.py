@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from common.errors import DataError
+from common.paths import similar_file
 from dataset.reading.decompress import COMPRESSIONS
 from dataset.reading.disk_cache import DiskCache
 from dataset.reading.own_output import is_own_output
@@ -195,7 +196,9 @@ def _files_of_several(path: Path) -> list[Path]:
             _refuse_what_is_no_file(path)
         if not matches:
             _refuse_what_cannot_be_read(path)
-            raise DataError(f"{path}: no such file or folder, and no file matches it as a pattern; {READABLE}")
+            raise DataError(
+                f"{path}: no such file or folder, and no file matches it as a pattern{similar_file(path) or f'; {READABLE}'}"
+            )
     # A dict, since `data/**` matches a file by itself and within its folder.
     found: dict[Path, None] = {}
     for match in matches:

@@ -46,6 +46,8 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     raw = raw.removeprefix(BOM).strip(WHITE_SPACE)
     if not raw:
         return None
+    if text_field == CONVERSATION and len(raw) > limits.MAX_CONVERSATION_BYTES:
+        raise BadLine(*limits.too_long("conversation", limits.MAX_CONVERSATION_BYTES))
     record = record_of_line(raw)
     if not isinstance(record, dict):
         raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")

@@ -10,6 +10,9 @@ MAX_CSV_ROW_BYTES = 32 << 20
 MANY_VALUES_BYTES = 16 << 20
 MAX_JSON_VALUES = 4_000_000
 
+# Of a conversation the template and its pieces are held several times over: 27 bytes for each of its own.
+MAX_CONVERSATION_BYTES = 16 << 20
+
 
 def too_long(what: str, most: int | None = None) -> tuple[str, str]:
     """(kind, reason) of the fault of a line, row or file of more than `most` bytes (default: of a document)."""

@@ -1,6 +1,7 @@
 """Our tokenizer: a byte-level BPE with the special tokens and the chat template of MiniMind."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -87,6 +88,10 @@ CHAT_TEMPLATE = """\
     {%- endif -%}
 {%- endif -%}
 """
+# The template of an export whose model was trained on no thoughts. llama.cpp and others set enable_thinking by
+# themselves, and such a model has never seen what would stand before its answer then.
+WITHOUT_THOUGHTS = re.sub(r" *{%- if enable_thinking .*?{%- endif -%}\n", "", CHAT_TEMPLATE, flags=re.DOTALL)
+OUR_TEMPLATES = (CHAT_TEMPLATE, WITHOUT_THOUGHTS)
 
 
 def train_bpe(

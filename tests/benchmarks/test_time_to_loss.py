@@ -167,7 +167,7 @@ def test_the_runs_have_the_same_text_and_seed_and_the_budget_starts_afresh(start
     runs = start(2.2, 2.1, 2.1)
     assert list(runs) == RUNS
     for settings in runs.values():
-        assert (settings.data_path, settings.val_path, settings.seed) == (["a", "b"], "v", 7)
+        assert (settings.data_path, settings.val_path, settings.seed) == (["a", "b"], ["v"], 7)
     *rivals, ours = runs.values()
     assert [settings.learning_rate for settings in rivals] == [5e-4, 1e-3]
     assert {settings.max_updates for settings in rivals} == {60}

@@ -4,8 +4,10 @@ import argparse
 
 import pytest
 
+from common.errors import DataError
 from common.settings import SettingsParser
 from dataset import tokenize_arguments
+from dataset.reading.file_kinds import find_files
 from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
 from trainer.glue import settings as glue_settings
@@ -125,3 +127,37 @@ def test_flags_of_training_are_named_where_nothing_is_trained():
     given = [*required, "--layer_decay", "0.5", "--learning_rate", "0.01"]
     assert notices(glue_settings.parse_args([*given, "--do_train", "0"]), Ranks(), []) == lines
     assert notices(glue_settings.parse_args(given), Ranks(), []) == []
+
+
+@pytest.mark.parametrize(
+    "command, typed, meant",
+    [
+        ("train_pretrain.py", "--batch-size", "--batch_size"),
+        ("train_pretrain.py", "--learning-rate=1e-3", "--learning_rate"),
+        ("train_pretrain.py", "--lr", "--learning_rate"),
+        ("train_pretrain.py", "--max_iters", "--max_updates"),
+        ("train_electra.py", "--max_iters", "--max_steps"),
+        ("train_pretrain.py", "--max_seq_length", "--max_seq_len"),
+        ("train_pretrain.py", "--gradient_accumulation_steps", "--accumulation_steps"),
+        ("train_pretrain.py", "--budgt", "--budget"),
+        ("train_tokenizer.py", "--vocab-size", "--vocab_size"),
+    ],
+)
+def test_a_flag_of_other_habits_or_with_a_slip_names_the_one_that_is_meant(command, typed, meant):
+    assert f"unrecognized arguments: {typed} 8; did you mean {meant}? (" in refusal(command, typed, "8")
+
+
+def test_each_of_several_wrong_flags_gets_its_name():
+    line = refusal("train_pretrain.py", "--lr", "1e-3", "--qqq", "--epoch", "3")
+    assert "unrecognized arguments: --lr 1e-3 --qqq --epoch 3; did you mean --learning_rate --epochs?" in line
+
+
+def test_a_file_that_is_not_there_names_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_settings.yaml").write_text("epochs: 2", encoding="utf-8")
+    assert "did you mean my_settings.yaml?" in refusal("train_pretrain.py", "--config", "my-setings.yaml")
+    (tmp_path / "pretrain_hq.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match="no such file.*; did you mean pretrain_hq.jsonl\\?$"):
+        find_files("pretrain-hq.json")
+    with pytest.raises(DataError, match="no such file or folder.*jsonl"):
+        find_files("nothing_like_it")

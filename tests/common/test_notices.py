@@ -16,6 +16,7 @@ from trainer.saving.weights import save_weights
 PRINTERS = {
     ("common/notices.py", "announce"),
     ("common/flags.py", "end_with_line"),
+    ("common/start.py", "stop"),  # our own words, before anything can be imported
     ("trainer/machine/command_line.py", "run_cli"),
     ("trainer/machine/command_line.py", "end_process"),
     ("trainer/reporting/reporter.py", "say"),

@@ -9,6 +9,7 @@ from common.errors import DataError
 from dataset.corpus import Corpus
 from dataset.store.token_store import open_or_build
 from dataset.tokenize_corpus import main
+from trainer.pretrain.settings import parse_args
 
 
 def write_files(folder, count):
@@ -120,6 +121,13 @@ def test_validation_of_its_own_documents_gives_no_notice(tmp_path, encoder):
     path = write_texts(tmp_path / "a.jsonl", [f"document {i}" for i in range(20)])
     other = write_texts(tmp_path / "b.jsonl", ["something else"])
     assert not Corpus([path], encoder, max_seq_len=16, seed=0, val_path=other, progress=False).notices
+
+
+def test_validation_documents_may_come_from_several_paths(tmp_path, encoder):
+    paths = [write_texts(tmp_path / f"{name}.jsonl", [f"{name} 1", f"{name} 2"]) for name in "abc"]
+    settings = parse_args(["--data_path", paths[0], "--val_path", *paths[1:]])
+    corpus = Corpus(settings.data_path, encoder, max_seq_len=16, seed=0, val_path=settings.val_path, progress=False)
+    assert len(corpus.val_documents) == 4
 
 
 def test_a_file_that_is_named_twice_is_said(tmp_path, encoder):

@@ -130,6 +130,7 @@ def test_repeats_within_milliseconds_count_as_one(lab):
             os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.005)
     assert [process.wait() for process in processes] == [130, 130]
+    assert "stopped by Ctrl-C after update" in processes[0].out
     check_saved(lab, "run", processes[0])
     lab.run_ranks("run", from_resume=1)
     assert lab.result("run") == lab.result("whole")

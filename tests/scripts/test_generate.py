@@ -82,6 +82,11 @@ def test_temperature_0_is_greedy_search_from_bos(weight, tokenizer, capsys):
     assert "[12 tokens, " in shown.err and "tokens/s]" in shown.err
 
 
+def test_a_prompt_that_ends_in_a_space_gets_a_note(weight, capsys):
+    assert "note: the prompt ends in a space" in run(weight, "the ", capsys=capsys).err
+    assert "note" not in run(weight, "the", capsys=capsys).err
+
+
 def test_the_seed_decides_the_text(weight, capsys):
     texts = [run(weight, "the cat", "--seed", seed, capsys=capsys).out for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]

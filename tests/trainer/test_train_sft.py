@@ -14,6 +14,8 @@ import torch
 
 from common.errors import DataError, UserError
 from dataset.chat.encoder import ChatEncoder
+from dataset.reading import limits
+from dataset.reading.json_lines import parse_line
 from dataset.tokenizing.encoder import load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from tests.chats import ids_and_mask, train, turn, write_chats
@@ -21,6 +23,8 @@ from tests.helpers import ROOT, flags, losses, records, write_corpus
 from tests.helpers import train as pretrain
 from trainer import train_pretrain, train_sft
 from trainer.loop import Trainer
+from trainer.sft import defaults
+from trainer.sft.settings import parse_args
 
 # In the forms that the public files have
 PUBLIC_LINES = [
@@ -75,7 +79,9 @@ def answers_loss(model, path):
 def test_it_goes_on_from_the_pretrained_weights_and_leaves_minimind_s_files(tmp_path, chats):
     """The loss of the first update, which holds all conversations, is that of the pretrained model on the answers."""
     before = pretrain(data_path=write_corpus(tmp_path / "text.jsonl", 20), out_dir=tmp_path)
-    run = train(data_path=chats, out_dir=tmp_path, from_weight=None, batch_size=64, accumulation_steps=1, report=1)
+    run = train(
+        data_path=chats, out_dir=tmp_path, from_weight=None, batch_size=64, accumulation_steps=1, epochs=2, report=1
+    )
     assert losses(run)[0] == pytest.approx(answers_loss(before.engine.model.eval(), chats), rel=1e-3)
     names = {path.name for path in tmp_path.iterdir()}
     endings = ("pth", "json", "settings.yaml", "metrics.jsonl", "report.html", "loss.png")
@@ -191,7 +197,14 @@ def test_two_processes_train_what_one_does(tmp_path, chats):
         out_dir = tmp_path / str(processes)
         assert (
             train_sft.main(
-                flags(data_path=chats, out_dir=out_dir, from_weight="none", max_seq_len=64, cpu_processes=processes)
+                flags(
+                    data_path=chats,
+                    out_dir=out_dir,
+                    from_weight="none",
+                    max_seq_len=64,
+                    cpu_processes=processes,
+                    epochs=2,
+                )
             )
             == 0
         )
@@ -244,6 +257,17 @@ def test_a_faulty_line_is_named_and_can_be_skipped(tmp_path, chats, capsys):
     assert "skipped 1 bad line" in capsys.readouterr().out
 
 
+def test_a_conversation_of_many_megabytes_is_a_fault_of_its_line(tmp_path, chats):
+    """It would take 27 times its bytes. Reference: pretraining takes the whole text of such a line."""
+    path = tmp_path / "long.jsonl"
+    text = "a b " * (limits.MAX_CONVERSATION_BYTES // 4)
+    line = json.dumps({"messages": [turn("user", text), turn("assistant", "Yes")]})
+    path.write_text(f"{chats.read_text()}{line}\n")
+    with pytest.raises((DataError, UserError), match=r"long.jsonl:41: the conversation is longer than 16 MB"):
+        train(data_path=path, out_dir=tmp_path)
+    assert parse_line(json.dumps({"text": text}).encode(), "here") == text
+
+
 def test_weights_that_are_not_there_are_named(tmp_path, chats):
     with pytest.raises(UserError, match="--from_weight pretrain: .*pretrain_16.pth"):
         train(data_path=chats, out_dir=tmp_path, from_weight=None)
@@ -259,7 +283,7 @@ def test_a_tokenizer_without_our_template_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("more", [{"dry_run": 1}, {}])
-def test_a_budget_plans_the_updates_and_keeps_the_rate(tmp_path, chats, capsys, more):
+def test_a_budget_plans_the_updates_and_the_rate(tmp_path, chats, capsys, more):
     pretrain(data_path=write_corpus(tmp_path / "text.jsonl", 20), out_dir=tmp_path)
     capsys.readouterr()
     arguments = flags(
@@ -269,8 +293,50 @@ def test_a_budget_plans_the_updates_and_keeps_the_rate(tmp_path, chats, capsys, 
     assert train_sft.main(arguments) == 0
     shown = capsys.readouterr().out
     assert "python trainer/train_sft.py" in shown and "not known for such a run" in shown
-    assert "1e-05 (AdamW)" in shown
+    assert "--optimizer muon" in shown and "--learning_rate 0.002" in shown
     assert (tmp_path / "full_sft_16.pth").exists() is not bool(more)
+
+
+def six_conversations(path):
+    pairs = [("Who are you?", "I am a tiny model."), ("What is up?", "The sky."), ("What is down?", "The ground."),
+             ("Who made you?", "A student."), ("你好", "你好！"), ("Bye", "See you.")]  # fmt: skip
+    lines = [json.dumps({"messages": [turn("user", asked), turn("assistant", said)]}) for asked, said in pairs]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
+    """Six conversations, which MiniMind's two updates at 1e-5 would leave as they were."""
+    chats = six_conversations(tmp_path / "chats.jsonl")
+    run = train(
+        data_path=chats, out_dir=tmp_path, hidden_size=128, num_hidden_layers=2, batch_size=None, accumulation_steps=None,
+        sample_prompts="Who are you?",
+    )  # fmt: skip
+    assert (
+        "--optimizer muon --learning_rate 0.002 --lr_schedule linear --batch_size 8 --epochs 40"
+        in capsys.readouterr().out
+    )
+    assert losses(run)[-1] < 0.5 and records(run, "prompt")[-1]["text"] == "I am a tiny model."
+
+
+def test_a_run_that_changes_next_to_nothing_says_so(tmp_path, capsys):
+    """What the user says of the length is kept, with MiniMind's rate."""
+    chats = six_conversations(tmp_path / "chats.jsonl")
+    run = train(data_path=chats, out_dir=tmp_path, batch_size=None, accumulation_steps=None, epochs=2)
+    assert (run.settings.learning_rate, run.settings.optimizer, run.settings.batch_size) == (1e-5, "adamw", 16)
+    shown = capsys.readouterr().out
+    assert "will change next to nothing: 2 updates at a rate of 1e-05" in shown
+    train(data_path=chats, out_dir=tmp_path, epochs=2, learning_rate=1e-2)
+    assert "next to nothing" not in capsys.readouterr().out
+
+
+def test_much_text_keeps_the_settings_of_minimind(tmp_path):
+    corpus = tmp_path / "sft.jsonl"
+    with open(corpus, "wb") as file:
+        file.truncate(defaults.MUCH)
+    settings = parse_args(["--data_path", str(corpus), "--from_weight", "none"])
+    assert defaults.fitted_to_text(settings, {"data_path"}) == (settings, None)
+    assert (settings.learning_rate, settings.epochs, settings.batch_size, settings.optimizer) == (1e-5, 2, 16, "adamw")
 
 
 def test_the_encoder_of_a_run_is_that_of_chats(tmp_path, chats):

@@ -89,6 +89,8 @@ WORTH_OF_REPEATS = 15.4
 # Further passes over little text were worth less and less, and a model that reads it too often learns it by heart: its validation
 # loss rises. So plans read no text more often, and where that is all, they end before their budget does.
 MOST_PASSES = 8
+# Of a run that goes on from weights: so often few answers are read until they are known to the word
+MOST_PASSES_BY_HEART = 40
 # The largest model for a token of different text that was measured, with so many passes (docs/experiments.md, "Little text").
 PARAMETERS_OF_A_TOKEN = 24
 
@@ -127,7 +129,7 @@ def different_tokens(unique: float | Sequence[Part]) -> float:
 def most_passes(from_weight: str) -> float:
     """How often a run may read its text. from_weight: what it goes on from. Who goes on from weights may want few texts to be
     learned by heart, as answers are."""
-    return MOST_PASSES if from_weight == "none" else math.inf
+    return MOST_PASSES if from_weight == "none" else MOST_PASSES_BY_HEART
 
 
 def is_repeated_too_often(passes: float) -> bool:

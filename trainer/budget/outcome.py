@@ -152,12 +152,13 @@ def budget_text(settings: PretrainSettings) -> str:
 def notes(plan: Plan, costs: RunCosts, given: Collection[str], total_seconds: float) -> list[str]:
     """What the table does not say. given: names of the settings that the user has said; total_seconds: of the whole command."""
     found = []
+    most_passes = laws.most_passes(costs.settings.from_weight)
     if leaves_budget_over(plan, costs, total_seconds):
         found.append(
-            f"the text is small for this budget: the run ends after {laws.MOST_PASSES} passes over it, since a model that reads it more "
+            f"the text is small for this budget: the run ends after {most_passes} passes over it, since a model that reads it more "
             "often learns it by heart; more text would use the rest"
         )
-    if math.isfinite(laws.most_passes(costs.settings.from_weight)):
+    if costs.settings.from_weight == "none":
         found += sources_read_too_often(costs.data.parts, plan.tokens)
     if costs.data.evaluated or {"val_path", "val_fraction"} & set(given):
         return found

@@ -58,7 +58,7 @@ def closing_of(
     paths = data_path
     if held_out is not None:
         hashes = set(held_out.val_store.doc_hash[held_out.val_documents].tolist())
-        paths = [settings.val_path] if settings.val_path else data_path
+        paths = settings.val_path or data_path
     # The texts of a store that is named by its manifest are elsewhere.
     if any(map(is_tokenised, paths)):
         return None

@@ -51,7 +51,7 @@ from trainer.job import (
     Surroundings,
     Update,
 )
-from trainer.launch import claim_files
+from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
 from trainer.machine.collectives import first_rank_first, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
@@ -196,7 +196,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             # Networks that an earlier run has saved on its way.
             replaced=["percent_*", "checkpoint-*[0-9]"],
         )
-        claim_files(self.ranks, self.files, folders=outputs.values())
+        claim(self.ranks, self.files.stem)
 
     def _write_vocabulary(self) -> None:
         """A vocabulary of its own is written before the first update."""

@@ -41,6 +41,7 @@ from trainer.machine.agreement import compare_precision
 from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype
 from trainer.machine.out_of_memory import plain_advice, told_in_a_line
+from trainer.machine.signals import name_of
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints
 from trainer.sharding import group_size_of
@@ -229,7 +230,9 @@ def train_and_evaluate(
     if job.engine.shards is not None:
         job.engine.shards.leave_groups()
     if stop_signal:
-        command.say(f"stopped by signal {stop_signal}; the same command with --from_resume 1 evaluates what is trained")
+        command.say(
+            f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained"
+        )
         return 128 + stop_signal
     on_main(command.ranks, lambda: write_results(job.files.stem, result))
     return 0

@@ -21,7 +21,7 @@ from trainer.launch import make_folder
 from trainer.machine.agreement import compare_with_main
 from trainer.machine.collectives import first_rank_first, on_main
 from trainer.reporting.reporter import Say
-from trainer.saving.places import check_kinds, check_writable
+from trainer.saving.places import check_writable
 
 if TYPE_CHECKING:
     from trainer.glue.job import Command
@@ -252,4 +252,3 @@ def make_room(settings: GlueSettings, out: Path, names: Collection[str]) -> None
     for name in names:
         make_folder(out / name)
         check_writable(out / name / name)
-        check_kinds(out / name / name, folders=[out / name / f"seed_{seed}" for seed in seeds(settings)])

@@ -44,7 +44,6 @@ from trainer.job import (
     Update,
 )
 from trainer.launch import make_folder
-from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.devices import notes_on_precision
 from trainer.machine.random_state import seed_everything
@@ -54,7 +53,6 @@ from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
 from trainer.reporting.reporter import Say
-from trainer.saving.places import check_kinds
 from trainer.sharding import group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, schedule_of
 
@@ -134,7 +132,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
         with user_errors():
             self._open_model()
             make_folder(folder)
-            on_main(self.ranks, lambda: check_kinds(self.files.stem, folders=self.files.outputs.values()))
         # Before trained weights are loaded: the identity says what the run has begun with.
         begins_with = weights_digest(self.model)
         if trained is not None:

@@ -42,7 +42,6 @@ OWN_OF_A_MACHINE = frozenset(
         "vocab_path",
     }
 )
-NOTHING = "none"
 
 
 def compare_settings(ranks: Ranks, settings: object) -> None:
@@ -76,25 +75,10 @@ def compare_with_main(
         return
     of_main = [facts]
     dist.broadcast_object_list(of_main, src=0)
-    found = differences(facts, of_main[0])
-    who = f"rank {ranks.rank} on {socket.gethostname()!r}"
-    said = first_said(ranks, f"{who} has {found}: {advice}" if found else "")
-    end_all(ranks, said)
-
-
-def differences(facts: Mapping[str, object], of_main: Mapping[str, object]) -> str:
-    """Part of a line on the facts that differ from those of rank 0; "": none does."""
-    own, main = one_level(facts), one_level(of_main)
-    names = [name for name in sorted({*own, *main}) if own.get(name, NOTHING) != main.get(name, NOTHING)]
-    return ", ".join(f"{name} {own.get(name, NOTHING)} (rank 0: {main.get(name, NOTHING)})" for name in names)
-
-
-def one_level(facts: Mapping[str, object]) -> dict[str, object]:
-    """The facts with the entries of dicts in the place of these."""
-    told: dict[str, object] = {}
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            told.update({f"{name} {entry}": below for entry, below in value.items()})
-        else:
-            told[name] = value
-    return told
+    main = of_main[0]
+    differing = [name for name in sorted({*facts, *main}) if facts.get(name) != main.get(name)]
+    said = ""
+    if differing:
+        told = ", ".join(f"{name} {facts.get(name)} (rank 0: {main.get(name)})" for name in differing)
+        said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: {advice}"
+    end_all(ranks, first_said(ranks, said))

@@ -16,6 +16,11 @@ STOP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
 STOP_NUMBERS = tuple(int(getattr(signal, name)) for name in STOP if hasattr(signal, name))
 
 
+def name_of(signum: int) -> str:
+    """What a user calls a signal."""
+    return "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+
+
 class StopSignals:
     """SIGTERM, SIGINT, SIGHUP and on Windows SIGBREAK (Ctrl-Break, a closed window) ask for a stop after the current update, SIGUSR1 for a save.
 

@@ -1,6 +1,5 @@
 """The data of a run as its flags name it."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -133,11 +132,9 @@ def open_data(
     return corpus, evaluations
 
 
-def most_updates(settings: PretrainSettings, corpus: Corpus, ranks: Ranks) -> float:
+def most_updates(settings: PretrainSettings, corpus: Corpus, ranks: Ranks) -> int:
     """The updates in which a run reads its text as often as a plan allows, and no more."""
     most_passes = laws.most_passes(settings.from_weight)
-    if math.isinf(most_passes):
-        return math.inf
     first = corpus.plan(0)
     targets = first.row_targets(0, first.n_rows)
     # A pass over a mixture ends where one source is used up. Later passes bring other text of the others.

@@ -35,7 +35,7 @@ from trainer.job import (
     Surroundings,
     Update,
 )
-from trainer.launch import claim_files
+from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
 from trainer.machine.collectives import least_of_ranks
 from trainer.machine.compiling import compile_blocks
@@ -132,7 +132,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 settings=settings,
                 begun={plan_path(stem): lambda: keep_plan(self.settings, ranks, stem)},
             )
-            claim_files(ranks, self.files)
+            claim(ranks, stem)
 
             # The data, and the loss of a batch
             self.corpus, self.evaluations = open_data(

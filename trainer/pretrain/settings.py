@@ -218,7 +218,7 @@ class TrainingSettings(OptimizerSettings, UpdateSettings):
 class ValidationDataSettings(Settings):
     """validation"""
 
-    val_path: str | None = setting(None, help="validation documents: a file, a folder or a glob")
+    val_path: list[str] | None = setting(None, several=True, help="validation documents: files, folders or globs")
     val_fraction: float = setting(0.0, check=fraction, help="share of the documents held out, by their hash")
 
     def check(self) -> None:

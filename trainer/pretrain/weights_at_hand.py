@@ -1,5 +1,6 @@
 """What to say where weights are missing: which ones there are instead, and the flags that take them."""
 
+import difflib
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -19,8 +20,8 @@ WIDTH_AND_KIND = re.compile(r"_([0-9]{1,6})(_moe)?$")
 def weights_instead(*folders: Path, first: str = "", flags_of: Callable[[Path], str] | None = None) -> str:
     """As "there is out/pretrain_256.pth (--from_weight out/pretrain_256.pth --hidden_size 256)", a part of a line.
 
-    Those of the first of the folders that has some. first: the beginning of the names that come first; the newest of the
-    others follow. flags_of: of a weight those that take it; None: its path says enough.
+    Those of the first of the folders that has some. first: names like it come first, then the newest of the
+    others. flags_of: of a weight those that take it; None: its path says enough.
     """
     found: list[Path] = []
     for folder in folders:
@@ -37,13 +38,14 @@ def weights_instead(*folders: Path, first: str = "", flags_of: Callable[[Path], 
 
 
 def weights_in(folder: Path, first: str = "") -> list[Path]:
-    """The .pth files of a folder: those whose names begin with `first`, then the others, each from the newest on."""
-    found = []
+    """The .pth files of a folder: those with names like `first`, then the others, each from the newest on."""
+    found: list[tuple[bool, float, Path]] = []
     try:
         for path in folder.iterdir():
             # MiniMind's own trainer keeps its checkpoints beside the weights.
             if path.suffix == ".pth" and not path.stem.endswith("_resume") and path.is_file():
-                found.append((path.name.startswith(first), path.stat().st_mtime, path))
+                is_like = bool(difflib.get_close_matches(first, [path.stem]))
+                found.append((is_like, path.stat().st_mtime, path))
     except OSError:
         # No folder, or one that others may read.
         return []

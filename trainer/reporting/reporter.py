@@ -223,6 +223,8 @@ class Stopwatch:
         # As if the interval that a stop broke off had begun so long ago.
         self.last = self.start - seconds_before
         self.first_step = first_step
+        # (when the first update was done, the micro-batch behind it)
+        self.warm: tuple[float, int] | None = None
 
     def elapsed(self) -> float:
         """Seconds since the last lap: a resumed run hands them in again, with the sums of that interval."""
@@ -243,6 +245,17 @@ class Stopwatch:
         # Moving the lap's beginning leaves out just the pause.
         self.last += time.perf_counter() - start
 
+    def after_update(self, last_step: int) -> None:
+        """last_step: the update's last micro-batch, counted from 0."""
+        if self.warm is None:
+            self.warm = time.perf_counter(), last_step + 1
+
     def seconds_per_step(self, step: int) -> float:
-        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done."""
-        return (time.perf_counter() - self.start) / (step - self.first_step + 1)
+        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done.
+
+        The first update, in which code is compiled, is left out once there are others.
+        """
+        start, first_step = self.start, self.first_step
+        if self.warm is not None and step >= self.warm[1]:
+            start, first_step = self.warm
+        return (time.perf_counter() - start) / (step - first_step + 1)

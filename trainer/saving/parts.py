@@ -49,12 +49,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from common.errors import BadContentError
+from common.errors import BadContentError, require
 from common.files import HashingWriter, file_digest, forget_cached, remove, sync_folder
 from common.nested import replaced
 from model.weight_files import check_kind, holds_no_more_than_its_size
 from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_file_of_parts, is_plain, remove_checkpoint, remove_replaced
-from trainer.saving.checkpoint_content import require
 from trainer.saving.places import appears
 from trainer.saving.weights import torch_errors_of
 from trainer.tensor_parts import TensorPart, rows_of_ranks

@@ -7,7 +7,6 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +22,18 @@ SEEN_WITHIN_S = 5.0
 
 
 def check_writable(stem: Path) -> None:
-    """Errors: UserError where no file can be written beside `stem`, the path of a run's files without their endings, or
-    among its checkpoints. Nothing is left behind."""
+    """Errors: UserError where no file can be written at or beside `stem`, the path of a run's files without their endings,
+    or among its checkpoints. Nothing is left behind."""
+    for kind in (*RECORDS, "pth", "json"):
+        path = stem.with_name(f"{stem.name}.{kind}")
+        # A pipe would be waited for without end.
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is no regular file, and a file of this run is to go there: move it away")
     # The longest of the names that the run will use, of a file that a restart after a kill clears away
     _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():07d}.tmp"))
     resume_folder = stem.with_name(f"{stem.name}_resume")
     if resume_folder.is_dir():
         _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
-
-
-def check_kinds(stem: Path, files: Iterable[Path] = (), folders: Iterable[Path] = ()) -> None:
-    """Errors: UserError where a folder or a pipe is in the place of a file of the run, or a file in that of a folder.
-
-    files, folders: what it leaves beside metrics, report and checkpoints.
-    """
-    own_files = [stem.with_name(f"{stem.name}.{kind}") for kind in RECORDS]
-    for path in (*own_files, *files):
-        # A pipe would be waited for without end.
-        if path.exists() and not path.is_file():
-            kind = "a folder" if path.is_dir() else "no regular file"
-            raise UserError(f"{path} is {kind}, and a file of this run is to go there: move it away")
-    for path in (stem.with_name(f"{stem.name}_resume"), *folders):
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file, and a folder of this run is to go there: move it away")
 
 
 def check_seen_by_all(stem: Path, ranks: Ranks) -> None:

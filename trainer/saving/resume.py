@@ -3,22 +3,21 @@
 import contextlib
 import errno
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError
+from common.errors import UserError, require
 from common.wording import counted
 from dataset.mixed_plan import Move
 from dataset.shares import spelt
 from trainer.machine.collectives import on_main
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.saving.checkpoint import is_folder_of_parts, update_of, verified
-from trainer.saving.checkpoint_content import check_fit, check_form, require
+from trainer.saving.checkpoint import update_of, verified
 from trainer.updates import rows_of_update
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def how_to_go_on(trainer: "Trainer") -> str:
 def resume(trainer: "Trainer") -> bool:
     """Continue from the newest good checkpoint; returns whether there is one.
 
-    A checkpoint with a wrong content is named and passed over, before anything of it is taken over.
+    A checkpoint that is damaged is named and passed over, before anything of it is taken over.
     Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference,
     and where none of the checkpoints is good.
     """
@@ -207,20 +206,16 @@ def with_parts(trainer: "Trainer", state: dict[str, Any], folder: Path) -> dict[
 
 
 def check_checkpoint(state: Any, path: Path, trainer: "Trainer") -> None:
-    """Errors: BadContentError where it is no checkpoint of such a run, UserError where it is that of another one."""
-    require(isinstance(state, dict), f"it holds a {type(state).__name__}, not the state of a run")
-    require(type(state.get("format")) is int, "it does not say which format it has")
+    """Errors: BadContentError where it is no checkpoint, UserError where it is that of another run."""
+    require(isinstance(state, dict) and "format" in state, "it is not the state of a run")
     if state["format"] != FORMAT:
         raise UserError(f"{path}: written by another version of this trainer; go on from its .pth with --from_weight")
-    check_form(state)
     identity = trainer.job.identity
     for what, value in identity.entries.items():
-        require(what in state["identity"], f"identity: {what} is missing")
         before = state["identity"][what]
         if before != value:
             told = difference(what, before, value, identity.mended_by.get(what, ""))
             raise UserError(f"{path}: {told}")
-    check_fit(state, trainer, update_of(path), of_parts=is_folder_of_parts(path))
 
 
 def restore_rank(trainer: "Trainer", before: list[dict[str, Any]]) -> None:
@@ -239,9 +234,6 @@ def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
     """Name the settings that may differ from the checkpoint's and do."""
     before = state["settings"]
     now = vars(trainer.settings)
-    # An earlier version of the trainer did not have every setting. What it did then is the default.
-    defaults = {field.name: field.default for field in fields(cast(Any, trainer.settings))}
-    before = {name: before.get(name, defaults.get(name)) for name in {*before, *now}}
     # With --rows_per_update the micro-batches of an update follow from the ranks.
     derived = ("accumulation_steps",) if before["rows_per_update"] and now["rows_per_update"] else ()
     for name in trainer.job.identity.may_change:
@@ -253,8 +245,8 @@ def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
                 f"warning: --{name} {now.get(name)} has no effect: the run goes on from its checkpoint, which began with "
                 f"{before.get(name)}"
             )
-    # As many ranks as have left their state. An earlier version of the trainer had none that share a micro-batch.
-    at_once_before = len(state["ranks"]) // state.get("sharing", 1)
+    # As many ranks as have left their state
+    at_once_before = len(state["ranks"]) // state["sharing"]
     product = before["batch_size"] * before["accumulation_steps"] * at_once_before
     rows_before = before["rows_per_update"] or product
     rows_now = rows_of_update(trainer.settings, trainer.ranks)
@@ -284,14 +276,10 @@ def difference(what: str, before: object, now: object, mended_by: str = "") -> s
 def as_spelt(entries: dict[str, Any]) -> dict[str, Any]:
     """Entries of an identity, the shares of a run's sources in one, as a user writes them."""
     told = {name: value for name, value in entries.items() if name not in SHARES}
-    try:
-        if entries.get("shares over the run"):
-            told["shares"] = ", ".join(map(spelt, entries["shares over the run"], entries["repeats"]))
-        elif entries.get("shares"):
-            told["shares"] = ", ".join(f"{share:.12g}" for share in entries["shares"])
-    except (KeyError, TypeError, ValueError):
-        # A checkpoint may say anything.
-        return entries
+    if entries.get("shares over the run"):
+        told["shares"] = ", ".join(map(spelt, entries["shares over the run"], entries["repeats"]))
+    elif entries.get("shares"):
+        told["shares"] = ", ".join(f"{share:.12g}" for share in entries["shares"])
     return told
 
 

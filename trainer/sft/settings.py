@@ -22,6 +22,8 @@ from trainer.pretrain.settings import (
 
 PROG = "train_sft.py"
 DESCRIPTION = "Fine-tune a MiniMind on conversations, so that it answers."
+# In dataset/, trained where no data is named
+USUAL_FILE = "sft_mini_512.jsonl"
 # Those of MiniMind's train_full_sft.py
 USUAL_ROWS = 16
 
@@ -55,7 +57,7 @@ class ConversationSettings(Settings):
         None,
         several=True,
         help='.jsonl or .json of {"conversations": [...]} or {"messages": [...]}, a folder or a glob; several with shares as '
-        "a.jsonl:0.7 b.jsonl:0.3 (default: dataset/sft_mini_512.jsonl, or questions on the documentation inside Python "
+        f"a.jsonl:0.7 b.jsonl:0.3 (default: dataset/{USUAL_FILE}, or questions on the documentation inside Python "
         "where that is absent)",
         first=True,
     )

@@ -12,23 +12,9 @@ from trainer.machine.agreement import (
     compare_precision,
     compare_settings,
     compare_with_main,
-    differences,
 )
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import parse_args
-
-
-def test_equal_facts_have_no_differences():
-    facts = {"--seed": 1, "row layout": {"pack": True}, "list": ["a"]}
-    assert differences(facts, {**facts}) == ""
-
-
-def test_differences_are_named_with_both_values():
-    own = {"--seed": 1, "data": "abc", "row layout": {"pack": True, "max_seq_len": 64}}
-    main = {"--seed": 2, "data": "abc", "row layout": {"pack": True, "max_seq_len": 32, "shares": "0.5"}}
-    assert differences(own, main) == (
-        "--seed 1 (rank 0: 2), row layout max_seq_len 64 (rank 0: 32), row layout shares none (rank 0: 0.5)"
-    )
 
 
 def test_one_process_compares_nothing():

@@ -123,7 +123,9 @@ def test_every_parameter_moves(tmp_path):
 
     run = train(data_path=write_corpus(tmp_path / "data.jsonl"), out_dir=tmp_path, use_moe=1, num_hidden_layers=2)
     torch.manual_seed(run.settings.seed)
-    before = dict(init_model(run.engine.model.config).named_parameters())
+    fresh, tokenizer = init_model(run.engine.model.config, device="cpu")
+    assert len(tokenizer) == 6400
+    before = dict(fresh.named_parameters())
     assert all(not torch.equal(p, before[name]) for name, p in run.engine.model.named_parameters())
 
 

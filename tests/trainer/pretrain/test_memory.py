@@ -48,6 +48,8 @@ def test_what_can_never_fit_is_refused(monkeypatch):
     bytes_of_all = STATE_BYTES * parameter_count(SIZE)
     monkeypatch.setattr(memory, "total_memory", lambda device: bytes_of_all - 1)
     gpu = torch.device("cuda")
-    with pytest.raises(UserError, match="parameters need 0 GB to train, and this machine has 0 GB on cuda: choose a sm"):
+    with pytest.raises(
+        UserError, match="parameters need 0 GB to train, and this machine has 0 GB on cuda: choose a sm"
+    ):
         refuse_too_large(SIZE, gpu, Ranks())
     refuse_too_large(SIZE, gpu, Ranks(world_size=2), group_size=2)

@@ -62,6 +62,7 @@ def test_the_wanted_kind_comes_first_then_the_newest(tmp_path):
     (tmp_path / "folder.pth").mkdir()
     names = [path.name for path in weights_in(tmp_path, "pretrain")]
     assert names == ["pretrain_64.pth", "pretrain_256.pth", "full_sft_256.pth", "b.pth"]
+    assert [path.name for path in weights_in(tmp_path, "pretrian_256")] == names
     said = weights_instead(tmp_path / "nowhere", tmp_path, first="pretrain")
     assert said.startswith("there are ") and said.endswith("full_sft_256.pth, and 1 more")
 

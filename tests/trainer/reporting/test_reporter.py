@@ -13,7 +13,7 @@ import pytest
 from tests.helpers import ROOT, losses, records, train
 from trainer.engine import Engine
 from trainer.reporting.log_lines import log_line
-from trainer.reporting.reporter import Reporter, finite, flat_numbers
+from trainer.reporting.reporter import Reporter, Stopwatch, finite, flat_numbers
 
 
 class Terminal(io.StringIO):
@@ -216,3 +216,16 @@ def test_the_auxiliary_loss_is_shown_of_a_mixture_of_experts_alone(use_moe, data
     train(data_path=data, out_dir=tmp_path, use_moe=use_moe)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch:[")]
     assert lines and all(("aux_loss:" in line) == bool(use_moe) for line in lines)
+
+
+def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
+    """Which compiles: 60 s, and then a second for each micro-batch. Until there are others it is all there is."""
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    watch = Stopwatch()
+    now[0] = 60.0
+    watch.after_update(last_step=1)
+    assert watch.seconds_per_step(1) == 30.0
+    now[0] = 68.0
+    watch.after_update(last_step=9)
+    assert watch.seconds_per_step(9) == 1.0

@@ -40,7 +40,7 @@ def complaint(monkeypatch, **changes):
 def test_a_folder_in_the_place_of_a_file(tmp_path, data, monkeypatch, name):
     (tmp_path / name).mkdir()
     line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
-    assert str(tmp_path / name) in line and "is a folder" in line
+    assert f"{tmp_path / name} is no regular file" in line
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
@@ -48,12 +48,6 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, data, monkeyp
     os.mkfifo(tmp_path / "pretrain_16.metrics.jsonl")
     line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
     assert "pretrain_16.metrics.jsonl is no regular file" in line
-
-
-def test_a_file_in_the_place_of_the_checkpoints(tmp_path, data, monkeypatch):
-    (tmp_path / "pretrain_16_resume").write_text("mine")
-    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
-    assert "pretrain_16_resume is a file" in line
 
 
 def test_a_name_that_the_file_system_does_not_take(tmp_path, data, monkeypatch):
@@ -115,15 +109,6 @@ def test_nothing_is_left_of_the_trial(tmp_path, data, monkeypatch):
     complaint_of_length = complaint(monkeypatch, data_path=data, out_dir=tmp_path / "out", save_weight="x" * 300)
     assert complaint_of_length
     assert os.listdir(tmp_path / "out") == []
-
-
-def test_electra_finds_a_file_in_the_place_of_a_network(tmp_path, data):
-    (tmp_path / "electra_small").mkdir()
-    (tmp_path / "electra_small" / "generator").write_text("mine")
-    with pytest.raises(UserError, match="generator is a file"):
-        train_electra.main(
-            ["--data_path", str(data), "--out_dir", str(tmp_path), "--device", "cpu", "--max_steps", "2"]
-        )
 
 
 @pytest.mark.parametrize(

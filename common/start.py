@@ -1,0 +1,41 @@
+"""What a command does before its imports, in whatever Python it was started with."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def begin(ends_at_ctrl_c: bool = True) -> None:
+    """End a command in one line and with exit code 2 in a Python that is too old or lacks a package.
+
+    ends_at_ctrl_c: during the imports Ctrl-C ends the process at once; `run_cli` makes a KeyboardInterrupt of it again.
+    """
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file runs where the others cannot
+        stop("Python 3.11 or newer is needed, and this is {}.{}".format(*sys.version_info[:2]))
+    if ends_at_ctrl_c:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.excepthook = name_the_package
+
+
+def name_the_package(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The hook for what nobody has caught: a package that is not installed gets a line, and all else its traceback."""
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or (ROOT / package).exists():
+        sys.__excepthook__(kind, error, trace)
+        return
+    environment = ROOT / ".venv"
+    command = "pip install -r requirements.txt"
+    if environment.is_dir() and Path(sys.prefix) != environment:
+        shown = environment.name if Path.cwd() == ROOT else str(environment)
+        command = f"{shown}\\Scripts\\activate" if os.name == "nt" else f". {shown}/bin/activate"
+    stop(f"this Python has no package {package}; run this first: {command}")
+
+
+def stop(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)

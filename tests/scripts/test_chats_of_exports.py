@@ -1,0 +1,98 @@
+"""An exported chat model answers in other programs as generate.py does, whatever they say of thoughts."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from scripts import export_gguf, export_hf
+from scripts.common import ModelChoice, load
+from scripts.generate import Sampling, generate, turns_encoder
+from tests import llama_cpp_reader
+from tests.chats import train, turn
+
+PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground."), ("Who are you?", "I am a tiny model.")]
+GREEDY = Sampling(max_new_tokens=24, temperature=0.0, top_p=1.0)
+# What a reader may say of thoughts: nothing, open them, close them
+WORDS = [{}, {"enable_thinking": True}, {"enable_thinking": False}]
+
+
+def learned(folder, thoughts=""):
+    """A weight that has learned the answers of PAIRS by heart."""
+    chats = folder / "chats.jsonl"
+    lines = []
+    for asked, said in PAIRS:
+        answer = turn("assistant", said, reasoning_content=thoughts)
+        lines.append(json.dumps({"messages": [turn("user", asked), answer]}) + "\n")
+    chats.write_text("".join(lines))
+    train(
+        data_path=chats, out_dir=folder, hidden_size=32, learning_rate=1e-2, epochs=80, batch_size=2,
+        accumulation_steps=1, lr_schedule="linear",
+    )  # fmt: skip
+    return folder / "full_sft_32.pth"
+
+
+@pytest.fixture(scope="module")
+def weight(tmp_path_factory):
+    return learned(tmp_path_factory.mktemp("plain"))
+
+
+def answer_of_generate(weight, asked):
+    model, tokenizer, _ = load(ModelChoice(str(weight), device="cpu"))
+    ids = turns_encoder(tokenizer)([turn("user", asked)])
+    return tokenizer.decode(generate(model, tokenizer, ids, GREEDY)[0, len(ids) :], skip_special_tokens=True)
+
+
+@torch.no_grad()
+def answer_of_transformers(folder, asked, words):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).float()
+    prompt = tokenizer.apply_chat_template(
+        [turn("user", asked)], add_generation_prompt=True, return_dict=True, return_tensors="pt", **words
+    )
+    found = model.generate(**prompt, do_sample=False, max_new_tokens=24)[0, prompt["input_ids"].shape[1] :]
+    return tokenizer.decode(found, skip_special_tokens=True)
+
+
+def test_transformers_answer_as_generate_does(tmp_path, weight):
+    export_hf.export(weight, tmp_path / "hf")
+    for asked, said in PAIRS:
+        assert answer_of_generate(weight, asked) == said
+        # The export is asked as its source is.
+        assert answer_of_generate(tmp_path / "hf", asked) == said
+        for words in WORDS:
+            assert answer_of_transformers(tmp_path / "hf", asked, words) == said, words
+
+
+def test_thoughts_are_opened_where_some_were_trained(tmp_path):
+    weight = learned(tmp_path, thoughts="Hm.")
+    assert answer_of_generate(weight, "Who are you?") == "\nHm.\n\n\nI am a tiny model."
+    export_hf.export(weight, tmp_path / "hf")
+    export_hf.bring_back(tmp_path / "hf", tmp_path / "back_32.pth")
+    export_hf.export(tmp_path / "back_32.pth", tmp_path / "again")
+    for folder in (tmp_path / "hf", tmp_path / "again"):
+        assert (
+            answer_of_transformers(folder, "Who are you?", {"enable_thinking": True}) == "Hm.\n\n\nI am a tiny model."
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_llama_cpp_answers_as_generate_does(tmp_path, weight):
+    """Asked as its users ask it: by the template that the file holds, which llama.cpp renders itself."""
+    llama_cpp_reader.want_llama_cpp()
+    export_gguf.export(weight, tmp_path / "model.gguf", dtype="float32")
+    asked = [[turn("user", question)] for question, _ in PAIRS]
+    (answer,) = llama_cpp_reader.read_with(
+        [
+            {
+                "path": str(tmp_path / "model.gguf"),
+                "asked": asked,
+                "words": WORDS,
+                "ids": [1],
+                "logits": str(tmp_path / "logits.npy"),
+            }
+        ]
+    )
+    assert answer["said"] == [[said] * len(WORDS) for _, said in PAIRS]
