@@ -31,7 +31,7 @@ DEFAULTS = {
         "save_weight": "pretrain", "sample_prompts": [], "generation": "minimind2", "hidden_size": 512,
         "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": None, "use_moe": False,
         "init_scheme": "default", "from_weight": "none", "tokenizer_path": str(ROOT / "model"), "data_path": None,
-        "text_field": "text", "skip_bad_lines": False, "text_suffixes": None, "cache_dir": None, "cache_gb": 32.0, "max_seq_len": 512,
+        "text_field": "text", "skip_bad_lines": False, "text_suffixes": None, "cache_dir": None, "max_seq_len": 512,
         "pack": True, "long_documents": "split", "parse_special_tokens": None, "epochs": 1, "batch_size": 32,
         "accumulation_steps": 8, "rows_per_update": 0, "learning_rate": 0.0005, "weight_decay": 0.01, "grad_clip": 1.0,
         "max_bad_updates": 10, "seed": 42, "from_resume": False, "lr_schedule": "minimind", "warmup_iters": 0,
@@ -47,7 +47,7 @@ DEFAULTS = {
         "save_weight": "full_sft", "sample_prompts": [], "generation": "minimind2", "hidden_size": 512,
         "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": None, "use_moe": False,
         "init_scheme": "default", "from_weight": "pretrain", "tokenizer_path": str(ROOT / "model"), "data_path": None,
-        "deduplicate": "none", "mixture": None, "skip_bad_lines": False, "cache_dir": None, "cache_gb": 32.0, "max_seq_len": 512, "pack": True, "epochs": 2, "batch_size": 16,
+        "deduplicate": "none", "mixture": None, "skip_bad_lines": False, "cache_dir": None, "max_seq_len": 512, "pack": True, "epochs": 2, "batch_size": 16,
         "accumulation_steps": 1, "rows_per_update": 0, "learning_rate": 1e-5, "weight_decay": 0.01, "grad_clip": 1.0,
         "max_bad_updates": 10, "seed": 42, "from_resume": False, "lr_schedule": "minimind", "warmup_iters": 0,
         "optimizer": "adamw", "muon_lr": 0.02, "embed_lr": 0.0, "val_path": None, "val_fraction": 0.0, "allow_val_overlap": False,
@@ -67,7 +67,7 @@ DEFAULTS = {
         "gen_weight": 1.0, "disc_weight": 50.0, "temperature": 1.0, "disallow_correct": False, "save_steps": 0,
         "example_interval": 0, "objective": "electra", "budget": None, "budget_flops": None,
         "weight_init": "normal", "mask_choice": "exact", "recipe": "default", "adam_epsilon": 1e-6,
-        "data_path": None, "text_field": "text", "skip_bad_lines": False, "text_suffixes": None, "cache_dir": None, "cache_gb": 32.0,
+        "data_path": None, "text_field": "text", "skip_bad_lines": False, "text_suffixes": None, "cache_dir": None,
         "vocab_path": None, "lower_case": True, "max_seq_len": 128, "mask_share": 0.15, "mask_style": "electra",
         "max_steps": 1000000, "batch_size": None, "accumulation_steps": 1, "rows_per_update": 0, "learning_rate": 0.0005,
         "weight_decay": 0.01, "grad_clip": 1.0, "max_bad_updates": 10, "seed": 42, "from_resume": False,
@@ -353,9 +353,9 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, capsys):
 
 def test_a_tokenisation_takes_its_settings_from_a_file_too(tmp_path):
     path = tmp_path / "tokens.yaml"
-    path.write_text("data_path: [a.jsonl, b.jsonl]\nshard: 3/16\nskip_bad_lines: yes\n")
+    path.write_text("data_path: [a.jsonl, b.jsonl]\nnum_procs: 3\nskip_bad_lines: yes\n")
     settings = tokenize_arguments.parse_args(["--config", str(path), "--text_field", "body"])
-    assert (settings.data_path, settings.shard, settings.skip_bad_lines) == (["a.jsonl", "b.jsonl"], (3, 16), True)
+    assert (settings.data_path, settings.num_procs, settings.skip_bad_lines) == (["a.jsonl", "b.jsonl"], 3, True)
     assert settings.text_field == "body"
     assert settings.tokenizer_path == str(ROOT / "model")
 

@@ -13,7 +13,6 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.leaks_at_start import AGAINST
 from dataset.planned_mixture import RunLength
 from dataset.quality.evaluation_texts import Evaluation, evaluation_of
-from dataset.reading.remote import cache_in
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
@@ -65,7 +64,6 @@ def open_corpus(
             deduplicate=settings.deduplicate,
             length=RunLength(settings.epochs, settings.max_updates, rows_before_auto_batch(settings, ranks)),
             cache_dir=settings.cache_dir,
-            cache_gb=settings.cache_gb,
             text_field=settings.text_field,
             text_suffixes=settings.text_suffixes,
             skip_bad_lines=settings.skip_bad_lines,
@@ -107,10 +105,11 @@ def open_data(
     evaluations: list[Evaluation] = []
 
     def read_evaluations() -> None:
-        cache = cache_in(settings.cache_dir, settings.cache_gb)
         for path in settings.against:
             evaluations.append(
-                evaluation_of(path, first.encoder, settings.text_field, settings.skip_bad_lines, AGAINST, cache)
+                evaluation_of(
+                    path, first.encoder, settings.text_field, settings.skip_bad_lines, AGAINST, settings.cache_dir
+                )
             )
 
     on_main(ranks, read_evaluations)
